@@ -1,0 +1,130 @@
+"""Raft configurations: who the peers of a tablet are. Imports only ids and errors.
+
+Invariant: a configuration is an immutable value; no node and no replica_id stands in it twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
+
+
+class MemberType(IntEnum):
+    """How a peer takes part. Numbers are on disk and on the wire."""
+
+    VOTER = 1
+    NON_VOTER = 2
+    WITNESS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of a configuration.
+
+    `address` is a hint (host:port of the node's gRPC server). `promote` is set on a NON_VOTER that the leader makes a
+    voter once it has caught up (a PRE_FOLLOWER). `witness_start` is the committed OpId from which a WITNESS logs.
+    """
+
+    node_id: NodeId
+    replica_id: ReplicaId
+    address: str
+    member_type: MemberType = MemberType.VOTER
+    promote: bool = False
+    witness_start: OpId = OPID_NONE
+
+    @property
+    def votes(self) -> bool:
+        """Whether this peer counts in elections and commits."""
+        return self.member_type is not MemberType.NON_VOTER
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The set of peers of a tablet; `opid_index` is the log index that wrote it, -1 for the first."""
+
+    opid_index: int
+    peers: tuple[Peer, ...]
+
+    def peer(self, replica_id: int) -> Peer | None:
+        """The peer with this replica_id, or None."""
+        for peer in self.peers:
+            if peer.replica_id == replica_id:
+                return peer
+        return None
+
+    def peer_on(self, node_id: str) -> Peer | None:
+        """The peer on this node, or None."""
+        for peer in self.peers:
+            if peer.node_id == node_id:
+                return peer
+        return None
+
+    @property
+    def voters(self) -> tuple[Peer, ...]:
+        """Peers that vote: VOTER and WITNESS."""
+        return tuple(p for p in self.peers if p.votes)
+
+    @property
+    def majority(self) -> int:
+        """How many voters make a majority."""
+        return len(self.voters) // 2 + 1
+
+
+_CODEC_VERSION = 1
+
+
+def encode_configuration(config: Configuration) -> bytes:
+    """Bytes of a configuration, as CONFIG and NOOP entries and the consensus metadata hold them.
+
+    A version byte, then compact JSON with keys in a fixed order, so equal values have equal bytes.
+    """
+    peers = [
+        [
+            p.node_id,
+            p.replica_id,
+            p.address,
+            int(p.member_type),
+            int(p.promote),
+            p.witness_start.term,
+            p.witness_start.index,
+        ]
+        for p in config.peers
+    ]
+    body = json.dumps([config.opid_index, peers], separators=(",", ":"), ensure_ascii=True)
+    return bytes([_CODEC_VERSION]) + body.encode()
+
+
+def decode_configuration(data: bytes) -> Configuration:
+    """The inverse of `encode_configuration`.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for a version this program does not know.
+        Corrupt: for bytes that are no configuration.
+    """
+    if not data:
+        raise Corrupt("configuration: empty; expected a version byte and a body")
+    if data[0] != _CODEC_VERSION:
+        raise Rejected(
+            f"configuration: version {data[0]} is unknown, this program reads {_CODEC_VERSION}; upgrade it",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    try:
+        opid_index, raw = json.loads(data[1:])
+        peers = tuple(
+            Peer(
+                NodeId(node_id),
+                ReplicaId(int(replica_id)),
+                str(address),
+                MemberType(member_type),
+                bool(promote),
+                OpId(int(start_term), int(start_index)),
+            )
+            for node_id, replica_id, address, member_type, promote, start_term, start_index in raw
+        )
+        return Configuration(int(opid_index), peers)
+    except (ValueError, TypeError) as exc:
+        raise Corrupt(f"configuration: {exc}; expected what encode_configuration wrote") from exc

@@ -1,0 +1,41 @@
+"""A log entry as the algorithm, the log and the replica share it. Imports only ids.
+
+Invariant: an entry is immutable, and `payload` is never decoded below stele.consensus, CONFIG entries excepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stele.model.ids import OpId
+
+
+class EntryKind(IntEnum):
+    """What an entry's payload is. Numbers are on disk and on the wire."""
+
+    NOOP = 1  # first entry of a leader's term; payload: the active configuration, repeated
+    CONFIG = 2  # payload: configuration_codec bytes
+    WRITE = 3  # payload: what the state machine of the tablet applies
+    CEILING = 4  # payload: u64 little-endian hybrid time below which the leader may assign timestamps
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a replicated log. `timestamp` is a hybrid time, 0 where none was assigned."""
+
+    term: int
+    index: int
+    kind: EntryKind
+    timestamp: int
+    payload: bytes
+
+    @property
+    def opid(self) -> OpId:
+        """(term, index) of this entry."""
+        return OpId(self.term, self.index)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the entry counts against memory and flow-control budgets."""
+        return len(self.payload) + 48

@@ -1,0 +1,129 @@
+"""Errors that cross package borders. Imported by every package; imports nothing of ours.
+
+Four kinds, told apart by who is wrong: `Retryable` (nobody: try again), `Rejected` (the caller or a peer),
+`Corrupt` (a disk), `InvariantViolation` (we are: stop). Each carries a `Code`, which the rpc layer maps to a gRPC
+status, the command line to an exit code, and the operator to a condition, in one place each.
+
+A message says what, where, what was expected, and what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """What went wrong, as it travels on the wire. Numbers are never used again."""
+
+    OK = 0
+    # Retryable
+    NOT_LEADER = 1
+    NO_QUORUM = 2  # never proposed: safe to send again under any id
+    THROTTLED = 3
+    NOT_READY = 4  # bootstrapping, configuring, catalog loading
+    TIMED_OUT = 5
+    STEPPING_DOWN = 6
+    UNAVAILABLE = 7  # no connection
+    UNKNOWN_OUTCOME = 8  # proposed; retry only with the same client id and sequence
+    SNAPSHOT_NOT_READY = 9
+    DISK_FULL = 10
+    # Rejected
+    INVALID_ARGUMENT = 20
+    NOT_FOUND = 21
+    ALREADY_PRESENT = 22
+    CAS_FAILED = 23
+    WRONG_CLUSTER = 24
+    WRONG_NODE = 25
+    STALE_EPOCH = 26
+    STALE_INCARNATION = 27
+    TOO_LARGE = 28
+    SCHEMA_MISMATCH = 29
+    TOO_OLD = 30  # client sequence below the expiry mark: outcome unknown, never new
+    DIGEST_MISMATCH = 31
+    SNAPSHOT_TOO_OLD = 32
+    CLOCK_AHEAD = 33
+    UNSAFE_CHANGE = 34
+    UNSUPPORTED_VERSION = 35
+    TABLET_DELETED = 36
+    PERMISSION_DENIED = 37
+    CHANGE_IN_PROGRESS = 38
+    # Corrupt
+    CORRUPT = 50
+    IO_ERROR = 51
+    # We are wrong
+    INTERNAL = 60
+
+
+class SteleError(Exception):
+    """Base of all errors that Stele raises on purpose."""
+
+    default_code = Code.INTERNAL
+
+    def __init__(self, message: str, *, code: Code | None = None) -> None:
+        super().__init__(message)
+        self.code = self.default_code if code is None else code
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.args[0]}"
+
+
+class Retryable(SteleError):
+    """Nobody is wrong; the same request may succeed later or elsewhere."""
+
+    default_code = Code.UNAVAILABLE
+
+
+class NotLeader(Retryable):
+    """The replica asked does not lead. `leader_hint` is a node id or empty."""
+
+    default_code = Code.NOT_LEADER
+
+    def __init__(self, message: str, *, leader_hint: str = "") -> None:
+        super().__init__(message)
+        self.leader_hint = leader_hint
+
+
+class Rejected(SteleError):
+    """The caller or a peer is wrong; the same request will fail again."""
+
+    default_code = Code.INVALID_ARGUMENT
+
+
+class Corrupt(SteleError):
+    """Bytes on a disk, or received, are not what was written."""
+
+    default_code = Code.CORRUPT
+
+
+class InvariantViolation(SteleError):
+    """Stele itself is wrong; the process or replica must stop rather than go on."""
+
+    default_code = Code.INTERNAL
+
+
+_RETRYABLE_BELOW = Code.INVALID_ARGUMENT
+_REJECTED_BELOW = Code.CORRUPT
+_CORRUPT_BELOW = Code.INTERNAL
+
+
+def error_for(code: Code, message: str) -> SteleError:
+    """The exception that stands for a code received from the wire."""
+    if code is Code.NOT_LEADER:
+        return NotLeader(message)
+    if code < _RETRYABLE_BELOW:
+        return Retryable(message, code=code)
+    if code < _REJECTED_BELOW:
+        return Rejected(message, code=code)
+    if code < _CORRUPT_BELOW:
+        return Corrupt(message, code=code)
+    return InvariantViolation(message, code=code)
+
+
+def ensure(condition: bool, why: str) -> None:
+    """A cheap invariant that stays on in production.
+
+    Raises:
+        InvariantViolation: if `condition` is false.
+    """
+    if not condition:
+        raise InvariantViolation(why)
