@@ -1,0 +1,61 @@
+# Everything a user or developer of Stele runs. `make help` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+SEEDS  ?= 1000
+ROUNDS ?= 20
+
+.PHONY: help venv venv-demo demo test lint types unit sim chaos bench generate clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# A stamp per set of extras: installed again only when pyproject.toml changes.
+$(VENV)/.base:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stele needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+venv: $(VENV)/.dev ## the virtual environment with all that developers need
+venv-demo: $(VENV)/.demo
+
+demo: venv-demo ## the product doing its job on real data; KEEP=1 leaves it running
+	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
+
+test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation and chaos
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: venv
+	MYPYPATH=node:operator:pipeline $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark
+
+unit: venv
+	$(BIN)/python -m pytest
+
+sim: venv ## the simulator alone; SEEDS=10000 for more
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
+	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd where it is on the path
+	$(BIN)/python -m bench
+
+generate: venv ## the CRDs and the protobuf code, from their sources
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python node/stele/rpc/proto/regenerate.py
+	$(BIN)/python -m stele_operator.api.generate
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

