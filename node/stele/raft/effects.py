@@ -1,0 +1,197 @@
+"""What the core asks its owner to do: its only output.
+
+The owner's duties:
+1. Persist effects go to the log in the order they come; `Persisted(id)` is fed back once that one is durable.
+2. A Send whose `after` is not 0 leaves only once the Persist of that id is durable.
+3. Committed entries are applied in order, each once. They never run ahead of this replica's own disk.
+4. ReadReady(context, index) is served once everything up to `index` is applied.
+5. A Propose that was answered by Proposed is not over before its OpId comes as Committed or as ProposalLost.
+
+Invariant: within one list of effects the order is Persist, Send, all others in the order they came about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stele.model.config import Configuration
+from stele.model.entry import Entry
+from stele.model.errors import Code
+from stele.model.ids import OpId, ReplicaId
+from stele.raft.messages import Message
+
+
+class Role(Enum):
+    """What a replica is in its group."""
+
+    LEADER = "LEADER"
+    FOLLOWER = "FOLLOWER"
+    CANDIDATE = "CANDIDATE"
+    LEARNER = "LEARNER"
+    NON_PARTICIPANT = "NON_PARTICIPANT"
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """Term and vote: what a replica must never forget (Raft figure 2)."""
+
+    term: int
+    voted_for: ReplicaId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write, in this order: hard state, the dropping of all from `truncate_from` on, entries. Then sync."""
+
+    id: int
+    hard_state: HardState | None
+    truncate_from: int | None
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message; it must never leave before the Persist with id `after` is durable (0: at once)."""
+
+    to: ReplicaId
+    message: Message
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """These entries are committed and durable here: apply them."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The proposal is in the leader's log at `opid`; its outcome is unknown until Committed or ProposalLost."""
+
+    context: int
+    opid: OpId
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRefused:
+    """The proposal never entered a log."""
+
+    context: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalLost:
+    """The entry at `opid` was dropped from this log and will never be committed from it."""
+
+    opid: OpId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """The read may be served once `index` is applied."""
+
+    context: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRefused:
+    """The read cannot be served here."""
+
+    context: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """Role, term or known leader changed. `serves`: a leader with rows, so not a witness."""
+
+    role: Role
+    term: int
+    leader: ReplicaId | None
+    cause: str
+    serves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """The active configuration changed (`committed` false: appended, or an appended one undone) or was committed."""
+
+    config: Configuration
+    committed: bool
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCommitted:
+    """The change of this context is durable."""
+
+    context: int
+    config: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRefused:
+    """The change of this context was refused, or its entry lost."""
+
+    context: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read entries for a slow peer from `first_index` on, about `bytes_max`, at least one; answer with LogRead."""
+
+    to: ReplicaId
+    first_index: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDone:
+    """The chosen replica leads now."""
+
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """Leadership was not handed over as asked; if this replica still leads, everything goes on as before."""
+
+    context: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNeedsCopy:
+    """The peer's log ends before this log begins; only a copy of the tablet can bring it back."""
+
+    replica_id: ReplicaId
+    cause: str
+
+
+Effect = (
+    Persist
+    | Send
+    | Committed
+    | Proposed
+    | ProposalRefused
+    | ProposalLost
+    | ReadReady
+    | ReadRefused
+    | RoleChanged
+    | ConfigChanged
+    | ChangeCommitted
+    | ChangeRefused
+    | ReadLog
+    | TransferDone
+    | TransferFailed
+    | PeerNeedsCopy
+)

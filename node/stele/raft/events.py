@@ -1,0 +1,188 @@
+"""What may happen to a replica: the core's only input. Made by the owner.
+
+All times are milliseconds of one monotonic clock of the owner's; the core has none. `context` is any number the owner
+chose to know its own request by; it comes back in the effect that answers.
+
+Invariant: the core does nothing but in answer to an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stele.model.config import Configuration, Peer
+from stele.model.entry import Entry, EntryKind
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.raft.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What a replica finds on its disk; not an event, but what comes before the first.
+
+    `log_start`: everything up to it is in the store; `config` is the configuration in force there. `entries` follow it
+    without a gap. `commit_index` is the highest index known committed; entries up to it count as handed out already,
+    so only later ones come as `Committed`. `leader_hint`: who should lead, or last did; if it is this replica, it
+    campaigns at once. `witness_without_data`: the log is here, the rows are still being copied.
+    """
+
+    term: int
+    voted_for: ReplicaId | None
+    log_start: OpId
+    config: Configuration
+    entries: tuple[Entry, ...] = ()
+    commit_index: int = 0
+    witness_without_data: bool = False
+    failed: bool = False
+    leader_hint: ReplicaId | None = None
+
+
+INITIAL_EMPTY = InitialState(0, None, OPID_NONE, Configuration(-1, ()))
+"""A replica with nothing on disk and no configuration yet."""
+
+
+class ChangeType(IntEnum):
+    """Kinds of membership change. Numbers are those of ChangeTypePB."""
+
+    ADD = 1
+    REMOVE = 2
+    MODIFY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first event, once."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Due at `core.next_deadline_ms` at the latest; earlier ones cost little.
+
+    The owner feeds all messages that have come in before it feeds a Tick, so that a stall is not taken for silence.
+    """
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message has come from a replica of this group."""
+
+    sender: ReplicaId
+    message: Message
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Append an entry. Answered by Proposed or ProposalRefused; held back during a leadership transfer."""
+
+    context: int
+    kind: EntryKind
+    payload: bytes
+    timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeChange:
+    """Change one member. ADD takes the whole peer, REMOVE only its replica_id, MODIFY its new type and `promote`.
+
+    Answered by ChangeCommitted or ChangeRefused.
+    """
+
+    context: int
+    change_type: ChangeType
+    peer: Peer
+    cas_opid_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLeadership:
+    """Hand over to `target`, or to the most advanced voter. Answered by TransferDone or TransferFailed."""
+
+    context: int
+    target: ReplicaId | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """The Persist of this id and all before it survive power loss."""
+
+    persist_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """All committed entries up to `index` are applied."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """Answer to ReadLog: entries from `first_index` on; none means the log there is gone."""
+
+    to: ReplicaId
+    first_index: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRead:
+    """A linearizable read. Answered by ReadReady or ReadRefused."""
+
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataArrived:
+    """The rows of a witness have been copied and meet its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFailed:
+    """The node of this replica is seen as failed: a reset connection, or SWIM."""
+
+    replica_id: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The log up to and including `opid` (committed, durable in the store) may be gone."""
+
+    opid: OpId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailed:
+    """This replica has become FAILED: it abstains from now on."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStalled:
+    """A sync has taken longer than an election timeout. Over with the next Persisted."""
+
+
+Event = (
+    Start
+    | Tick
+    | Received
+    | Propose
+    | ProposeChange
+    | TransferLeadership
+    | Persisted
+    | Applied
+    | LogRead
+    | RequestRead
+    | DataArrived
+    | PeerFailed
+    | Compacted
+    | ReportFailed
+    | SyncStalled
+)

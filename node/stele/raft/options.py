@@ -1,0 +1,37 @@
+"""Settings of the algorithm. Read by the core; chosen by the owner.
+
+Invariant: two replicas of a group may differ in them without harm to safety; only progress may suffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.model.errors import Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class RaftOptions:
+    """Times in milliseconds, sizes in bytes.
+
+    `inflight_bytes_max` bounds what is on its way to one peer, `batch_bytes_max` one message (a larger entry goes
+    alone), `probe_bytes_max` a message to a peer whose log is not yet known. `tail_bytes_max` is how much of the log is
+    kept in memory, what is not yet committed aside; that is bounded by `uncommitted_bytes_max`, past which proposals
+    are THROTTLED.
+    """
+
+    heartbeat_ms: int = 75
+    election_min_ms: int = 300
+    election_max_ms: int = 600
+    inflight_bytes_max: int = 4 << 20
+    batch_bytes_max: int = 512 << 10
+    probe_bytes_max: int = 64 << 10
+    tail_bytes_max: int = 4 << 20
+    uncommitted_bytes_max: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_ms < self.election_min_ms <= self.election_max_ms:
+            raise Rejected(
+                f"raft options: heartbeat {self.heartbeat_ms} ms, election {self.election_min_ms} to "
+                f"{self.election_max_ms} ms; expected 0 < heartbeat < election min <= election max"
+            )

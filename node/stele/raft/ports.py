@@ -1,0 +1,165 @@
+"""What the algorithm needs from a log, as its owner implements it; and how effects become calls on it.
+
+`stele.wal` and the simulator implement LogPort; tests/raft/log_port_contract.py holds both to it. Does no I/O itself.
+
+Invariant: after a crash a log holds a prefix of the calls made on it, and at least those whose `done` was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stele.model.config import Configuration
+from stele.model.entry import Entry
+from stele.model.errors import ensure
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.raft.effects import HardState, Persist
+
+Done = Callable[[], None]
+
+
+class Chance(Protocol):
+    """The randomness an owner hands in; `random.Random` fits."""
+
+    def randint(self, a: int, b: int, /) -> int:
+        """A whole number from a to b, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermRecord:
+    """The term was raised; no vote in it yet."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRecord:
+    """A vote was given in this term (which it also raises)."""
+
+    term: int
+    voted_for: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteRecord:
+    """An administrator made `leader` the leader of `term`, by force."""
+
+    term: int
+    leader: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRecord:
+    """An entry; it voids all earlier ones at or above its index."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """The log starts after `opid`, with `config` in force there; comes before all entries."""
+
+    opid: OpId
+    config: Configuration
+
+
+LogRecord = TermRecord | VoteRecord | PromoteRecord | EntryRecord | SnapshotRecord
+
+
+class LogPort(Protocol):
+    """One replica's log. Calls take effect in the order they are made.
+
+    `done`, where given, is called later (never from within the call), once this call and all before it survive power
+    loss; the calls of `done` come in the order of the appends. What was appended may be read back by `load` and
+    must be found by it after `done`. Calls raise `Retryable` (THROTTLED, DISK_FULL) when refused: nothing was done.
+    """
+
+    def append_term(self, term: int, done: Done | None = None) -> None:
+        """Raise the term; the vote in it is free."""
+
+    def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
+        """Record a vote; raises the term to `term` if it was lower."""
+
+    def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
+        """Record a forced promotion; a vote for `leader` at `term`."""
+
+    def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
+        """Append entries, indexes rising by one. The first may be at or below the end: it drops what was there."""
+
+    def pop_entries(self, from_index: int, done: Done | None = None) -> None:
+        """Drop the suffix that begins at `from_index`; nothing, if the log ends before."""
+
+    def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
+        """A snapshot at `opid` is coming; changes nothing that `load` shows."""
+
+    def end_snapshot(self, opid: OpId, config: Configuration, done: Done | None = None) -> None:
+        """The store holds everything up to `opid`: the log starts there.
+
+        Entries after it survive if the log reaches `opid` with the same term; a log that ends before it, or holds
+        another term there, is emptied.
+        """
+
+    def load(self) -> Iterator[LogRecord]:
+        """What is in force: the snapshot if any, term and vote, and all entries in order of index.
+
+        Voided records do not appear; term records may, in rising order.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """The fold of a log's records. `start` is OPID_NONE and `config` None for a log that never had a snapshot."""
+
+    hard_state: HardState
+    start: OpId
+    config: Configuration | None
+    entries: tuple[Entry, ...]
+
+
+def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
+    """What a sequence of records amounts to.
+
+    Raises:
+        InvariantViolation: if entries leave a gap.
+    """
+    term, voted_for = 0, None
+    start, config = OPID_NONE, None
+    entries: list[Entry] = []
+    for record in records:
+        match record:
+            case TermRecord(t):
+                if t > term:
+                    term, voted_for = t, None
+            case VoteRecord(t, who) | PromoteRecord(t, who):
+                if t >= term:
+                    term, voted_for = t, who
+            case SnapshotRecord(opid, snapshot_config):
+                start, config = opid, snapshot_config
+                entries = [e for e in entries if e.index > opid.index]
+            case EntryRecord(entry):
+                del entries[max(entry.index - start.index - 1, 0) :]
+                ensure(
+                    entry.index == start.index + len(entries) + 1,
+                    f"log: entry {entry.opid} after {start} and {len(entries)} entries leaves a gap",
+                )
+                entries.append(entry)
+    return LoadedLog(HardState(term, voted_for), start, config, tuple(entries))
+
+
+def write_persist(log: LogPort, persist: Persist, done: Done | None) -> None:
+    """Make a Persist effect's calls on a log, in the order the effect demands; `done` goes with the last one."""
+    hard = persist.hard_state
+    pop = persist.truncate_from
+    entries = persist.entries
+    if hard is not None:
+        last = done if pop is None and not entries else None
+        if hard.voted_for is None:
+            log.append_term(hard.term, last)
+        else:
+            log.append_vote(hard.term, hard.voted_for, last)
+    if pop is not None:
+        log.pop_entries(pop, done if not entries else None)
+    if entries:
+        log.append_entries(entries, done)

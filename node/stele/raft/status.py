@@ -1,0 +1,68 @@
+"""A frozen view of a core, for owners, operators and tests. Built by `RaftCore.status`; decides nothing.
+
+Invariant: a value; it does not change when the core does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stele.model.config import Configuration
+from stele.model.ids import OpId, ReplicaId
+from stele.raft.effects import Role
+
+
+class PeerState(Enum):
+    """How a leader sends to a peer."""
+
+    PROBE = "PROBE"  # one message at a time, until the logs are known to meet
+    REPLICATE = "REPLICATE"  # pipelined
+    SNAPSHOT = "SNAPSHOT"  # its log ends before ours begins: heartbeats only, until a copy has come
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A peer as the leader sees it. `last_heard_ms` is None before its first answer in this term."""
+
+    replica_id: ReplicaId
+    state: PeerState
+    match_index: int
+    next_index: int
+    inflight_bytes: int
+    last_heard_ms: int | None
+    reachable: bool
+    failed: bool
+    has_data: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RaftStatus:
+    """What a core knows.
+
+    `pending_change_index` is the log index of a membership change that is not committed, or None.
+    `term_committed`: an entry of the current leader's term is known committed (so this replica is not CONFIGURING).
+    `serves`: it leads, holds rows, and has committed in its own term. `all_replicated_index` is the last index that
+    every voter holds durably, as the leader last said.
+    """
+
+    self_replica: ReplicaId
+    role: Role
+    term: int
+    voted_for: ReplicaId | None
+    leader: ReplicaId | None
+    config: Configuration
+    committed_config: Configuration
+    pending_change_index: int | None
+    last_logged: OpId
+    last_durable: OpId
+    log_start: OpId
+    commit_index: int
+    applied_index: int
+    term_committed: bool
+    serves: bool
+    failed: bool
+    has_data: bool
+    transferring_to: ReplicaId | None
+    all_replicated_index: int
+    peers: tuple[PeerStatus, ...]
