@@ -1,0 +1,186 @@
+"""TabletCluster: what a user may ask of a cluster. Read by observe, written to crds/ by generate.
+
+Invariant: every field changes something that runs today; every default is published and never changes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stele_operator.api.scalars import Duration, Quantity, Zone
+
+
+def rule(cel: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL validation rule of the API server, with the sentence it answers."""
+    return {"rule": cel, "message": message, **more}
+
+
+def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
+    """The schema extension that carries CEL rules."""
+    return {"x-kubernetes-validations": list(rules)}
+
+
+class Model(BaseModel):
+    """Base of all parts of a custom resource: unknown fields are faults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class DeletionPolicy(StrEnum):
+    """What deleting the resource does to the data."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class MachineSpread(StrEnum):
+    """Whether two nodes of a cluster may share a machine."""
+
+    REQUIRED = "Required"
+    PREFERRED = "Preferred"
+
+
+class Storage(Model):
+    """The volume of one pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "(has(self.className) ? self.className : '') == (has(oldSelf.className) ? oldSelf.className : '')",
+                "storage.className cannot change: a volume keeps the class it was made with",
+            ),
+            rule(
+                "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+                "storage.size can only grow: a volume cannot be made smaller",
+            ),
+        )
+    )
+
+    size: Quantity = Field(
+        default="10Gi", description="Size of each volume. Can grow where the storage class allows expansion."
+    )
+    className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None,
+        description="Storage class. Absent: the default class of the Kubernetes cluster. Cannot change.",
+    )
+
+
+class Resources(Model):
+    """What a container asks for and may use, as in any pod."""
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
+        default=None, description="What the scheduler sets aside: cpu, memory."
+    )
+    limits: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
+        default=None,
+        description="What the container may not exceed. Best: memory equal to its request, no cpu.",
+    )
+
+
+class Masters(Model):
+    """The masters, which keep the catalog."""
+
+    replicas: int = Field(
+        default=3,
+        description="How many masters: 1, 3 or 5. Cannot change.",
+        json_schema_extra={
+            "enum": [1, 3, 5],
+            **with_rules(
+                rule("self == oldSelf", "masters.replicas cannot change: adding masters is not there yet")
+            ),
+        },
+    )
+    storage: Storage = Field(default_factory=Storage, description="The volume of each master.")
+    resources: Resources | None = Field(default=None, description="Resources of each master's container.")
+
+
+class Nodes(Model):
+    """The nodes, which hold the tablets."""
+
+    replicas: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="How many nodes. Can only grow.",
+        json_schema_extra=with_rules(
+            rule("self >= oldSelf", "nodes.replicas can only grow: taking nodes away is not there yet")
+        ),
+    )
+    storage: Storage = Field(default_factory=Storage, description="The volume of each node.")
+    resources: Resources | None = Field(default=None, description="Resources of each node's container.")
+    machineSpread: MachineSpread = Field(
+        default=MachineSpread.REQUIRED,
+        description="Required: two nodes never share a machine. Preferred: they may, where machines are too few; two "
+        "replicas of a tablet never do.",
+    )
+
+
+class Healing(Model):
+    """When a silent node counts as lost, and how far healing goes by itself."""
+
+    witnessAfter: Duration = Field(
+        default="30s",
+        description="A node silent for this long is lost: its voters are demoted, witnesses stand in, copies are made.",
+    )
+    silentAfter: Duration = Field(
+        default="5m",
+        description="When a lost node whose machine is well is retired and replaced. Also where nothing is known of "
+        "the machine, unless machineLostAfter is longer.",
+    )
+    machineLostAfter: Duration = Field(
+        default="10m", description="When a lost node is retired and replaced whose machine is not ready."
+    )
+    machineDeletedAfter: Duration = Field(
+        default="0s",
+        description="When a lost node is retired and replaced whose machine was taken out of the cluster.",
+    )
+    volumeLostAfter: Duration = Field(
+        default="0s", description="When a lost node is retired and replaced whose volume is gone or empty."
+    )
+    maxLostNodes: int = Field(
+        default=1,
+        ge=0,
+        le=100,
+        description="With more nodes lost at once than this, healing stops and waits for a human (Stalled=TooManyLost).",
+    )
+    keepFor: Duration = Field(
+        default="24h", description="How long the claim of a retired node stays before it is deleted."
+    )
+
+
+class Budget(Model):
+    """How much healing may cost."""
+
+    copies: int = Field(default=4, ge=1, le=64, description="How many tablets are copied at once.")
+    bytesPerSecond: Quantity = Field(
+        default="100Mi", description="What all copies together may move per second."
+    )
+
+
+class TabletClusterSpec(Model):
+    """Masters and nodes that serve tables together."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None,
+        description="Container image of masters and nodes. Absent: the operator's own setting. A change counts for "
+        "pods made from then on; running ones keep theirs and show as RestartPending.",
+    )
+    zones: Annotated[list[Zone], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Zones to spread over, values of the machines' label topology.kubernetes.io/zone. Empty: any.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    masters: Masters = Field(default_factory=Masters, description="The masters, which keep the catalog.")
+    nodes: Nodes = Field(default_factory=Nodes, description="The nodes, which hold the tablets.")
+    healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
+    budget: Budget = Field(default_factory=Budget, description="How much healing may cost.")
+    deletionPolicy: DeletionPolicy = Field(
+        default=DeletionPolicy.RETAIN,
+        description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",
+    )
+    paused: bool = Field(
+        default=False, description="Touch nothing: no pod is made, nothing is healed, until this is false."
+    )

@@ -1,0 +1,266 @@
+"""The CustomResourceDefinitions. Written to crds/ by generate; the tests compare.
+
+Pure. Invariant: what the status subresource declares is what report writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from stele_operator.api import CLUSTER_NAME_LENGTH_MAX, GROUP, VERSION
+from stele_operator.api.cluster import TabletClusterSpec, rule
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.api.structural import structural_schema
+
+Json = dict[str, Any]
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+def _count(description: str) -> Json:
+    return {"type": "integer", "format": "int64", "description": description}
+
+
+def _object(description: str, **properties: Json) -> Json:
+    return {"type": "object", "description": description, "properties": properties}
+
+
+def _list(description: str, items: Json, items_max: int) -> Json:
+    return {
+        "type": "array",
+        "description": description,
+        "items": items,
+        "maxItems": items_max,
+        "x-kubernetes-list-type": "atomic",
+    }
+
+
+_CONDITIONS: Json = {
+    "type": "array",
+    "description": "Ready, Reconciling, Degraded, Stalled: as kstatus reads them.",
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+    "items": {
+        "type": "object",
+        "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+        "properties": {
+            "type": _text("Which condition."),
+            "status": {
+                "type": "string",
+                "enum": ["True", "False", "Unknown"],
+                "description": "Whether it holds.",
+            },
+            "reason": _text("Why, in one word."),
+            "message": _text("Why, in a sentence."),
+            "lastTransitionTime": {
+                "type": "string",
+                "format": "date-time",
+                "description": "When it last changed.",
+            },
+            "observedGeneration": _count("Of the spec it speaks of."),
+        },
+    },
+}
+
+_TABLETS = _object(
+    "Tablets, counted.",
+    total=_count("All."),
+    healthy=_count("With all their voters alive."),
+    underReplicated=_count("Served, with fewer voters alive than asked for."),
+    unavailable=_count("Without a leader."),
+)
+
+_CLUSTER_STATUS = _object(
+    "What the operator last saw.",
+    observedGeneration=_count("Generation of the spec that the rest speaks of."),
+    clusterUUID=_text("Identity of the cluster; its nodes refuse any other."),
+    formed=_text("When the first masters were confirmed; absent before."),
+    replicas=_count("Nodes that exist."),
+    readyReplicas=_count("Nodes that serve."),
+    readyMasters=_count("Masters that serve."),
+    selector=_text("Label selector of the node pods, for /scale."),
+    conditions=_CONDITIONS,
+    tablets=_TABLETS,
+    members=_list(
+        "Nodes and masters, those in trouble first; at most 100.",
+        _object(
+            "A node or master.",
+            name=_text("Its pod and its claim."),
+            role=_text("node or master."),
+            nodeUUID=_text("Identity that lives on its volume."),
+            machine=_text("Where its pod runs."),
+            zone=_text("Zone that was chosen for it."),
+            state=_text("Ready, Starting, Silent, Lost, Draining, Retired or Pending."),
+            fate=_text(
+                "What became of it: Restarting, MachineSilent, MachineLost, MachineDeleted, VolumeLost, VolumeEmpty."
+            ),
+            message=_text("More, in words."),
+            replicas=_count("Tablet replicas it holds."),
+        ),
+        100,
+    ),
+    healing=_object(
+        "What the driver is doing.",
+        active=_list(
+            "Heals under way; at most 20.",
+            _object(
+                "One tablet.",
+                tablet=_text("Which."),
+                table=_text("Of which table."),
+                step=_text("What happens now."),
+                reason=_text("Why."),
+                bytesDone=_count("Bytes copied."),
+                bytesTotal=_count("Bytes to copy."),
+                next=_text("What comes after."),
+            ),
+            20,
+        ),
+        total=_count("How many heals are under way or waiting."),
+    ),
+)
+
+_GROUP_STATUS = _object(
+    "What the operator last saw.",
+    observedGeneration=_count("Generation of the spec that the rest speaks of."),
+    tableID=_text("Identity of the table in the catalog."),
+    conditions=_CONDITIONS,
+    tablets=_TABLETS,
+    worst=_list(
+        "Tablets in trouble; at most 10.",
+        _object("One tablet.", tablet=_text("Which."), reason=_text("NoLeader, VoterLost or Creating.")),
+        10,
+    ),
+)
+
+
+def _column(name: str, kind: str, path: str, description: str, priority: int = 0) -> Json:
+    column: Json = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    if priority:
+        column["priority"] = priority
+    return column
+
+
+def _condition_path(condition: str, field: str) -> str:
+    return f".status.conditions[?(@.type=='{condition}')].{field}"
+
+
+_READY_COLUMNS = [
+    _column("Ready", "string", _condition_path("Ready", "status"), "Whether it can be read and written."),
+    _column("Reason", "string", _condition_path("Ready", "reason"), "Why."),
+]
+_TAIL_COLUMNS = [
+    _column("Healthy", "integer", ".status.tablets.healthy", "Tablets with all their voters alive."),
+    _column("Tablets", "integer", ".status.tablets.total", "Tablets."),
+    _column("Age", "date", ".metadata.creationTimestamp", "Since when."),
+]
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: str,
+    spec: type[BaseModel],
+    status: Json,
+    columns: list[Json],
+    rules: list[dict[str, str]],
+    scale: bool,
+) -> Json:
+    subresources: Json = {"status": {}}
+    if scale:
+        subresources["scale"] = {
+            "specReplicasPath": ".spec.nodes.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        }
+    spec_schema = structural_schema(spec)
+    if not spec_schema.get("required"):
+        spec_schema["default"] = {}
+    root: Json = {
+        "type": "object",
+        "description": " ".join((spec.__doc__ or "").split()),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec_schema,
+            "status": status,
+        },
+    }
+    if rules:
+        root["x-kubernetes-validations"] = rules
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                "categories": ["stele"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": root},
+                    "subresources": subresources,
+                    "additionalPrinterColumns": columns,
+                }
+            ],
+        },
+    }
+
+
+def definitions() -> dict[str, Json]:
+    """All CustomResourceDefinitions, by the name of their file in crds/."""
+    cluster = _definition(
+        "TabletCluster",
+        "tabletclusters",
+        "tc",
+        TabletClusterSpec,
+        _CLUSTER_STATUS,
+        [
+            *_READY_COLUMNS,
+            _column("Degraded", "string", _condition_path("Degraded", "reason"), "What is amiss."),
+            _column("Masters", "integer", ".status.readyMasters", "Masters that serve."),
+            _column("Nodes", "integer", ".status.readyReplicas", "Nodes that serve."),
+            *_TAIL_COLUMNS,
+        ],
+        [
+            rule(
+                f"self.metadata.name.size() <= {CLUSTER_NAME_LENGTH_MAX}",
+                f"metadata.name is too long: at most {CLUSTER_NAME_LENGTH_MAX} characters, as names of pods are made of it",
+            ),
+            rule(
+                "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name must be lower-case letters, digits and '-', as names of pods are made of it",
+            ),
+        ],
+        scale=True,
+    )
+    group = _definition(
+        "TabletGroup",
+        "tabletgroups",
+        "tg",
+        TabletGroupSpec,
+        _GROUP_STATUS,
+        [
+            _column("Cluster", "string", ".spec.clusterRef.name", "The TabletCluster that holds it."),
+            *_READY_COLUMNS,
+            *_TAIL_COLUMNS,
+        ],
+        [],
+        scale=False,
+    )
+    return {f"{d['metadata']['name'].split('.')[0]}.yaml": d for d in (cluster, group)}

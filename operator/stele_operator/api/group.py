@@ -1,0 +1,128 @@
+"""TabletGroup: a table, as a user asks for it. Read by observe, written to crds/ by generate.
+
+Invariant: every field changes something that runs today; every default is published and never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from stele_operator.api.cluster import DeletionPolicy, Model, rule, with_rules
+from stele_operator.api.scalars import DNS_LABEL, ColumnName
+
+COLUMN_TYPE = (
+    r"^(bool|int8|int16|int32|int64|float|double|string|binary|date|timestamp"
+    r"|decimal\([1-9][0-9]?,[0-9]{1,2}\))$"
+)
+
+
+class ClusterRef(Model):
+    """Which TabletCluster of the same namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40, pattern=DNS_LABEL)] = Field(
+        description="Name of the TabletCluster."
+    )
+
+
+class ColumnSpec(Model):
+    """A typed column."""
+
+    name: ColumnName = Field(description="Name; unique in the table.")
+    type: Annotated[str, Field(max_length=32, pattern=COLUMN_TYPE)] = Field(
+        description="bool, int8, int16, int32, int64, float, double, decimal(p,s), string, binary, date or timestamp."
+    )
+    nullable: bool = Field(default=False, description="Whether a row may leave it out.")
+
+
+class HashSpec(Model):
+    """Spread over buckets by a hash of some key columns."""
+
+    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
+        description="Columns of the primary key.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    buckets: int = Field(ge=2, le=1024, description="How many.")
+
+
+class Partitioning(Model):
+    """How rows are spread over tablets."""
+
+    hash: Annotated[list[HashSpec], Field(max_length=4)] = Field(
+        default_factory=list,
+        description="One tablet per combination of buckets. Empty: one tablet.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class TabletGroupSpec(Model):
+    """A table of a TabletCluster."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "self.primaryKey.all(k, self.columns.exists(c, c.name == k))",
+                "primaryKey names a column that columns does not have",
+            ),
+            rule(
+                "self.columns.all(c, !(c.name in self.primaryKey) || !has(c.nullable) || !c.nullable)",
+                "a column of the primary key cannot be nullable",
+            ),
+            rule(
+                "!has(self.partitioning) || !has(self.partitioning.hash) || "
+                "self.partitioning.hash.all(h, h.columns.all(k, k in self.primaryKey))",
+                "partitioning.hash names a column that is not in primaryKey",
+            ),
+            rule(
+                "has(self.tableName) == has(oldSelf.tableName)",
+                "tableName cannot change: make another TabletGroup instead",
+            ),
+        )
+    )
+
+    clusterRef: ClusterRef = Field(
+        description="The TabletCluster that holds the table; in the same namespace. Cannot change.",
+        json_schema_extra=with_rules(rule("self == oldSelf", "clusterRef cannot change")),
+    )
+    tableName: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s/`'\"]+$")] | None = Field(
+        default=None,
+        description="Name of the table. Absent: the name of this resource. Cannot change.",
+        json_schema_extra=with_rules(
+            rule("self == oldSelf", "tableName cannot change: make another TabletGroup instead")
+        ),
+    )
+    replicationFactor: int = Field(
+        default=3,
+        description="Copies of each tablet, on as many machines: 1, 3, 5 or 7. Cannot change.",
+        json_schema_extra={
+            "enum": [1, 3, 5, 7],
+            **with_rules(rule("self == oldSelf", "replicationFactor cannot change: it is not there yet")),
+        },
+    )
+    columns: Annotated[list[ColumnSpec], Field(min_length=1, max_length=256)] = Field(
+        description="The columns. Cannot change.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+            **with_rules(rule("self == oldSelf", "columns cannot change: altering a table is not there yet")),
+        },
+    )
+    primaryKey: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
+        description="The columns that name a row, in the order that rows are sorted by. Cannot change.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "atomic",
+            **with_rules(
+                rule("self == oldSelf", "primaryKey cannot change"),
+                rule("self.all(k, self.exists_one(o, o == k))", "primaryKey names a column twice"),
+            ),
+        },
+    )
+    partitioning: Partitioning = Field(
+        default_factory=Partitioning,
+        description="How rows are spread over tablets. Cannot change.",
+        json_schema_extra=with_rules(rule("self == oldSelf", "partitioning cannot change")),
+    )
+    deletionPolicy: DeletionPolicy = Field(
+        default=DeletionPolicy.RETAIN,
+        description="Retain: the table stays when this resource is deleted. Delete: it goes with it.",
+    )

@@ -1,0 +1,96 @@
+"""Scalars of the custom resources: durations, quantities, names. Called by the models; knows no resource.
+
+Invariant: what the pattern lets through, `seconds` and `byte_count` can read.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+_DURATION = r"^([0-9]+(ms|s|m|h|d))+$"
+_DURATION_PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+_QUANTITY_PARTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)\Z")
+_FACTOR = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{unit: Decimal(1000) ** n for n, unit in enumerate("kMGTPE", start=1)},
+    **{f"{unit}i": Decimal(1024) ** n for n, unit in enumerate("KMGTPE", start=1)},
+}
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+
+def seconds(text: str) -> float:
+    """Seconds in a duration such as `90s`, `1h30m` or `250ms`.
+
+    Raises:
+        ValueError: for any other text.
+    """
+    if re.match(_DURATION, text) is None:
+        raise ValueError(
+            f"duration {text!r}: expected a number with a unit ms, s, m, h or d, such as 90s or 1h30m"
+        )
+    return sum(int(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def byte_count(text: str) -> int:
+    """Bytes in a Kubernetes quantity such as `10Gi`, `500M` or `1.5Ti`; rounded up.
+
+    Raises:
+        ValueError: for any other text.
+    """
+    match = _QUANTITY_PARTS.match(text)
+    if match is None or match.group(2) not in _FACTOR:
+        raise ValueError(f"quantity {text!r}: expected a number of bytes such as 10Gi or 500M")
+    exact = Decimal(match.group(1)) * _FACTOR[match.group(2)]
+    return int(exact.to_integral_value(rounding="ROUND_CEILING"))
+
+
+def _checked_quantity(text: str) -> str:
+    byte_count(text)
+    return text
+
+
+def _checked_duration(text: str) -> str:
+    seconds(text)
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    # Kubernetes takes `cpu: 2` as well as `cpu: "2"`; we keep text.
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Duration = Annotated[
+    str,
+    AfterValidator(_checked_duration),
+    WithJsonSchema({"type": "string", "pattern": _DURATION, "maxLength": 32}),
+]
+"""Text such as `90s`; `seconds()` reads it."""
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    AfterValidator(_checked_quantity),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "pattern": _QUANTITY,
+            "maxLength": 32,
+        }
+    ),
+]
+"""Text such as `10Gi`; `byte_count()` reads it."""
+
+Zone = Annotated[str, Field(min_length=1, max_length=63)]
+"""A value of the machines' label topology.kubernetes.io/zone."""
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s`'\"]+$")]

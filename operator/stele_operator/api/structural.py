@@ -1,0 +1,64 @@
+"""From a pydantic model to a structural schema, as CustomResourceDefinitions want it. Called by definitions.
+
+Pure. Invariant: the result has no $ref, no title, no null type, and a default wherever the model has one that can be
+written down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+_DROPPED = ("title", "additionalProperties", "$defs")
+
+
+def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI v3 schema of `model` in the structural form that the API server accepts."""
+    raw = model.model_json_schema(mode="validation")
+    schema = _walk(raw, raw.get("$defs", {}))
+    _fill_defaults(schema)
+    return schema
+
+
+def _walk(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
+        siblings = {k: v for k, v in node.items() if k != "$ref"}
+        return _walk({**target, **siblings}, definitions)
+    if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
+        # Optional: absent or a value; null is no third thing, so it is left out rather than made nullable.
+        (branch,) = [b for b in node["anyOf"] if b.get("type") != "null"]
+        siblings = {k: v for k, v in node.items() if k != "anyOf"}
+        return _walk({**branch, **siblings}, definitions)
+    result: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "additionalProperties" and isinstance(value, dict):
+            result[key] = _walk(value, definitions)
+        elif key in _DROPPED or (key == "default" and value is None):
+            continue
+        elif key == "properties":
+            result[key] = {name: _walk(child, definitions) for name, child in value.items()}
+        elif key == "items":
+            result[key] = _walk(value, definitions)
+        elif key == "description":
+            result[key] = " ".join(value.split())
+        else:
+            result[key] = value
+    return result
+
+
+def _fill_defaults(schema: dict[str, Any]) -> None:
+    """Objects whose fields all have defaults default to {}, so that the API server fills in what lies below."""
+    for child in schema.get("properties", {}).values():
+        _fill_defaults(child)
+        properties = child.get("properties")
+        if properties and not child.get("required") and any("default" in p for p in properties.values()):
+            child["default"] = {}
+        elif child.get("type") == "array" and not child.get("minItems") and "default" not in child:
+            child["default"] = []
+    if "items" in schema:
+        _fill_defaults(schema["items"])
+    for child in schema.get("properties", {}).values():
+        if "items" in child:
+            _fill_defaults(child["items"])
