@@ -53,7 +53,9 @@ def find_java_home() -> Path:
 def java_major(java: Path) -> int:
     """The major version of a `java` binary; 0 if it does not run."""
     try:
-        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
     found = re.search(r'version "(\d+)', done.stderr)

@@ -1,0 +1,69 @@
+"""Between Stele's column types and Spark's. Called by source.py; talks to nothing.
+
+Invariant: a type that Stele has maps to exactly one Spark type, whose Arrow form is the one Stele's rows have.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from stele.model.errors import Code, Rejected
+from stele.model.schema import Schema
+
+_FROM_ARROW: dict[pa.DataType, T.DataType] = {
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.ByteType(),
+    pa.int16(): T.ShortType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.binary(): T.BinaryType(),
+    pa.date32(): T.DateType(),
+    pa.timestamp("us", tz="UTC"): T.TimestampType(),
+}
+
+
+def spark_schema(schema: Schema) -> T.StructType:
+    """The Spark schema of a Stele table, columns in the table's order."""
+    arrow = schema.to_arrow()
+    return T.StructType([T.StructField(f.name, spark_type(f.name, f.type), f.nullable) for f in arrow])
+
+
+def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
+    """The Spark type of column `name`, whose Arrow type is given.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH for a type that Spark cannot hold.
+    """
+    if pa.types.is_decimal(arrow):
+        return T.DecimalType(arrow.precision, arrow.scale)
+    try:
+        return _FROM_ARROW[arrow]
+    except KeyError:
+        raise Rejected(f"column {name!r}: Spark has no type for {arrow}", code=Code.SCHEMA_MISMATCH) from None
+
+
+def projection(asked: T.StructType, table: Schema) -> list[str]:
+    """Names of the columns that a read with the user's schema wants, in its order.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH, naming every column that the table lacks or has with another type.
+    """
+    have = {field.name: field.dataType for field in spark_schema(table)}
+    faults = []
+    for field in asked:
+        if field.name not in have:
+            faults.append(f"{field.name!r} is no column of the table")
+        elif have[field.name] != field.dataType:
+            faults.append(
+                f"{field.name!r} is {have[field.name].simpleString()} in the table, "
+                f"not {field.dataType.simpleString()}"
+            )
+    if faults:
+        raise Rejected(
+            f"schema: {'; '.join(faults)}; the table has {', '.join(have)}", code=Code.SCHEMA_MISMATCH
+        )
+    return [field.name for field in asked]
