@@ -1,0 +1,441 @@
+"""Plans membership changes: a view and a policy in, steps out. Pure; called by executor, operator and `stele ksck`.
+
+Invariant: at most one step per tablet, planned from what is true now and never from what was planned before; so any
+prefix of a plan may be carried out, by anyone, and planning again goes on from there. The checks of a tablet stand in
+a tuple: the first that has something to do decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from stele.driver.policy import Policy
+from stele.driver.situation import Member, Situation, is_dead, judge, majority
+from stele.driver.steps import (
+    AddPreFollower,
+    AddWitness,
+    BeginIntent,
+    Blocked,
+    CancelCopy,
+    DemotePeer,
+    DrainNode,
+    EndIntent,
+    MoveLeader,
+    PromoteBack,
+    RemovePeer,
+    RetireNode,
+    StartCopy,
+    Step,
+    TakeOverIntent,
+    WaitCopy,
+    WaitPromotion,
+)
+from stele.driver.targets import Load, choose_target
+from stele.driver.view import (
+    ClusterView,
+    CopyView,
+    DataState,
+    Intent,
+    NodeState,
+    NodeView,
+    ReplicaState,
+    ReplicaView,
+)
+from stele.model.config import MemberType
+from stele.model.ids import TabletId
+
+
+def plan(view: ClusterView, policy: Policy) -> tuple[Step, ...]:
+    """The steps that may be taken now, the most urgent tablets first; empty when all is well."""
+    if not view.settled:
+        return (
+            Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
+        )
+    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
+    running = (t for t in view.tablets if t.state == "RUNNING")
+    situations = sorted(
+        (judge(t, view, policy, nodes) for t in running), key=lambda s: (s.spare, s.tablet.tablet_id)
+    )
+    planner = _Planner(view, policy, situations)
+    steps = [step for s in situations if (step := planner.tablet(s)) is not None]
+    return tuple(steps) + tuple(_node_steps(view, policy))
+
+
+class _Planner:
+    """One pass. Counts what it has planned itself: copies in flight and replicas per node."""
+
+    def __init__(self, view: ClusterView, policy: Policy, situations: Iterable[Situation]) -> None:
+        self.view = view
+        self.policy = policy
+        self.epoch = view.claim.epoch if view.claim is not None else 0
+        self.load = Load(view)
+        self.silent = {role: _silent_nodes(situations, role, policy) for role in ("node", "master")}
+        self.copies = sum(
+            s.intent is not None and (s.joining is None or s.joining.peer.member_type is not MemberType.VOTER)
+            for s in situations
+        )
+        self.checks: tuple[Callable[[Situation], Step | None], ...] = (
+            self.lost_majority,
+            self.no_leader,
+            self.take_over,
+            self.finish,
+            self.promote_back,
+            self.too_many_lost,
+            self.drop_target,
+            self.drop_unneeded,
+            self.make_room,
+            self.bring_target,
+            self.wait_for_target,
+            self.remove_replaced,
+            self.remove_leftover,
+            self.remove_excess,
+            self.begin,
+        )
+
+    def tablet(self, s: Situation) -> Step | None:
+        """The one step for this tablet, or None."""
+        for check in self.checks:
+            step = check(s)
+            if step is not None:
+                return step
+        return None
+
+    def lost_majority(self, s: Situation) -> Step | None:
+        if s.spare >= 0 and s.data_voters:
+            return None
+        faults = "; ".join(f"{m.name}: {m.fault}" for m in s.voters if not m.live)
+        alive, needed = len(s.live_voters), majority(len(s.voters))
+        return _blocked(s, "LostMajority", f"{alive} live voters, {needed} are needed ({faults})")
+
+    def no_leader(self, s: Situation) -> Step | None:
+        if s.leader() is not None:
+            return None
+        return _blocked(s, "NoLeader", "no live replica has reported that it leads")
+
+    def take_over(self, s: Situation) -> Step | None:
+        intent = s.intent
+        if intent is None or intent.epoch == self.epoch:
+            return None
+        reason = f"an earlier driver (epoch {intent.epoch}) left it; this one is epoch {self.epoch}"
+        return TakeOverIntent(
+            s.tablet.tablet_id, s.tablet.config.opid_index, reason, intent.replica_id, intent.target_node
+        )
+
+    def finish(self, s: Situation) -> Step | None:
+        """The joining replica is a voter, and the one it replaces is gone or no longer to be replaced."""
+        joining = s.joining
+        if s.intent is None or joining is None or joining.peer.member_type is not MemberType.VOTER:
+            return None
+        if joining.live and (replaced := self._replaced(s)) is not None:
+            if not s.can_remove(replaced):
+                return _end(s, joining, "it is a voter; what it replaces cannot go yet")
+            return None
+        return _end(s, joining, "it is a voter, nothing is left to do")
+
+    def promote_back(self, s: Situation) -> Step | None:
+        if s.needed <= 0:
+            return None
+        for m in s.members:
+            comes_back = m.peer.member_type is MemberType.NON_VOTER and not m.peer.promote
+            if comes_back and m.live and m.active:
+                reason = f"{m.name} is back; {s.needed} more voters are needed"
+                return PromoteBack(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+        return None
+
+    def too_many_lost(self, s: Situation) -> Step | None:
+        silent = self.silent[s.tablet.node_role]
+        if len(silent) <= self.policy.max_lost_nodes or not any(m.dead for m in s.members):
+            return None
+        names = ", ".join(n[:8] for n in silent)
+        limit = self.policy.max_lost_nodes
+        return _blocked(s, "TooManyLost", f"{len(silent)} nodes are silent ({names}), at most {limit} may be")
+
+    def drop_target(self, s: Situation) -> Step | None:
+        """The joining replica's node died, drains, or the replica FAILED: start over with another."""
+        intent, joining = s.intent, s.joining
+        if intent is None or _is_voter(joining):
+            return None
+        if joining is not None:
+            if joining.live and joining.active:
+                return None
+            return self._remove(s, joining, f"{joining.name} cannot join: {joining.fault}")
+        if s.target_dead:
+            return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
+        if s.target is None or s.target.state is not NodeState.ACTIVE:
+            return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
+        report = s.tablet.report(intent.replica_id)
+        gone = (DataState.TOMBSTONED, DataState.DELETED)
+        if report is not None and (report.data_state in gone or report.state is ReplicaState.FAILED):
+            return _cancel(
+                s, intent, f"the new replica cannot be used: {report.error or report.data_state.name}"
+            )
+        return None
+
+    def drop_unneeded(self, s: Situation) -> Step | None:
+        """Enough good voters without the joining one (the dead one returned, or fewer are wanted)."""
+        intent = s.intent
+        if intent is None or s.needed > 0 or _is_voter(s.joining):
+            return None
+        reason = f"{len(s.good)} healthy voters without it"
+        if s.joining is not None:
+            return self._remove(s, s.joining, reason)
+        return _cancel(s, intent, reason)
+
+    def make_room(self, s: Situation) -> Step | None:
+        """A waiting PRE_FOLLOWER that no majority could admit: stop counting a dead voter first."""
+        waits = any(m.peer.promote and not m.peer.votes and m.live for m in s.members)
+        if not waits or s.can_grow():
+            return None
+        return self._demote(s, "so that the waiting replica can be promoted")
+
+    def bring_target(self, s: Situation) -> Step | None:
+        """Prepare the target; then, as a witness at once, or as PRE_FOLLOWER after its copy, add it."""
+        intent = s.intent
+        if intent is None or s.joining is not None:
+            return None
+        report = s.tablet.report(intent.replica_id)
+        if report is None or report.state is ReplicaState.UNKNOWN or _copy_failed(report.copy):
+            return self._start_copy(s, intent, report)
+        if intent.witness:
+            if not s.can_grow():
+                return self._demote(s, "so that the witness needs no vote of a dead replica")
+            reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
+            return AddWitness(*_at(s, reason), intent.replica_id, intent.target_node, intent.witness_start)
+        if report.data_state is not DataState.READY:
+            return self._wait_copy(s, intent, report.copy)
+        if not s.can_grow() and (step := self._demote(s, "so that the copied replica can be promoted")):
+            return step
+        reason = f"new replica {intent.replica_id} has its copy"
+        return AddPreFollower(*_at(s, reason), intent.replica_id, intent.target_node)
+
+    def wait_for_target(self, s: Situation) -> Step | None:
+        """The joining replica is a member, not yet a voter with data."""
+        joining = s.joining
+        if s.intent is None or joining is None or _is_voter(joining):
+            return None
+        return self._help_along(s, joining, s.intent.source_node)
+
+    def remove_replaced(self, s: Situation) -> Step | None:
+        joining = s.joining
+        if s.intent is None or joining is None:
+            return None
+        replaced = self._replaced(s)
+        if replaced is None:
+            return None
+        return self._remove(s, replaced, f"{joining.name} has taken its place; {replaced.fault or 'spare'}")
+
+    def remove_leftover(self, s: Situation) -> Step | None:
+        """Members that do not vote and that no intent speaks of; witnesses that lost their driver go on."""
+        for m in s.members:
+            if m.peer.member_type is MemberType.WITNESS:
+                if m.live:
+                    return self._help_along(s, m, s.tablet.leader_node)
+                if s.can_remove(m):
+                    return self._remove(s, m, f"{m.name}, a witness: {m.fault}")
+            elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
+                return self._remove(s, m, f"{len(s.good)} healthy voters without it")
+        return None
+
+    def remove_excess(self, s: Situation) -> Step | None:
+        """More voters than the replication factor, and enough good ones: one goes."""
+        if s.needed > 0 or len(s.voters) <= s.tablet.replication_factor:
+            return None
+        hosts = [m.node.host if m.node is not None else m.peer.node_id for m in s.voters]
+        zones = [m.node.zone if m.node is not None else "" for m in s.voters]
+        for m in sorted(
+            s.voters,
+            key=lambda m: (
+                m.live,
+                m.active,
+                -hosts.count(m.node.host) if m.node is not None else -1,
+                m.peer.node_id == s.tablet.leader_node,
+                -zones.count(m.node.zone) if m.node is not None else -1,
+                -self.load.of(m.peer.node_id),
+                -m.peer.replica_id,
+            ),
+        ):
+            if (not m.live or not m.active or s.needed < 0) and s.can_remove(m):
+                extra = f"{len(s.voters)} voters, {s.tablet.replication_factor} are wanted"
+                return self._remove(s, m, f"{extra}; {m.fault}" if m.fault else extra)
+        return None
+
+    def begin(self, s: Situation) -> Step | None:
+        """A good voter is missing: record the intent to make one."""
+        if s.needed <= 0 or s.intent is not None:
+            return None
+        replaced = _to_replace(s)
+        witness = s.spare == 0 and len(s.live_voters) >= 2
+        target = choose_target(s, self.view, self.policy, self.load)
+        if target is None:
+            return self._no_target(s, replaced)
+        if self.copies >= self.policy.max_copies:
+            return _blocked(s, "CopyLimit", f"{self.copies} copies run, at most {self.policy.max_copies} may")
+        self.copies += 1
+        self.load.planned(target.node_id)
+        what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
+        short = f"{len(s.good)} of {s.tablet.replication_factor} healthy voters"
+        reason = f"{what or short}; new replica on node {target.node_id[:8]}" + (
+            ", as a witness first: no fault can be spared" if witness else ""
+        )
+        leader = s.leader()
+        return BeginIntent(
+            *_at(s, reason),
+            "replace" if replaced is not None else "add",
+            target.node_id,
+            (leader or s.data_voters[0]).peer.node_id,
+            replaced.peer.replica_id if replaced is not None else 0,
+            witness,
+        )
+
+    def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
+        """No node elsewhere. A bad member's own machine may still do, once the configuration no longer names it."""
+        for m in s.members:
+            if m.live or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None:
+                continue
+            reason = f"{m.name}: {m.fault}; its machine is the only place left for a new replica"
+            if not m.peer.votes:
+                return self._remove(s, m, reason)
+            if s.can_demote(m):
+                return DemotePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+        for m in s.members:
+            if m.peer.promote and m.live:
+                return WaitPromotion(*_at(s, f"{m.name} is back"), m.peer.replica_id, m.peer.node_id)
+        why = (
+            f"{replaced.name}: {replaced.fault}" if replaced is not None else f"{s.needed} voters are missing"
+        )
+        role = s.tablet.node_role
+        return _blocked(s, "NoTarget", f"{why}; no ACTIVE {role} with room on a machine of its own")
+
+    def _replaced(self, s: Situation) -> Member | None:
+        """What must go now that the joining replica votes: members that are no good, the intent's own first."""
+        gone = [m for m in s.members if m is not s.joining and not (m.live and m.active)]
+        if s.needed <= 0:
+            gone += [m for m in s.members if not m.peer.votes and m not in gone]
+        intended = s.intent.replaces_replica if s.intent is not None else 0
+        return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
+
+    def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
+        if not s.can_remove(m):
+            return _blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
+        if m.live and m.peer.node_id == s.tablet.leader_node:
+            heir = min(
+                (o for o in (s.good or s.data_voters) if o is not m),
+                key=lambda o: o.peer.replica_id,
+                default=None,
+            )
+            if heir is None:
+                return _blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
+            return MoveLeader(*_at(s, f"{m.name} leads and must go: {reason}"), heir.peer.node_id)
+        return RemovePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+
+    def _demote(self, s: Situation, purpose: str) -> Step | None:
+        bad = sorted((m for m in s.voters if not m.live), key=lambda m: (not m.failed, m.peer.replica_id))
+        intended = s.intent.replaces_replica if s.intent is not None else 0
+        bad.sort(key=lambda m: m.peer.replica_id != intended)
+        for m in bad:
+            if m.peer.member_type is MemberType.WITNESS and s.can_remove(m):
+                return self._remove(s, m, f"{m.name}: {m.fault}; {purpose}")
+            if s.can_demote(m):
+                reason = f"{m.name}: {m.fault}; {purpose}"
+                return DemotePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+        return None
+
+    def _start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
+        leader = s.leader()
+        source = leader.peer.node_id if leader is not None else s.data_voters[0].peer.node_id
+        reason = f"new replica {intent.replica_id} is to be made on node {intent.target_node[:8]}"
+        if report is not None and report.copy is not None and report.copy.error:
+            reason = f"the copy failed ({report.copy.error}); again"
+        at = _at(s, reason)
+        return StartCopy(
+            *at, intent.replica_id, intent.target_node, source, intent.witness, intent.witness_start
+        )
+
+    def _wait_copy(self, s: Situation, intent: Intent, copy: CopyView | None) -> Step:
+        done, total = (copy.bytes_done, copy.bytes_total) if copy is not None else (0, 0)
+        reason = f"{done} of {total} bytes have arrived"
+        return WaitCopy(*_at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
+
+    def _help_along(self, s: Situation, m: Member, source: str) -> Step:
+        """What a live WITNESS, PRE_FOLLOWER or NON_VOTER still waits for."""
+        peer, at = m.peer, _at(s, "")
+        if peer.member_type is MemberType.NON_VOTER and not peer.promote:
+            reason = f"{m.name} has its data; {s.needed} more voters are needed"
+            return PromoteBack(at[0], at[1], reason, peer.replica_id, peer.node_id)
+        copy = m.report.copy if m.report is not None else None
+        lacks_data = peer.member_type is MemberType.WITNESS and (m.report is None or not m.report.has_data)
+        if not lacks_data:
+            reason = f"{m.name} has its data; the leader promotes it once it has caught up"
+            return WaitPromotion(at[0], at[1], reason, peer.replica_id, peer.node_id)
+        if copy is None or _copy_failed(copy):
+            leader = s.leader()
+            origin = leader.peer.node_id if leader is not None else s.data_voters[0].peer.node_id
+            error = f" ({copy.error})" if copy is not None and copy.error else ""
+            reason = f"{m.name} lacks its rows and no copy runs{error}"
+            return StartCopy(
+                at[0], at[1], reason, peer.replica_id, peer.node_id, origin, True, peer.witness_start
+            )
+        reason = f"{copy.bytes_done} of {copy.bytes_total} bytes have arrived"
+        return WaitCopy(
+            at[0], at[1], reason, peer.replica_id, peer.node_id, copy.bytes_done, copy.bytes_total, True
+        )
+
+
+def _node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
+    """Lost nodes drain; DRAINING nodes that nothing names retire."""
+    if not policy.retire:
+        return
+    named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
+    named.update(i.target_node for i in view.intents)
+    for node in sorted(view.nodes, key=lambda n: n.node_id):
+        if node.state is NodeState.ACTIVE and node.node_id in policy.lost and is_dead(node, policy):
+            reason = f"declared lost, and silent for {node.heartbeat_age_ms / 1000:.0f} s"
+            yield DrainNode(TabletId(""), -1, reason, node.node_id)
+        elif node.state is NodeState.DRAINING and node.node_id not in named:
+            yield RetireNode(TabletId(""), -1, "no configuration and no intent names it", node.node_id)
+
+
+def _is_current(state: str) -> bool:
+    return state in ("PREPARING", "CREATING", "RUNNING")
+
+
+def _silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
+    """Dead nodes of a role that a configuration still names and that are not declared lost; sorted."""
+    silent = {
+        m.peer.node_id
+        for s in situations
+        if s.tablet.node_role == role
+        for m in s.members
+        if m.dead and m.peer.node_id not in policy.lost
+    }
+    return tuple(sorted(silent))
+
+
+def _to_replace(s: Situation) -> Member | None:
+    """The member that a new replica stands in for: dead or FAILED voters, then dead others, then draining ones."""
+    poor = [m for m in s.members if not (m.live and m.active)]
+    return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
+
+
+def _is_voter(m: Member | None) -> bool:
+    return m is not None and m.peer.member_type is MemberType.VOTER
+
+
+def _copy_failed(copy: CopyView | None) -> bool:
+    return copy is not None and copy.state == "Failed"
+
+
+def _at(s: Situation, reason: str) -> tuple[TabletId, int, str]:
+    return s.tablet.tablet_id, s.tablet.config.opid_index, reason
+
+
+def _blocked(s: Situation, code: str, reason: str) -> Blocked:
+    return Blocked(*_at(s, reason), code)
+
+
+def _end(s: Situation, joining: Member, reason: str) -> EndIntent:
+    return EndIntent(*_at(s, f"{joining.name}: {reason}"), joining.peer.replica_id)
+
+
+def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
+    return CancelCopy(*_at(s, reason), intent.replica_id, intent.target_node)

@@ -1,0 +1,185 @@
+"""One tablet's health, judged once. Called by planner; pure, decides nothing.
+
+Invariant: a replica is `live` only if its node is heard and the replica itself has not failed; all counts follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.driver.policy import Policy
+from stele.driver.view import (
+    ClusterView,
+    DataState,
+    Intent,
+    NodeState,
+    NodeView,
+    ReplicaState,
+    ReplicaView,
+    TabletView,
+)
+from stele.model.config import MemberType, Peer
+
+
+def majority(voters: int) -> int:
+    """How many of `voters` make a majority."""
+    return voters // 2 + 1
+
+
+def is_dead(node: NodeView | None, policy: Policy) -> bool:
+    """Whether a node counts as gone: unknown, RETIRED, silent too long, or declared lost and silent."""
+    if node is None or node.state is NodeState.RETIRED:
+        return True
+    if node.heartbeat_age_ms > policy.dead_after_ms:
+        return True
+    return node.node_id in policy.lost and node.heartbeat_age_ms > policy.lost_after_ms
+
+
+def replica_failed(report: ReplicaView | None) -> bool:
+    """Whether a replica's own node says that it cannot serve again: FAILED, deleted, or not there."""
+    if report is None:
+        return False
+    return report.state in (ReplicaState.FAILED, ReplicaState.UNKNOWN) or report.data_state in (
+        DataState.TOMBSTONED,
+        DataState.DELETED,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A peer with what is known of it. `active`: its node takes replicas (not DRAINING)."""
+
+    peer: Peer
+    node: NodeView | None
+    report: ReplicaView | None
+    dead: bool
+    failed: bool
+    active: bool
+
+    @property
+    def live(self) -> bool:
+        """Heard, and not FAILED."""
+        return not self.dead and not self.failed
+
+    @property
+    def name(self) -> str:
+        """How reasons name it."""
+        return f"replica {self.peer.replica_id} on node {self.peer.node_id[:8]}"
+
+    @property
+    def fault(self) -> str:
+        """Why it is not live, in words."""
+        if self.dead:
+            if self.node is None:
+                return "its node is unknown to the catalog"
+            if self.node.state is NodeState.RETIRED:
+                return "its node is RETIRED"
+            return f"its node has been silent for {self.node.heartbeat_age_ms / 1000:.0f} s"
+        if self.failed:
+            error = self.report.error if self.report is not None else ""
+            return f"it has FAILED: {error}" if error else "it has FAILED"
+        return "its node is DRAINING" if not self.active else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A tablet, its members in configuration order, and the intent on it."""
+
+    tablet: TabletView
+    members: tuple[Member, ...]
+    intent: Intent | None
+    target: NodeView | None
+    """The intent's target node."""
+    target_dead: bool
+
+    @property
+    def voters(self) -> tuple[Member, ...]:
+        """VOTERs and WITNESSes."""
+        return tuple(m for m in self.members if m.peer.votes)
+
+    @property
+    def live_voters(self) -> tuple[Member, ...]:
+        """Voters that answer."""
+        return tuple(m for m in self.voters if m.live)
+
+    @property
+    def data_voters(self) -> tuple[Member, ...]:
+        """Live VOTERs: they hold the rows."""
+        return tuple(m for m in self.live_voters if m.peer.member_type is MemberType.VOTER)
+
+    @property
+    def good(self) -> tuple[Member, ...]:
+        """Live VOTERs on ACTIVE nodes: what the replication factor asks for."""
+        return tuple(m for m in self.data_voters if m.active)
+
+    @property
+    def spare(self) -> int:
+        """How many more voters may fail before the group stops; negative: it has stopped."""
+        return len(self.live_voters) - majority(len(self.voters))
+
+    @property
+    def needed(self) -> int:
+        """How many good voters are missing to the replication factor."""
+        return self.tablet.replication_factor - len(self.good)
+
+    @property
+    def joining(self) -> Member | None:
+        """The intent's replica, if the configuration names it."""
+        return self.member(self.intent.replica_id) if self.intent is not None else None
+
+    def member(self, replica_id: int) -> Member | None:
+        """The member with this replica_id, or None."""
+        for member in self.members:
+            if member.peer.replica_id == replica_id:
+                return member
+        return None
+
+    def leader(self) -> Member | None:
+        """The live voter that leads, or None."""
+        for member in self.live_voters:
+            if member.peer.node_id == self.tablet.leader_node:
+                return member
+        return None
+
+    def can_remove(self, member: Member) -> bool:
+        """Whether what is left is a live majority, of which a majority holds the rows (never rule 4)."""
+        if not member.peer.votes:
+            return self.spare >= 0 and bool(self.data_voters)
+        left = [m for m in self.voters if m is not member]
+        live = [m for m in left if m.live]
+        data = [m for m in live if m.peer.member_type is MemberType.VOTER]
+        return bool(left) and len(live) >= majority(len(left)) and len(data) >= majority(len(left))
+
+    def can_demote(self, member: Member) -> bool:
+        """Whether the voters left are a live majority, at least one of which holds the rows."""
+        left = [m for m in self.voters if m is not member]
+        live = [m for m in left if m.live]
+        data = [m for m in live if m.peer.member_type is MemberType.VOTER]
+        return bool(data) and len(live) >= majority(len(left))
+
+    def can_grow(self) -> bool:
+        """Whether one more voter, not counted as reachable itself, would be accepted by the leader."""
+        return len(self.live_voters) >= majority(len(self.voters) + 1)
+
+
+def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
+    """The situation of one tablet."""
+    leader = next((r for r in tablet.replicas if r.node_id == tablet.leader_node), None)
+    failed_by_leader = leader.failed_peers if leader is not None else ()
+    members = []
+    for peer in tablet.config.peers:
+        node = nodes.get(peer.node_id)
+        report = tablet.report(peer.replica_id)
+        members.append(
+            Member(
+                peer=peer,
+                node=node,
+                report=report,
+                dead=is_dead(node, policy),
+                failed=replica_failed(report) or peer.replica_id in failed_by_leader,
+                active=node is not None and node.state is NodeState.ACTIVE,
+            )
+        )
+    intent = view.intent(tablet.tablet_id)
+    target = nodes.get(intent.target_node) if intent is not None else None
+    return Situation(tablet, tuple(members), intent, target, intent is not None and is_dead(target, policy))

@@ -1,0 +1,79 @@
+"""Where a new replica goes. Called by planner; pure.
+
+Invariant: never a machine that a member of the tablet is on, never a node that is not ACTIVE and heard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation, is_dead
+from stele.driver.view import ClusterView, NodeState, NodeView
+from stele.model.config import Peer
+
+
+class Load:
+    """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._replicas: Counter[str] = Counter()
+        for tablet in view.tablets:
+            if tablet.state in ("CREATING", "RUNNING"):
+                self._replicas.update(p.node_id for p in tablet.config.peers)
+        configs = {t.tablet_id: t.config for t in view.tablets}
+        for intent in view.intents:
+            config = configs.get(intent.tablet_id)
+            if config is None or config.peer(intent.replica_id) is None:
+                self._replicas[intent.target_node] += 1
+
+    def planned(self, node_id: str) -> None:
+        """Count a replica that this pass plans."""
+        self._replicas[node_id] += 1
+
+    def of(self, node_id: str) -> int:
+        """Replicas on the node, planned ones counted."""
+        return self._replicas[node_id]
+
+
+def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> bool:
+    if node.role != role or node.state is not NodeState.ACTIVE or node.node_id in policy.lost:
+        return False
+    if not node.ever_heard or is_dead(node, policy):
+        return False
+    states_disk = node.disk_free_bytes or node.disk_used_bytes
+    return not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
+
+
+def choose_target(
+    situation: Situation, view: ClusterView, policy: Policy, load: Load, *, without: Peer | None = None
+) -> NodeView | None:
+    """The best node for one more replica of the tablet, or None.
+
+    Other machine than any peer's; then the zone with the fewest peers, the fewest replicas, the most free bytes, the
+    smallest id. `without` leaves one peer out of the count, for when it is removed first.
+    """
+    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
+    peers = [p for p in situation.tablet.config.peers if p is not without]
+    taken = {_host(nodes, p.node_id) for p in peers}
+    replaced = {m.peer.replica_id for m in situation.members if not m.live or not m.active}
+    zones = Counter(
+        nodes[p.node_id].zone for p in peers if p.node_id in nodes and p.replica_id not in replaced
+    )
+    bytes_needed = max((r.bytes_on_disk for r in situation.tablet.replicas), default=0)
+    usable = (n for n in view.nodes if _usable(n, situation.tablet.node_role, bytes_needed, policy))
+    return _best((n for n in usable if n.host not in taken), zones, load)
+
+
+def _host(nodes: dict[str, NodeView], node_id: str) -> str:
+    node = nodes.get(node_id)
+    return node.host if node is not None else node_id
+
+
+def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load) -> NodeView | None:
+    return min(
+        nodes,
+        key=lambda n: (zones[n.zone], load.of(n.node_id), -n.disk_free_bytes, n.node_id),
+        default=None,
+    )

@@ -1,0 +1,179 @@
+"""What a driver sees of a cluster: immutable values. Called by planner and executor; reads no clock, opens nothing.
+
+Invariant: a view is one moment as the leader master saw it, freshened at most with newer reports of single replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stele.model.config import Configuration, Peer
+from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
+
+
+class NodeState(IntEnum):
+    """A node's state in the catalog. Numbers are on the wire."""
+
+    ACTIVE = 1
+    DRAINING = 2
+    RETIRED = 3
+
+
+class ReplicaState(IntEnum):
+    """A replica's life cycle. UNKNOWN: its node reports no such replica. Numbers are on the wire."""
+
+    UNKNOWN = 0
+    BOOTSTRAPPING = 1
+    CONFIGURING = 2
+    RUNNING = 3
+    STOPPED = 4
+    FAILED = 5
+
+
+class DataState(IntEnum):
+    """What a replica has on disk. Numbers are on the wire."""
+
+    UNKNOWN = 0
+    READY = 1
+    COPYING = 2
+    TOMBSTONED = 3
+    DELETED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead."""
+
+    node_id: NodeId
+    role: str
+    machine: str
+    zone: str
+    address: str
+    state: NodeState = NodeState.ACTIVE
+    heartbeat_age_ms: int = 0
+    ever_heard: bool = True
+    incarnation: int = 0
+    replicas: int = 0
+    disk_free_bytes: int = 0
+    disk_used_bytes: int = 0
+
+    @property
+    def host(self) -> str:
+        """The machine, or the node itself where none was stated: what two replicas must not share."""
+        return self.machine or self.node_id
+
+
+@dataclass(frozen=True, slots=True)
+class CopyView:
+    """How far a tablet copy is. `state`: Starting, Fetching, Installing, Done, Failed."""
+
+    state: str
+    bytes_done: int = 0
+    bytes_total: int = 0
+    source_node: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """The newest report of a replica from its own node."""
+
+    node_id: NodeId
+    replica_id: ReplicaId
+    state: ReplicaState = ReplicaState.RUNNING
+    data_state: DataState = DataState.READY
+    has_data: bool = True
+    last_committed: OpId = OPID_NONE
+    bytes_on_disk: int = 0
+    copy: CopyView | None = None
+    error: str = ""
+    age_ms: int = 0
+    failed_peers: tuple[ReplicaId, ...] = ()
+    """Leader only: peers that said of themselves that they are FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class TabletView:
+    """A tablet: its committed configuration, who leads, and what its replicas say."""
+
+    tablet_id: TabletId
+    table_id: TableId
+    table_name: str
+    state: str
+    config: Configuration
+    term: int
+    leader_node: str
+    replication_factor: int
+    replicas: tuple[ReplicaView, ...] = ()
+
+    @property
+    def node_role(self) -> str:
+        """Which nodes may hold it: the catalog's tablet lives on masters, all others on nodes."""
+        return "master" if self.tablet_id == CATALOG_TABLET_ID else "node"
+
+    def report(self, replica_id: int) -> ReplicaView | None:
+        """The report of this replica, or None."""
+        for replica in self.replicas:
+            if replica.replica_id == replica_id:
+                return replica
+        return None
+
+    @property
+    def leader(self) -> Peer | None:
+        """The peer on the leader's node, or None."""
+        return self.config.peer_on(self.leader_node) if self.leader_node else None
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a driver has begun and recorded in the catalog before it acted."""
+
+    tablet_id: TabletId
+    replica_id: ReplicaId
+    target_node: NodeId
+    kind: str
+    epoch: int
+    source_node: str = ""
+    replaces_replica: int = 0
+    witness: bool = False
+    witness_start: OpId = OPID_NONE
+    expires_us: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who is the driver. `expires_us` is wall clock."""
+
+    holder: str
+    epoch: int
+    expires_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster at one moment. `settled`: the leader master has heard all it can expect to hear."""
+
+    nodes: tuple[NodeView, ...]
+    tablets: tuple[TabletView, ...]
+    intents: tuple[Intent, ...] = ()
+    claim: Claim | None = None
+    settled: bool = True
+    leader_master: str = ""
+    term: int = 0
+    now_us: int = 0
+
+    def node(self, node_id: str) -> NodeView | None:
+        """The node with this id, or None."""
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        return None
+
+    def intent(self, tablet_id: str) -> Intent | None:
+        """The intent on this tablet, or None; the catalog allows one."""
+        for intent in self.intents:
+            if intent.tablet_id == tablet_id:
+                return intent
+        return None
