@@ -48,6 +48,11 @@ class HybridClock:
         if time > self._last:
             self._last = time
 
+    @property
+    def last(self) -> int:
+        """The highest time handed out or observed."""
+        return self._last
+
     def wall_us(self) -> int:
         """The owner's wall clock, microseconds since 1970."""
         return self._wall_us()
