@@ -1,0 +1,196 @@
+"""Packed column blocks: rows as they travel from the client through the log into the store. Opens no files.
+
+Layout, little-endian:
+    u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero,
+    u32 schema version, u32 rows, u16 columns, u16 zero, then u32 per column id, then (flag 1) u8 per row,
+    zero padding to eight bytes, then one Arrow IPC record batch message without its schema (buffers optionally LZ4).
+Buffers are read in place.
+
+Invariant: `decode_block` of untrusted bytes yields a batch whose memory is safe to read, or raises.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model.errors import Code, Rejected
+from stele.model.schema import Schema
+
+HEADER = struct.Struct("<BBBBIIHH")
+VERSION = 1
+ROWS_MAX = 1 << 20
+_FLAG_ROW_OPS = 1
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class RowOp(IntEnum):
+    """What is done with a row. Numbers are on disk and on the wire.
+
+    insert and upsert write whole rows: a column the block lacks takes its default, else null. update changes only the
+    columns that the block has. insert fails (ALREADY_PRESENT) where the key is present, update and delete
+    (NOT_FOUND) where it is not; the _ignore forms do nothing there instead.
+    """
+
+    INSERT = 1
+    INSERT_IGNORE = 2
+    UPSERT = 3
+    UPDATE = 4
+    UPDATE_IGNORE = 5
+    DELETE = 6
+    DELETE_IGNORE = 7
+
+
+DELETES = (RowOp.DELETE, RowOp.DELETE_IGNORE)
+UPDATES = (RowOp.UPDATE, RowOp.UPDATE_IGNORE)
+INSERTS = (RowOp.INSERT, RowOp.INSERT_IGNORE, RowOp.UPSERT)
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one row was not written. `row` is its position in the block."""
+
+    row: int
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A decoded block. Exactly one of `op` (for all rows) and `row_ops` is set."""
+
+    schema_version: int
+    column_ids: tuple[int, ...]
+    batch: pa.RecordBatch
+    op: RowOp | None
+    row_ops: npt.NDArray[np.uint8] | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the block has."""
+        return int(self.batch.num_rows)
+
+
+def encode_block(
+    ops: RowOp | npt.NDArray[np.uint8],
+    column_ids: Sequence[int],
+    batch: pa.RecordBatch,
+    schema_version: int,
+    *,
+    compress: bool = False,
+) -> bytes:
+    """Bytes of a block. `ops`: one for all rows, or one byte per row. Columns of `batch` stand as in `column_ids`.
+
+    Raises:
+        Rejected: sizes that do not agree, or too many rows.
+    """
+    rows = batch.num_rows
+    if rows > ROWS_MAX:
+        raise Rejected(f"block of {rows} rows; at most {ROWS_MAX}", code=Code.TOO_LARGE)
+    if batch.num_columns != len(column_ids):
+        raise Rejected(f"block: {batch.num_columns} columns for {len(column_ids)} column ids")
+    if isinstance(ops, RowOp):
+        flags, op, row_ops = 0, int(ops), b""
+    else:
+        flags, op, row_ops = _FLAG_ROW_OPS, 0, ops.astype(np.uint8, copy=False).tobytes()
+        if len(row_ops) != rows:
+            raise Rejected(f"block: {len(row_ops)} row operations for {rows} rows")
+    head = HEADER.pack(VERSION, flags, op, 0, schema_version, rows, len(column_ids), 0)
+    ids = struct.pack(f"<{len(column_ids)}I", *column_ids)
+    front = head + ids + row_ops
+    body = batch.serialize() if not compress else _serialize_lz4(batch)
+    return b"".join((front, bytes(-len(front) % 8), body))
+
+
+def _serialize_lz4(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, batch.schema, options=_LZ4)
+    start = sink.tell()
+    writer.write_batch(batch)
+    end = sink.tell()
+    writer.close()
+    return sink.getvalue().slice(start, end - start)
+
+
+def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = False) -> Block:
+    """The block in `data`, whose memory it goes on using.
+
+    `trusted`: the bytes were checked before (they come from our own log), so values are not walked again.
+
+    Raises:
+        Rejected: no block, an unknown version (UNSUPPORTED_VERSION), columns the schema does not have
+            (SCHEMA_MISMATCH), or a block that lacks key columns; all faults of the header together.
+    """
+    if len(data) < HEADER.size:
+        raise Rejected(f"block of {len(data)} bytes; expected at least {HEADER.size}")
+    version, flags, op, _, schema_version, rows, columns, _ = HEADER.unpack_from(data)
+    if version != VERSION or flags & ~_FLAG_ROW_OPS:
+        raise Rejected(
+            f"block version {version}, flags {flags}; this program reads version {VERSION}",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    at = HEADER.size + 4 * columns
+    row_ops = None
+    if flags & _FLAG_ROW_OPS:
+        row_ops = (
+            np.frombuffer(data, np.uint8, min(rows, max(0, len(data) - at)), at) if at <= len(data) else None
+        )
+        at += rows
+    if at > len(data):
+        raise Rejected(f"block of {len(data)} bytes ends within its header of {at}")
+    column_ids: tuple[int, ...] = struct.unpack_from(f"<{columns}I", data, HEADER.size)
+    _check_header(schema, schema_version, column_ids, op, row_ops, rows)
+    arrow = schema.to_arrow(column_ids)
+    body = pa.py_buffer(data).slice(at + -at % 8)
+    try:
+        batch = pa.ipc.read_record_batch(body, arrow)
+        if not trusted:
+            batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise Rejected(f"block: its rows are no Arrow message of columns {arrow.names}: {exc}") from exc
+    if batch.num_rows != rows:
+        raise Rejected(f"block: its header says {rows} rows, its message has {batch.num_rows}")
+    return Block(schema_version, column_ids, batch, RowOp(op) if row_ops is None else None, row_ops)
+
+
+_OPS = frozenset(int(op) for op in RowOp)
+
+
+def _check_header(
+    schema: Schema,
+    schema_version: int,
+    column_ids: tuple[int, ...],
+    op: int,
+    row_ops: npt.NDArray[np.uint8] | None,
+    rows: int,
+) -> None:
+    faults = []
+    if schema_version != schema.version:
+        raise Rejected(
+            f"block was made with schema version {schema_version}, the table has {schema.version}; read it again",
+            code=Code.SCHEMA_MISMATCH,
+        )
+    if rows > ROWS_MAX:
+        faults.append(f"{rows} rows; at most {ROWS_MAX}")
+    unknown = [i for i in column_ids if i not in schema.by_id]
+    if unknown:
+        faults.append(f"column ids {unknown} are not in schema version {schema.version}")
+    if len(set(column_ids)) != len(column_ids):
+        faults.append("a column id stands twice")
+    missing = [c.name for c in schema.key_columns if c.id not in column_ids]
+    if missing:
+        faults.append(f"key columns {missing} are missing")
+    if row_ops is None:
+        if op not in _OPS:
+            faults.append(f"operation {op} is unknown")
+    elif rows and (int(row_ops.min()) < RowOp.INSERT or int(row_ops.max()) > RowOp.DELETE_IGNORE):
+        faults.append("a row operation is unknown")
+    if faults:
+        code = Code.SCHEMA_MISMATCH if unknown else Code.INVALID_ARGUMENT
+        raise Rejected("block: " + "; ".join(faults), code=code)

@@ -1,0 +1,67 @@
+"""Stele hash v1: 64 bits over byte strings, vectorised. Decides which tablet a row is in, and feeds bloom filters and
+checksums, so it never changes: a better hash is v2, beside this one.
+
+For a string of n bytes, read as little-endian 64-bit words with the last one zero padded:
+    h = fmix(seed + n * P1);  for each word w:  h = rotl(h ^ (w * P2), 29) * P3 + P4;  result fmix(h)
+with fmix of MurmurHash3 (public domain) and everything modulo 2^64.
+
+Invariant: tests/model/test_hashing.py holds golden vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model.keys import words
+
+U64 = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_P1, _P2 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F
+_P3, _P4 = 0x165667B19E3779F9, 0x27D4EB2F165667C5
+_F1, _F2 = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
+
+
+def fmix(values: U64) -> U64:
+    """MurmurHash3's finaliser: a one-to-one mix of 64-bit words."""
+    h = values ^ (values >> np.uint64(33))
+    h *= np.uint64(_F1)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(_F2)
+    h ^= h >> np.uint64(33)
+    return h
+
+
+def hash_binary(values: pa.BinaryArray, seed: int = 0) -> U64:
+    """Stele hash v1 of each value of a binary array without nulls."""
+    columns, lengths = words(values)
+    h = fmix(np.uint64(seed & _MASK) + lengths.astype(np.uint64) * np.uint64(_P1))
+    counts = (lengths + 7) // 8
+    fewest = int(counts.min()) if len(counts) else 0
+    for position, word in enumerate(columns):
+        mixed = h ^ (word * np.uint64(_P2))
+        mixed = (mixed << np.uint64(29)) | (mixed >> np.uint64(35))
+        mixed = mixed * np.uint64(_P3) + np.uint64(_P4)
+        h = mixed if position < fewest else np.where(counts > position, mixed, h)
+    return fmix(h)
+
+
+def hash_bytes(value: bytes, seed: int = 0) -> int:
+    """Stele hash v1 of one value."""
+    h = _fmix_int((seed + len(value) * _P1) & _MASK)
+    for at in range(0, len(value), 8):
+        word = int.from_bytes(value[at : at + 8], "little")
+        h ^= (word * _P2) & _MASK
+        h = ((h << 29) | (h >> 35)) & _MASK
+        h = (h * _P3 + _P4) & _MASK
+    return _fmix_int(h)
+
+
+def _fmix_int(h: int) -> int:
+    h ^= h >> 33
+    h = (h * _F1) & _MASK
+    h ^= h >> 33
+    h = (h * _F2) & _MASK
+    return h ^ (h >> 33)

@@ -1,0 +1,331 @@
+"""Order-preserving key bytes: comparing encoded keys byte by byte compares the keys column by column.
+
+Per column: bool one byte; int8…int64, date (days) and timestamp (microseconds) big-endian with the sign bit turned;
+decimal sixteen bytes big-endian, sign bit turned; string and binary raw if it is the last column, else with 00
+written as 00 01 and the terminator 00 00 (00 00 sorts before 00 01 and before every other byte, so a prefix sorts
+first). Vectorised; only batches of a few rows go through Python values, because numpy costs more there.
+
+Invariant: encoding is one-to-one for given column types, so equal bytes mean equal keys.
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.model.errors import Corrupt, Rejected
+from stele.model.schema import Schema
+
+U64 = npt.NDArray[np.uint64]
+
+KEY_BYTES_MAX = 8192
+"""Longest encoded key; longer ones are a row error. Keeps index and footers small."""
+
+_TINY_ROWS = 8
+_TERMINATOR = pa.scalar(b"\x00\x00", pa.binary())
+_EMPTY = pa.scalar(b"", pa.binary())
+_SIGNED: dict[int, tuple[str, int]] = {
+    1: (">u1", 1 << 7),
+    2: (">u2", 1 << 15),
+    4: (">u4", 1 << 31),
+    8: (">u8", 1 << 63),
+}
+_PACK = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
+_INT_OF_WIDTH = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
+
+
+def encode_keys(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
+    """Encoded primary keys of the rows of `batch`, whose columns are found by name.
+
+    Raises:
+        Rejected: a key column is missing, has another type, or holds nulls.
+    """
+    return encode_columns(batch, schema, schema.key_column_ids)
+
+
+def encode_columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -> pa.BinaryArray:
+    """Encoded bytes of these columns of each row, in this order.
+
+    Raises:
+        Rejected: a column is missing, has another type, or holds nulls.
+    """
+    arrays = []
+    for column_id in column_ids:
+        column = schema.by_id[column_id]
+        position = batch.schema.get_field_index(column.name)
+        if position < 0:
+            raise Rejected(f"key column {column.name} is missing from the batch")
+        array = batch.column(position)
+        if array.type != column.arrow:
+            raise Rejected(f"key column {column.name} is {array.type}; expected {column.arrow}")
+        arrays.append(array)
+    return encode_arrays(arrays)
+
+
+def encode_arrays(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
+    """Encoded bytes of rows given column by column (see the module's text).
+
+    Raises:
+        Rejected: nulls, or a type that cannot be in a key.
+    """
+    for array in arrays:
+        if array.null_count:
+            raise Rejected("a key column holds nulls; expected none")
+    if len(arrays[0]) <= _TINY_ROWS:
+        return pa.array(_encode_tiny(arrays), pa.binary())
+    pieces: list[Any] = []
+    fixed: list[npt.NDArray[np.uint8]] = []
+    last = len(arrays) - 1
+    for position, array in enumerate(arrays):
+        if _is_bytes(array.type):
+            if fixed:
+                pieces.append(_from_matrix(fixed))
+                fixed = []
+            pieces.append(_as_binary(array) if position == last else _escape(array))
+            if position != last:
+                pieces.append(_TERMINATOR)
+        else:
+            fixed.append(_fixed_bytes(array))
+    if fixed:
+        pieces.append(_from_matrix(fixed))
+    if len(pieces) == 1:
+        return pieces[0]
+    return pc.binary_join_element_wise(*pieces, _EMPTY)
+
+
+def encode_tuple(values: Sequence[Any], types: Sequence[pa.DataType]) -> bytes:
+    """Encoded bytes of one row given as Python values.
+
+    Raises:
+        Rejected: a value does not fit its type.
+    """
+    try:
+        arrays = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+        raise Rejected(f"key {tuple(values)!r} does not fit {[str(t) for t in types]}: {exc}") from exc
+    found: bytes = encode_arrays(arrays)[0].as_py()
+    return found
+
+
+def key_list(arrays: Sequence[pa.Array]) -> list[bytes]:
+    """Like `encode_arrays`, as a list of bytes: for a handful of rows."""
+    if len(arrays[0]) <= _TINY_ROWS:
+        return _encode_tiny(arrays)
+    found: list[bytes] = encode_arrays(arrays).to_pylist()
+    return found
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return type_.id in (pa.lib.Type_STRING, pa.lib.Type_BINARY)
+
+
+def _as_binary(array: pa.Array) -> pa.BinaryArray:
+    if array.type.id == pa.lib.Type_BINARY:
+        return array
+    return pa.Array.from_buffers(pa.binary(), len(array), array.buffers(), array.null_count, array.offset)
+
+
+def _escape(array: pa.Array) -> pa.BinaryArray:
+    raw = _as_binary(array)
+    offsets, data = binary_parts(raw)
+    if (data[int(offsets[0]) : int(offsets[-1])] == 0).any():
+        return pc.replace_substring(raw, b"\x00", b"\x00\x01")
+    return raw
+
+
+def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """(rows, width) big-endian bytes that order as the values do."""
+    type_, rows = array.type, len(array)
+    if pa.types.is_boolean(type_):
+        bits: npt.NDArray[np.uint8] = np.asarray(array.cast(pa.uint8()))
+        return bits.reshape(rows, 1)
+    if pa.types.is_decimal128(type_):
+        raw = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * 16 : (array.offset + rows) * 16]
+        turned = raw.reshape(rows, 16)[:, ::-1].copy()
+        turned[:, 0] ^= 0x80
+        return turned
+    if not (pa.types.is_signed_integer(type_) or pa.types.is_date32(type_) or pa.types.is_timestamp(type_)):
+        raise Rejected(f"a column of type {type_} cannot be part of a key")
+    width = type_.bit_width // 8
+    big_endian, sign = _SIGNED[width]
+    native = np.dtype(f"u{width}")
+    raw_ints = np.frombuffer(array.buffers()[1], native)[array.offset : array.offset + rows]
+    return (raw_ints ^ native.type(sign)).astype(big_endian).view(np.uint8).reshape(rows, width)
+
+
+def _from_matrix(parts: list[npt.NDArray[np.uint8]]) -> pa.BinaryArray:
+    matrix = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    rows, width = matrix.shape
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
+    data = np.ascontiguousarray(matrix)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+
+
+def _encode_tiny(arrays: Sequence[pa.Array]) -> list[bytes]:
+    encoded: list[bytes] = []
+    last = len(arrays) - 1
+    for position, array in enumerate(arrays):
+        type_ = array.type
+        if _is_bytes(type_):
+            values = _as_binary(array).to_pylist()
+            if position != last:
+                values = [v.replace(b"\x00", b"\x00\x01") + b"\x00\x00" for v in values]
+        elif pa.types.is_boolean(type_):
+            values = [b"\x01" if v else b"\x00" for v in array.to_pylist()]
+        elif pa.types.is_decimal128(type_):
+            values = [row.tobytes() for row in _fixed_bytes(array)]
+        elif pa.types.is_signed_integer(type_) or pa.types.is_date32(type_) or pa.types.is_timestamp(type_):
+            width = type_.bit_width // 8
+            bias, pack = 1 << (width * 8 - 1), _PACK[width].pack
+            ints = array if pa.types.is_signed_integer(type_) else array.view(_INT_OF_WIDTH[width])
+            values = [pack(v + bias) for v in ints.to_pylist()]
+        else:
+            raise Rejected(f"a column of type {type_} cannot be part of a key")
+        encoded = values if position == 0 else [a + b for a, b in zip(encoded, values)]
+    return encoded
+
+
+def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
+    """The values of one encoded key: ints (dates in days, timestamps in microseconds), str, bytes, bool, Decimal.
+
+    Raises:
+        Corrupt: the bytes are no such key.
+    """
+    values: list[Any] = []
+    at, last = 0, len(types) - 1
+    for position, type_ in enumerate(types):
+        if _is_bytes(type_):
+            raw, at = (key[at:], len(key)) if position == last else _unescape(key, at)
+            values.append(raw.decode() if type_.id == pa.lib.Type_STRING else raw)
+            continue
+        width = 1 if pa.types.is_boolean(type_) else type_.bit_width // 8
+        if at + width > len(key):
+            raise Corrupt(f"encoded key {key.hex()}: ends within column {position}")
+        number = int.from_bytes(key[at : at + width], "big")
+        at += width
+        if pa.types.is_boolean(type_):
+            values.append(bool(number))
+            continue
+        number -= 1 << (8 * width - 1)
+        values.append(_to_decimal(number, type_.scale) if pa.types.is_decimal128(type_) else number)
+    if at != len(key):
+        raise Corrupt(f"encoded key {key.hex()}: {len(key) - at} bytes left over")
+    return tuple(values)
+
+
+def _to_decimal(unscaled: int, scale: int) -> decimal.Decimal:
+    sign, digits = int(unscaled < 0), tuple(int(d) for d in str(abs(unscaled)))
+    return decimal.Decimal((sign, digits, -scale))
+
+
+def _unescape(key: bytes, start: int) -> tuple[bytes, int]:
+    out = bytearray()
+    at = start
+    while True:
+        zero = key.find(b"\x00", at)
+        if zero < 0 or zero + 1 >= len(key):
+            raise Corrupt(f"encoded key {key.hex()}: no terminator after byte {start}")
+        out += key[at:zero]
+        if key[zero + 1] == 0:
+            return bytes(out), zero + 2
+        if key[zero + 1] != 1:
+            raise Corrupt(f"encoded key {key.hex()}: byte {zero + 1} is no escape")
+        out.append(0)
+        at = zero + 2
+
+
+# --- encoded keys as numpy sees them -------------------------------------------------------------------------------
+
+
+def binary_parts(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """(offsets, bytes) of a binary or string array; offsets has one more element than the array."""
+    _, offsets_buffer, data_buffer = keys.buffers()
+    if offsets_buffer is None:
+        offsets = np.zeros(1, np.int32)
+    else:
+        offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    return offsets, data
+
+
+_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], dtype=np.uint64)
+
+
+def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[np.int64]]:
+    """Each key's bytes as little-endian 64-bit words, zero padded: (one array per word position, lengths).
+
+    At least `least` word positions; as many as the longest key needs.
+    """
+    offsets, data = binary_parts(keys)
+    starts = offsets[:-1].astype(np.int64)
+    lengths = offsets[1:].astype(np.int64) - starts
+    longest = int(lengths.max()) if len(lengths) else 0
+    count = max((longest + 7) // 8, least)
+    # Reads run up to eight bytes past a key: padding keeps them inside.
+    padded = np.zeros(int(offsets[-1]) + 8 * count + 8, np.uint8)
+    padded[: int(offsets[-1])] = data[: int(offsets[-1])]
+    every = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
+    found: list[U64] = []
+    for position in range(count):
+        word = np.take(every, starts + 8 * position)
+        left = np.clip(lengths - 8 * position, 0, 8)
+        if not (left == 8).all():
+            word &= np.take(_MASKS, left)
+        found.append(word)
+    return found, lengths
+
+
+_WORDS_MAX = 16
+
+
+def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
+    """Stable order of encoded keys, ties broken by `tie` ascending. Releases the GIL while it sorts."""
+    offsets, _ = binary_parts(keys)
+    longest = int(np.diff(offsets).max()) if len(keys) else 0
+    if longest > 8 * _WORDS_MAX:
+        # A word matrix would cost its longest key in every row.
+        ranks = np.asarray(pc.rank(keys, tiebreaker="dense")).astype(np.uint64)
+        return np.lexsort((ranks,) if tie is None else (tie, ranks))
+    columns, lengths = words(keys)
+    sort_keys: list[npt.NDArray[Any]] = [column.byteswap() for column in reversed(columns)]
+    if len(lengths) and lengths.min() != lengths.max():
+        sort_keys.insert(0, lengths)  # a key that is another plus zero bytes pads to the same words
+    if tie is not None:
+        sort_keys.insert(0, tie)
+    if not sort_keys:
+        return np.arange(len(keys))
+    return np.lexsort(tuple(sort_keys))
+
+
+def sortable(keys: pa.BinaryArray, width: int) -> npt.NDArray[np.bytes_]:
+    """Keys as fixed-width numpy bytes (zero padded to `width`, then the length), for np.searchsorted.
+
+    All keys must be at most `width` bytes long, a multiple of eight.
+    """
+    columns, lengths = words(keys, width // 8)
+    matrix = np.empty((len(keys), width // 8 + 1), "<u8")
+    for position, column in enumerate(columns):
+        matrix[:, position] = column
+    matrix[:, -1] = lengths.astype(np.uint64).byteswap()
+    return matrix.view(f"S{8 * (width // 8 + 1)}").reshape(len(keys))
+
+
+def longest(keys: pa.BinaryArray) -> int:
+    """Length in bytes of the longest key, 0 if there are none."""
+    offsets, _ = binary_parts(keys)
+    return int(np.diff(offsets).max()) if len(keys) else 0
+
+
+def same_as_before(keys: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+    """For sorted keys: whether each equals the one before it (the first never does)."""
+    found = np.zeros(len(keys), bool)
+    if len(keys) > 1:
+        found[1:] = np.asarray(pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
+    return found

@@ -1,0 +1,126 @@
+"""Operations on a key space, as they stand in a WRITE payload after its header. Built by masters and clients, applied
+by stele.tablet.keyspace; opens no files.
+
+Layout, little-endian: u8 version (1), u8 zero, u16 operations; each: u8 op, u8 flags (1: expected value given), u16
+zero, u32 key length, u32 value length, u32 expected length, then key, value, expected.
+
+Invariant: a batch is done whole or not at all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stele.model.errors import Code, Corrupt, Rejected
+
+VERSION = 1
+KEY_BYTES_MAX = 4096
+VALUE_BYTES_MAX = 8 << 20
+OPERATIONS_MAX = 65_535
+_HEADER = struct.Struct("<BBH")
+_OP = struct.Struct("<BBHIII")
+_FLAG_EXPECTED = 1
+
+
+class KeyOp(IntEnum):
+    """What is done with a key. Numbers are on disk and on the wire.
+
+    REPLACE sets it whatever was there. INSERT fails (ALREADY_PRESENT) if the key is present. DELETE removes it,
+    present or not. CAS sets it if it is `expected` (None: absent), else CAS_FAILED. CHECK only asks that it is
+    `expected`, else CAS_FAILED. DELETE with an `expected` value removes it only if it is that, else CAS_FAILED.
+    """
+
+    REPLACE = 1
+    INSERT = 2
+    DELETE = 3
+    CAS = 4
+    CHECK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOperation:
+    """One operation of a batch. `expected` counts for CAS, CHECK and DELETE; for DELETE None asks nothing."""
+
+    op: KeyOp
+    key: bytes
+    value: bytes = b""
+    expected: bytes | None = None
+
+
+def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
+    """Bytes of a batch.
+
+    Raises:
+        Rejected: with every fault: no operations, too many, a key that is empty or too long, a value too long, a key
+            written twice.
+    """
+    faults = []
+    if not 0 < len(operations) <= OPERATIONS_MAX:
+        faults.append(f"{len(operations)} operations; expected 1 to {OPERATIONS_MAX}")
+    written: set[bytes] = set()
+    parts = [_HEADER.pack(VERSION, 0, len(operations) & 0xFFFF)]
+    for operation in operations:
+        if not 0 < len(operation.key) <= KEY_BYTES_MAX:
+            faults.append(f"a key of {len(operation.key)} bytes; expected 1 to {KEY_BYTES_MAX}")
+        if len(operation.value) > VALUE_BYTES_MAX:
+            faults.append(
+                f"key {operation.key!r}: value of {len(operation.value)} bytes; at most {VALUE_BYTES_MAX}"
+            )
+        if operation.op is not KeyOp.CHECK:
+            if operation.key in written:
+                faults.append(f"key {operation.key!r} is written twice in one batch")
+            written.add(operation.key)
+        expected = operation.expected
+        flags = 0 if expected is None else _FLAG_EXPECTED
+        expected = expected or b""
+        parts.append(
+            _OP.pack(operation.op, flags, 0, len(operation.key), len(operation.value), len(expected))
+            + operation.key
+            + operation.value
+            + expected
+        )
+    if faults:
+        raise Rejected("key space batch: " + "; ".join(faults))
+    return b"".join(parts)
+
+
+def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
+    """The inverse of `encode_operations`.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for a version or operation this program does not know.
+        Corrupt: bytes that are no batch.
+    """
+    try:
+        version, _, count = _HEADER.unpack_from(data)
+        if version != VERSION:
+            raise Rejected(
+                f"key space batch version {version}; this program reads {VERSION}",
+                code=Code.UNSUPPORTED_VERSION,
+            )
+        at = _HEADER.size
+        found = []
+        for _ in range(count):
+            op, flags, _, key_length, value_length, expected_length = _OP.unpack_from(data, at)
+            at += _OP.size
+            if op not in _OPS:
+                raise Rejected(f"key space operation {op} is unknown", code=Code.UNSUPPORTED_VERSION)
+            end = at + key_length + value_length + expected_length
+            if end > len(data):
+                raise Corrupt(f"key space batch of {len(data)} bytes ends within an operation of {end}")
+            key = bytes(data[at : at + key_length])
+            value = bytes(data[at + key_length : at + key_length + value_length])
+            expected = bytes(data[end - expected_length : end]) if flags & _FLAG_EXPECTED else None
+            found.append(KeyOperation(KeyOp(op), key, value, expected))
+            at = end
+    except struct.error as exc:
+        raise Corrupt(f"key space batch of {len(data)} bytes: {exc}") from exc
+    if at != len(data):
+        raise Corrupt(f"key space batch: {len(data) - at} bytes left over")
+    return found
+
+
+_OPS = frozenset(int(op) for op in KeyOp)

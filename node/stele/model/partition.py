@@ -1,0 +1,274 @@
+"""Which tablet a row belongs to. Shared by client, master and Spark; knows no locations.
+
+A table's partitions are the cross product of its hash buckets and its ranges, numbered with the first hash slowest
+and the range fastest. That number is the tablet's ordinal.
+
+Invariant: the ordinal of a row depends only on its bytes and the partition schema (stele hash v1, golden vectors).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model import keys
+from stele.model.errors import Rejected
+from stele.model.hashing import hash_binary
+from stele.model.predicate import Predicate
+from stele.model.schema import Schema
+
+TABLETS_MAX = 100_000
+_COMBINATIONS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HashPartition:
+    """Rows go to `hash(columns, seed) mod buckets`."""
+
+    column_ids: tuple[int, ...]
+    buckets: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangePartition:
+    """Rows go to the range between two split keys: encoded bytes of `column_ids`, ascending; a split key begins its
+    range."""
+
+    column_ids: tuple[int, ...]
+    split_keys: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What one tablet holds: a bucket per hash, and a range [start, end) with b"" for unbounded."""
+
+    hash_buckets: tuple[int, ...] = ()
+    range_start: bytes = b""
+    range_end: bytes = b""
+
+    def __str__(self) -> str:
+        parts = [f"hash {b}" for b in self.hash_buckets]
+        if self.range_start or self.range_end:
+            parts.append(f"range [{self.range_start.hex() or '-∞'}, {self.range_end.hex() or '∞'})")
+        return ", ".join(parts) or "all rows"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSchema:
+    """How a table is split. Both parts empty: one tablet."""
+
+    hash: tuple[HashPartition, ...] = ()
+    range: RangePartition | None = None
+
+    @property
+    def ranges(self) -> int:
+        """How many ranges there are."""
+        return 1 if self.range is None else len(self.range.split_keys) + 1
+
+    @property
+    def tablets(self) -> int:
+        """How many tablets the table has."""
+        count = self.ranges
+        for part in self.hash:
+            count *= part.buckets
+        return count
+
+    def faults(self, schema: Schema) -> list[str]:
+        """Everything wrong with this partitioning of a table of `schema`, in words; empty if nothing is."""
+        found: list[str] = []
+        seen: set[int] = set()
+        for part in self.hash:
+            found.extend(_column_faults("hash", part.column_ids, schema))
+            if part.buckets < 2:
+                found.append(f"hash of {list(part.column_ids)}: {part.buckets} buckets; expected 2 or more")
+            if not 0 <= part.seed < 1 << 32:
+                found.append(f"hash of {list(part.column_ids)}: seed {part.seed}; expected 32 bits")
+            twice = seen.intersection(part.column_ids)
+            if twice:
+                found.append(f"hash: column ids {sorted(twice)} stand in two hashes")
+            seen.update(part.column_ids)
+        if self.range is not None:
+            found.extend(_column_faults("range", self.range.column_ids, schema))
+            splits = self.range.split_keys
+            if any(a >= b for a, b in itertools.pairwise(splits)) or any(not s for s in splits):
+                found.append("range: split keys must be ascending, each once, none empty")
+        if self.tablets > TABLETS_MAX:
+            found.append(f"{self.tablets} tablets; at most {TABLETS_MAX}")
+        return found
+
+    def to_json(self) -> str:
+        """JSON text; equal values have equal text."""
+        range_ = (
+            None
+            if self.range is None
+            else [list(self.range.column_ids), [s.hex() for s in self.range.split_keys]]
+        )
+        hashes = [[list(h.column_ids), h.buckets, h.seed] for h in self.hash]
+        return json.dumps({"hash": hashes, "range": range_}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> PartitionSchema:
+        """The inverse of `to_json`.
+
+        Raises:
+            Rejected: the text is no partition schema.
+        """
+        try:
+            raw = json.loads(text)
+            hashes = tuple(HashPartition(tuple(c), int(b), int(s)) for c, b, s in raw["hash"])
+            range_ = raw["range"]
+            if range_ is None:
+                return PartitionSchema(hashes)
+            splits = tuple(bytes.fromhex(s) for s in range_[1])
+            return PartitionSchema(hashes, RangePartition(tuple(range_[0]), splits))
+        except (ValueError, TypeError, KeyError) as exc:
+            raise Rejected(f"partitioning: {exc!r}; expected what PartitionSchema.to_json wrote") from exc
+
+
+def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list[str]:
+    if not column_ids:
+        return [f"{kind}: no columns"]
+    outside = [i for i in column_ids if not schema.is_key(i)]
+    names = [schema.by_id[i].name if i in schema.by_id else str(i) for i in outside]
+    found = (
+        [f"{kind}: {names} are not key columns; a row must stay in its tablet for ever"] if outside else []
+    )
+    if len(set(column_ids)) != len(column_ids):
+        found.append(f"{kind}: a column stands twice")
+    return found
+
+
+def partitions(partitioning: PartitionSchema) -> list[Partition]:
+    """All partitions, by ordinal."""
+    splits = () if partitioning.range is None else partitioning.range.split_keys
+    bounds = [b"", *splits, b""]
+    ranges = list(itertools.pairwise(bounds))
+    buckets = itertools.product(*(range(h.buckets) for h in partitioning.hash))
+    return [Partition(chosen, start, end) for chosen in buckets for start, end in ranges]
+
+
+def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema) -> npt.NDArray[np.int64]:
+    """The tablet ordinal of each row.
+
+    Raises:
+        Rejected: a partition column is missing or holds nulls.
+    """
+    ordinals = np.zeros(len(batch), np.int64)
+    for part in partitioning.hash:
+        hashes = hash_binary(keys.encode_columns(batch, schema, part.column_ids), part.seed)
+        ordinals = ordinals * part.buckets + (hashes % np.uint64(part.buckets)).astype(np.int64)
+    if partitioning.range is not None:
+        encoded = keys.encode_columns(batch, schema, partitioning.range.column_ids)
+        ordinals = ordinals * partitioning.ranges + _range_of(encoded, partitioning.range.split_keys)
+    return ordinals
+
+
+def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    if not splits:
+        return np.zeros(len(encoded), np.int64)
+    split_array = pa.array(splits, pa.binary())
+    longest = max(keys.longest(encoded), keys.longest(split_array))
+    width = max(8, (longest + 7) // 8 * 8)
+    places = np.searchsorted(keys.sortable(split_array, width), keys.sortable(encoded, width), side="right")
+    return places.astype(np.int64)
+
+
+def split(
+    batch: pa.RecordBatch, ordinals: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """(ordinal, positions of its rows in their order), by ascending ordinal."""
+    if len(batch) == 0:
+        return
+    order = np.argsort(ordinals, kind="stable")
+    ordered = ordinals[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]))
+    for start, end in itertools.pairwise(starts.tolist()):
+        yield int(ordered[start]), order[start:end]
+
+
+def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> list[int]:
+    """Ordinals of the tablets that can hold a row for which all predicates are true, ascending.
+
+    Never leaves one out that can; keeps some that cannot (a hash needs = or "in" on all of its columns, a range = on a
+    prefix of its columns and comparisons on the next).
+    """
+    sizes = [h.buckets for h in partitioning.hash] + [partitioning.ranges]
+    allowed: list[Sequence[int]] = [_hash_buckets(part, schema, predicates) for part in partitioning.hash]
+    allowed.append(_ranges(partitioning, schema, predicates))
+    found = []
+    for chosen in itertools.product(*allowed):
+        ordinal = 0
+        for size, place in zip(sizes, chosen):
+            ordinal = ordinal * size + place
+        found.append(ordinal)
+    return found
+
+
+def _candidates(column_id: int, schema: Schema, predicates: Sequence[Predicate]) -> pa.Array | None:
+    """Values the column can have by some = or "in", None if no predicate says."""
+    sets = [p.array(schema) for p in predicates if p.column_id == column_id and p.op in ("=", "in")]
+    return min(sets, key=len) if sets else None
+
+
+def _encoded_product(arrays: Sequence[pa.Array]) -> pa.BinaryArray | None:
+    sizes = [len(a) for a in arrays]
+    if int(np.prod(sizes)) > _COMBINATIONS_MAX:
+        return None
+    grid = np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij")
+    return keys.encode_arrays([a.take(pa.array(g.ravel())) for a, g in zip(arrays, grid)])
+
+
+def _hash_buckets(part: HashPartition, schema: Schema, predicates: Sequence[Predicate]) -> Sequence[int]:
+    every = range(part.buckets)
+    arrays = [_candidates(c, schema, predicates) for c in part.column_ids]
+    known = [a for a in arrays if a is not None]
+    if len(known) != len(arrays):
+        return every
+    encoded = _encoded_product(known)
+    if encoded is None:
+        return every
+    if len(encoded) == 0:
+        return []
+    return sorted({int(b) for b in hash_binary(encoded, part.seed) % np.uint64(part.buckets)})
+
+
+def _ranges(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> Sequence[int]:
+    if partitioning.range is None or not partitioning.range.split_keys:
+        return [0]
+    splits, first = partitioning.range.split_keys, partitioning.range.column_ids[0]
+    last_column = len(partitioning.range.column_ids) == 1
+    exact = _candidates(first, schema, predicates)
+    lowers, uppers = [], []
+    if exact is not None:
+        if len(exact) == 0:
+            return []
+        encoded = sorted(_prefix(exact.slice(i, 1), last_column) for i in range(len(exact)))
+        lowers.append(encoded[0])
+        uppers.append(encoded[-1])
+    for predicate in predicates:
+        if predicate.column_id == first and predicate.op in ("<", "<="):
+            uppers.append(_prefix(predicate.array(schema), last_column))
+        elif predicate.column_id == first and predicate.op in (">", ">="):
+            lowers.append(_prefix(predicate.array(schema), last_column))
+    low, high = 0, len(splits)
+    for lower in lowers:
+        low = max(low, sum(1 for s in splits if s <= lower))
+    for upper in uppers:
+        # Every key that begins with `upper` may match, so a split that does is still within reach.
+        high = min(high, sum(1 for s in splits if s <= upper or s.startswith(upper)))
+    return range(low, high + 1)
+
+
+def _prefix(value: pa.Array, last_column: bool) -> bytes:
+    """Encoded bytes of the first range column, as they stand at the front of its encoded rows."""
+    if last_column:
+        return keys.key_list([value])[0]
+    marker = pa.array([0], pa.int8())
+    return keys.key_list([value, marker])[0][:-1]

@@ -1,0 +1,136 @@
+"""What a scan asks for: projection, predicates, key range, limit, order, resume key. Built by clients, travels in
+tickets as JSON, evaluated by the store; reads no rows itself.
+
+Invariant: a predicate keeps a row only if it is true of it; a comparison with null is never true.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from stele.model.errors import Rejected
+from stele.model.schema import Schema
+
+OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "is_null", "is_not_null")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """`column op value`. `value` is a Python value that fits the column (a tuple of them for "in", None for the null
+    tests)."""
+
+    column_id: int
+    op: str
+    value: Any = None
+
+    def array(self, schema: Schema) -> pa.Array:
+        """The value or values as an Arrow array of the column's type.
+
+        Raises:
+            Rejected: unknown column or operator, or a value that does not fit.
+        """
+        column = schema.by_id.get(self.column_id)
+        if column is None:
+            raise Rejected(f"predicate: column id {self.column_id} is not in schema version {schema.version}")
+        if self.op not in OPERATORS:
+            raise Rejected(f"predicate on {column.name}: operator {self.op!r}; expected one of {OPERATORS}")
+        if self.op in ("is_null", "is_not_null"):
+            return pa.array([], column.arrow)
+        values = list(self.value) if self.op == "in" else [self.value]
+        if any(v is None for v in values):
+            raise Rejected(
+                f"predicate on {column.name}: null compares with nothing; use is_null or is_not_null"
+            )
+        try:
+            return pa.array(values, column.arrow)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise Rejected(f"predicate on {column.name}: {self.value!r} is no {column.type} ({exc})") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSpec:
+    """One scan of one tablet.
+
+    `column_ids` empty: all columns, in schema order. `lower_key` inclusive and `upper_key` exclusive are encoded keys
+    (b"" for none); `resume_after` is the encoded key of the last row already seen, which implies key order.
+    `limit` in rows, None for all. `ordered`: rows come in key order.
+    """
+
+    column_ids: tuple[int, ...] = ()
+    predicates: tuple[Predicate, ...] = ()
+    lower_key: bytes = b""
+    upper_key: bytes = b""
+    limit: int | None = None
+    ordered: bool = False
+    resume_after: bytes = b""
+    batch_rows: int = 32_768
+
+    def to_json(self, schema: Schema) -> str:
+        """JSON text; predicate values travel in Arrow's own bytes, so that no type is bent."""
+        return json.dumps(
+            {
+                "columns": list(self.column_ids),
+                "predicates": [[p.column_id, p.op, _pack(p.array(schema))] for p in self.predicates],
+                "lower": self.lower_key.hex(),
+                "upper": self.upper_key.hex(),
+                "limit": self.limit,
+                "ordered": self.ordered,
+                "resume_after": self.resume_after.hex(),
+                "batch_rows": self.batch_rows,
+            },
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str | bytes, schema: Schema) -> ScanSpec:
+        """The inverse of `to_json`.
+
+        Raises:
+            Rejected: no scan, or one of columns the schema does not have.
+        """
+        try:
+            raw = json.loads(text)
+            predicates = tuple(
+                _predicate(int(c), str(op), packed, schema) for c, op, packed in raw["predicates"]
+            )
+            spec = ScanSpec(
+                tuple(int(c) for c in raw["columns"]),
+                predicates,
+                bytes.fromhex(raw["lower"]),
+                bytes.fromhex(raw["upper"]),
+                None if raw["limit"] is None else int(raw["limit"]),
+                bool(raw["ordered"]),
+                bytes.fromhex(raw["resume_after"]),
+                int(raw["batch_rows"]),
+            )
+        except (ValueError, TypeError, KeyError, pa.ArrowException, OSError) as exc:
+            raise Rejected(f"scan: {exc!r}; expected what ScanSpec.to_json wrote") from exc
+        schema.to_arrow(spec.column_ids)
+        return spec
+
+
+def _pack(values: pa.Array) -> str:
+    batch = pa.record_batch([values], names=["v"])
+    return base64.b64encode(batch.serialize().to_pybytes()).decode()
+
+
+def _predicate(column_id: int, op: str, packed: str, schema: Schema) -> Predicate:
+    column = schema.by_id.get(column_id)
+    if column is None:
+        raise Rejected(f"predicate: column id {column_id} is not in schema version {schema.version}")
+    raw = base64.b64decode(packed, validate=True)
+    batch = pa.ipc.read_record_batch(pa.py_buffer(raw), pa.schema([pa.field("v", column.arrow)]))
+    batch.validate(full=True)
+    values = batch.column(0).to_pylist()
+    if op == "in":
+        return Predicate(column_id, op, tuple(values))
+    if op in ("is_null", "is_not_null"):
+        return Predicate(column_id, op)
+    if len(values) != 1:
+        raise Rejected(f"predicate on {column.name}: {len(values)} values for {op!r}; expected one")
+    return Predicate(column_id, op, values[0])

@@ -1,0 +1,300 @@
+"""Typed columns of a table. Shared by client, master and store; opens no files.
+
+Invariant: a `Schema` that exists is valid, immutable, and its column ids are permanent: an id names one column for
+ever, so old blocks and files stay readable after columns come and go.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from stele.model.errors import Rejected
+from stele.model.ids import ColumnId, SchemaVersion
+
+COLUMNS_MAX = 1000
+"""Bounded so that a block header and a footer stay small."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_RESERVED_PREFIX = "__stele"
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)\Z")
+_DECIMAL_PRECISION_MAX = 38
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+}
+_NO_KEY_TYPES = ("float", "double")
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """The Arrow type of a column type name: bool, int8…int64, float, double, decimal(p,s), string, binary, date,
+    timestamp (microseconds, UTC).
+
+    Raises:
+        Rejected: the name is no type.
+    """
+    found = _TYPES.get(name)
+    if found is not None:
+        return found
+    match = _DECIMAL.match(name)
+    if match:
+        precision, scale = int(match[1]), int(match[2])
+        if 1 <= precision <= _DECIMAL_PRECISION_MAX and scale <= precision:
+            return pa.decimal128(precision, scale)
+        raise Rejected(
+            f"type {name}: expected 1 <= precision <= {_DECIMAL_PRECISION_MAX} and scale <= precision"
+        )
+    raise Rejected(f"type {name!r} is unknown; expected one of {', '.join(_TYPES)}, decimal(p,s)")
+
+
+def type_name(arrow: pa.DataType) -> str:
+    """The column type name that holds values of an Arrow type (wider ones for unsigned and time units).
+
+    Raises:
+        Rejected: no column type holds it.
+    """
+    for name, known in _TYPES.items():
+        if known == arrow:
+            return name
+    if pa.types.is_decimal(arrow) and arrow.precision <= _DECIMAL_PRECISION_MAX:
+        return f"decimal({arrow.precision},{arrow.scale})"
+    if pa.types.is_timestamp(arrow):
+        return "timestamp"
+    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return "string"
+    if pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):
+        return "binary"
+    widened = {pa.uint8(): "int16", pa.uint16(): "int32", pa.uint32(): "int64", pa.float16(): "float"}
+    if arrow in widened:
+        return widened[arrow]
+    raise Rejected(
+        f"Arrow type {arrow} has no column type; expected one of {', '.join(_TYPES)}, decimal(p,s)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `default` is JSON text, None for none: dates and timestamps in ISO 8601, decimals as strings,
+    binary in base64."""
+
+    id: ColumnId
+    name: str
+    type: str
+    nullable: bool = False
+    default: str | None = None
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """Arrow type of the values."""
+        return arrow_type(self.type)
+
+    def default_scalar(self) -> pa.Scalar:
+        """The value a row takes that does not give one; null where there is no default.
+
+        Raises:
+            Rejected: the default does not fit the type.
+        """
+        if self.default is None:
+            return pa.scalar(None, self.arrow)
+        try:
+            return _scalar(json.loads(self.default), self.arrow)
+        except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as exc:
+            raise Rejected(f"column {self.name}: default {self.default} is no {self.type} ({exc})") from exc
+
+
+def _scalar(value: Any, arrow: pa.DataType) -> pa.Scalar:
+    if pa.types.is_boolean(arrow) and not isinstance(value, bool | None):
+        raise TypeError("expected true or false")
+    if pa.types.is_integer(arrow) and (isinstance(value, bool) or not isinstance(value, int | None)):
+        raise TypeError("expected an integer")
+    if value is not None:
+        if pa.types.is_binary(arrow):
+            value = base64.b64decode(value, validate=True)
+        elif pa.types.is_decimal(arrow):
+            value = decimal.Decimal(str(value))
+        elif pa.types.is_date(arrow):
+            value = datetime.date.fromisoformat(value)
+        elif pa.types.is_timestamp(arrow):
+            value = datetime.datetime.fromisoformat(value)
+            if value.tzinfo is None:
+                value = value.replace(tzinfo=datetime.UTC)
+    return pa.scalar(value, arrow)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Columns and primary key of a table. Equality is by value.
+
+    Raises (on construction):
+        Rejected: with every fault found, not only the first.
+    """
+
+    version: SchemaVersion
+    columns: tuple[Column, ...]
+    key_column_ids: tuple[ColumnId, ...]
+    next_column_id: int
+    by_id: dict[int, Column] = field(init=False, repr=False, compare=False)
+    by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
+    key_columns: tuple[Column, ...] = field(init=False, repr=False, compare=False)
+    column_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _arrow: dict[tuple[int, ...], pa.Schema] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        faults = _faults(self)
+        if faults:
+            raise Rejected("schema: " + "; ".join(faults))
+        put = object.__setattr__
+        put(self, "by_id", {int(c.id): c for c in self.columns})
+        put(self, "by_name", {c.name: c for c in self.columns})
+        put(self, "key_columns", tuple(self.by_id[k] for k in self.key_column_ids))
+        put(self, "column_ids", tuple(int(c.id) for c in self.columns))
+        put(self, "_arrow", {})
+
+    @staticmethod
+    def make(
+        columns: Iterable[tuple[Any, ...]], key: Sequence[str], *, version: int = 1, first_column_id: int = 0
+    ) -> Schema:
+        """A new schema from (name, type[, nullable[, default JSON]]) and key column names; ids count from
+        `first_column_id`.
+
+        Raises:
+            Rejected: with every fault found.
+        """
+        made = []
+        for position, column in enumerate(columns):
+            name, type_ = column[0], column[1]
+            nullable = bool(column[2]) if len(column) > 2 else False
+            default = column[3] if len(column) > 3 else None
+            made.append(Column(ColumnId(first_column_id + position), name, type_, nullable, default))
+        ids = {c.name: c.id for c in made}
+        unknown = [name for name in key if name not in ids]
+        if unknown:
+            raise Rejected(f"schema: key names {unknown}, which are no columns; expected some of {list(ids)}")
+        return Schema(
+            SchemaVersion(version), tuple(made), tuple(ids[n] for n in key), first_column_id + len(made)
+        )
+
+    def to_arrow(self, column_ids: Sequence[int] | None = None) -> pa.Schema:
+        """The Arrow schema of all columns, or of these, in this order.
+
+        Raises:
+            Rejected: an id is no column.
+        """
+        wanted = self.column_ids if column_ids is None else tuple(column_ids)
+        found = self._arrow.get(wanted)
+        if found is None:
+            unknown = [i for i in wanted if i not in self.by_id]
+            if unknown:
+                raise Rejected(f"column ids {unknown} are not in schema version {self.version}")
+            chosen = [self.by_id[i] for i in wanted]
+            found = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in chosen])
+            self._arrow[wanted] = found
+        return found
+
+    def is_key(self, column_id: int) -> bool:
+        """Whether the column belongs to the primary key."""
+        return column_id in self.key_column_ids
+
+    def to_json(self) -> str:
+        """JSON text; equal schemas have equal text."""
+        return json.dumps(
+            {
+                "version": self.version,
+                "columns": [[c.id, c.name, c.type, c.nullable, c.default] for c in self.columns],
+                "key": list(self.key_column_ids),
+                "next_column_id": self.next_column_id,
+            },
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Schema:
+        """The inverse of `to_json`.
+
+        Raises:
+            Rejected: no schema, or an invalid one.
+        """
+        try:
+            raw = json.loads(text)
+            columns = tuple(
+                Column(ColumnId(int(i)), n, t, bool(nullable), d) for i, n, t, nullable, d in raw["columns"]
+            )
+            key = tuple(ColumnId(int(k)) for k in raw["key"])
+            return Schema(SchemaVersion(int(raw["version"])), columns, key, int(raw["next_column_id"]))
+        except (ValueError, TypeError, KeyError) as exc:
+            raise Rejected(f"schema: {exc!r}; expected what Schema.to_json wrote") from exc
+
+
+def _faults(schema: Schema) -> list[str]:
+    faults: list[str] = []
+    if schema.version < 1:
+        faults.append(f"version {schema.version}: expected 1 or more")
+    if not schema.columns:
+        faults.append("no columns: expected at least one")
+    if len(schema.columns) > COLUMNS_MAX:
+        faults.append(f"{len(schema.columns)} columns: at most {COLUMNS_MAX}")
+    names: set[str] = set()
+    ids: set[int] = set()
+    for column in schema.columns:
+        faults.extend(_column_faults(column, schema))
+        if column.name.lower() in names:
+            faults.append(f"column {column.name}: the name stands twice (case does not count)")
+        if column.id in ids:
+            faults.append(f"column {column.name}: the id {column.id} stands twice")
+        names.add(column.name.lower())
+        ids.add(column.id)
+    if not schema.key_column_ids:
+        faults.append("no key: expected at least one key column")
+    if len(set(schema.key_column_ids)) != len(schema.key_column_ids):
+        faults.append(f"key {list(schema.key_column_ids)}: a column stands twice")
+    faults.extend(f"key column id {k}: no such column" for k in schema.key_column_ids if k not in ids)
+    return faults
+
+
+def _column_faults(column: Column, schema: Schema) -> list[str]:
+    faults = []
+    where = f"column {column.name}"
+    if not _NAME.match(column.name):
+        faults.append(
+            f"column name {column.name!r}: expected a letter or _, then letters, digits, _, at most 128"
+        )
+    elif column.name.lower().startswith(_RESERVED_PREFIX):
+        faults.append(f"{where}: names that begin with {_RESERVED_PREFIX} are Stele's own")
+    if not 0 <= column.id < schema.next_column_id:
+        faults.append(f"{where}: id {column.id} is not below next_column_id {schema.next_column_id}")
+    try:
+        arrow_type(column.type)
+    except Rejected as exc:
+        faults.append(f"{where}: {exc.args[0]}")
+    else:
+        if column.default is not None:
+            try:
+                if not column.default_scalar().is_valid and not column.nullable:
+                    faults.append(f"{where}: default null, but the column is not nullable")
+            except Rejected as exc:
+                faults.append(exc.args[0])
+    if column.id in schema.key_column_ids:
+        if column.nullable:
+            faults.append(f"{where}: a key column cannot be nullable")
+        if column.type in _NO_KEY_TYPES:
+            faults.append(f"{where}: a {column.type} cannot be a key column; use an integer or a decimal")
+    return faults

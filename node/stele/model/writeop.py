@@ -1,0 +1,85 @@
+"""Payload of a WRITE entry: a fixed header that makes a retry harmless, then the body (a block, or key space
+operations). Built by the leader, decoded where the entry is applied; opens no files.
+
+Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 zero, u32 schema version, 16 bytes client id, u64
+sequence, u64 lowest unfinished sequence, u64 time of the client id's making (µs since 1970), u64 xxh3-64 of the body.
+56 is a multiple of eight, so a block's Arrow buffers stay aligned.
+
+Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own proposals).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import xxhash
+
+from stele.model.errors import Code, Corrupt, Rejected
+
+HEADER = struct.Struct("<BBHI16sQQQQ")
+VERSION = 1
+NO_CLIENT = bytes(16)
+
+
+class BodyKind(IntEnum):
+    """What follows the header. Numbers are on disk."""
+
+    BLOCK = 1
+    KEYSPACE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHeader:
+    """Who writes, and which of its writes this is."""
+
+    client_id: bytes
+    sequence: int
+    lowest_unfinished: int
+    first_attempt_us: int
+    digest: int
+    schema_version: int = 0
+    kind: BodyKind = BodyKind.BLOCK
+
+
+def digest(body: bytes | memoryview) -> int:
+    """xxh3-64 of a body, as clients send it."""
+    return xxhash.xxh3_64_intdigest(body)
+
+
+def encode(header: WriteHeader, body: bytes) -> bytes:
+    """Header and body, as one payload."""
+    packed = HEADER.pack(
+        VERSION,
+        header.kind,
+        0,
+        header.schema_version,
+        header.client_id,
+        header.sequence,
+        header.lowest_unfinished,
+        header.first_attempt_us,
+        header.digest,
+    )
+    return packed + body
+
+
+def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
+    """The header, and the body without a copy.
+
+    Raises:
+        Corrupt: shorter than a header.
+        Rejected: UNSUPPORTED_VERSION for a version or kind this program does not know.
+    """
+    if len(payload) < HEADER.size:
+        raise Corrupt(f"write payload of {len(payload)} bytes; expected at least {HEADER.size}")
+    version, kind, _, schema_version, client_id, sequence, lowest, first_us, body_digest = HEADER.unpack_from(
+        payload
+    )
+    if version != VERSION or kind not in (BodyKind.BLOCK, BodyKind.KEYSPACE):
+        raise Rejected(
+            f"write payload version {version}, kind {kind}; this program reads version {VERSION}, kinds 1 and 2",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    header = WriteHeader(client_id, sequence, lowest, first_us, body_digest, schema_version, BodyKind(kind))
+    return header, memoryview(payload)[HEADER.size :]

@@ -1,0 +1,108 @@
+"""What a replica asks of its state machine. Two implementations: TabletStore (rows) and KeySpace (keys and values).
+
+Invariant: the state after applying entries 1..n depends on those entries alone, so replicas agree byte for byte.
+
+Threads: `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, `checkpoint` and
+views may run on any other meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stele.model.block import RowError
+from stele.model.entry import Entry
+from stele.model.errors import Code, SteleError, error_for
+from stele.model.ids import OpId
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one WRITE entry. A retry of the same write gets the same outcome.
+
+    `code` other than OK: the whole write was refused (`message` says why) and changed nothing. Rows in `row_errors`
+    were not written, all others were. `value`: what a key space operation answers. `duplicate`: this entry repeated
+    an earlier one.
+    """
+
+    timestamp: int = 0
+    row_errors: tuple[RowError, ...] = ()
+    value: Any = None
+    code: Code = Code.OK
+    message: str = ""
+    duplicate: bool = False
+
+    def error(self) -> SteleError | None:
+        """The exception that stands for a refused write, None for one that was done."""
+        return None if self.code is Code.OK else error_for(self.code, self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A flushed state as hard links in one directory: `files` (names in it) hold all up to `opid`."""
+
+    opid: OpId
+    files: tuple[str, ...]
+
+
+class FlushJob(Protocol):
+    """A flush under way. `opid`: what the files hold once it is finished."""
+
+    opid: OpId
+
+    def write(self) -> None:
+        """Write and sync the files. Any thread; blocks.
+
+        On return the state up to `opid` survives power loss. On an error the store serves on unchanged, and the next
+        `begin_flush` tries the same again.
+
+        Raises:
+            Retryable: DISK_FULL.
+            Corrupt: IO_ERROR.
+        """
+
+
+class StateMachine(Protocol):
+    """What applies the committed entries of one replica."""
+
+    @property
+    def applied(self) -> OpId:
+        """The last entry applied."""
+
+    @property
+    def flushed(self) -> OpId:
+        """The last entry that is in synced files: the log up to it is not needed for replay."""
+
+    @property
+    def max_ceiling(self) -> int:
+        """The highest timestamp ceiling among the applied entries; 0 for none."""
+
+    def apply(self, entry: Entry) -> Outcome:
+        """Apply the next committed entry, whatever its kind.
+
+        Raises:
+            InvariantViolation: the entry is not the next one.
+            Corrupt: its payload is not what a leader proposes, or a file it needs is damaged.
+        """
+
+    def should_flush(self) -> bool:
+        """Whether memory is worth flushing now."""
+
+    def begin_flush(self) -> FlushJob | None:
+        """Freeze what is in memory and return the job that writes it; None if one runs already or nothing is new
+        since `flushed`. Cheap."""
+
+    def finish_flush(self, job: FlushJob) -> None:
+        """After `job.write()` returned: `flushed` moves to `job.opid`."""
+
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        """Hard links of the last flushed state in `directory` (made if absent), synced. Any thread.
+
+        Raises:
+            Rejected: ALREADY_PRESENT, the directory is not empty.
+        """
+
+    def close(self) -> None:
+        """Let go of files and memory. Views that are open stay readable."""
