@@ -110,12 +110,11 @@ def encode_block(
 
 def _serialize_lz4(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, batch.schema, options=_LZ4)
-    start = sink.tell()
-    writer.write_batch(batch)
-    end = sink.tell()
-    writer.close()
-    return sink.getvalue().slice(start, end - start)
+    with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
+        writer.write_batch(batch)
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()  # the schema, which a block does not carry
+    return messages.read_next_message().serialize()
 
 
 def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = False) -> Block:

@@ -148,7 +148,7 @@ def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
         return bits.reshape(rows, 1)
     if pa.types.is_decimal128(type_):
         raw = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * 16 : (array.offset + rows) * 16]
-        turned = raw.reshape(rows, 16)[:, ::-1].copy()
+        turned: npt.NDArray[np.uint8] = raw.reshape(rows, 16)[:, ::-1].copy()
         turned[:, 0] ^= 0x80
         return turned
     if not (pa.types.is_signed_integer(type_) or pa.types.is_date32(type_) or pa.types.is_timestamp(type_)):

@@ -103,17 +103,18 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
     A row that is deleted needs its key only. Costs nothing per row where no column has nulls.
     """
     errors: dict[int, str] = {}
-    for column_id, array in zip(block.column_ids, block.batch.columns):
-        if array.null_count:
-            column = schema.by_id[column_id]
-            if not column.nullable:
-                bad = np.asarray(array.is_null())
-                if block.row_ops is not None and not schema.is_key(column_id):
-                    bad = bad & (block.row_ops < RowOp.DELETE)
-                elif block.op in DELETES and not schema.is_key(column_id):
-                    continue
-                for row in np.flatnonzero(bad).tolist():
-                    errors.setdefault(row, f"column {column.name} is null; expected a {column.type}")
+    for position, column_id in enumerate(block.column_ids):
+        column = schema.by_id[column_id]
+        if column.nullable or not block.batch.column(position).null_count:
+            continue
+        bad = np.asarray(block.batch.column(position).is_null())
+        if not schema.is_key(column_id):
+            if block.op in DELETES:
+                continue
+            if block.row_ops is not None:
+                bad = bad & (block.row_ops < RowOp.DELETE)
+        for row in np.flatnonzero(bad).tolist():
+            errors.setdefault(row, f"column {column.name} is null; expected a {column.type}")
     if len(block.column_ids) != len(schema.columns):
         _missing_columns(block, schema, errors)
     return [RowError(row, Code.INVALID_ARGUMENT, errors[row]) for row in sorted(errors)]
