@@ -157,7 +157,8 @@ def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
     big_endian, sign = _SIGNED[width]
     native = np.dtype(f"u{width}")
     raw_ints = np.frombuffer(array.buffers()[1], native)[array.offset : array.offset + rows]
-    return (raw_ints ^ native.type(sign)).astype(big_endian).view(np.uint8).reshape(rows, width)
+    big: npt.NDArray[np.uint8] = (raw_ints ^ native.type(sign)).astype(big_endian).view(np.uint8)
+    return big.reshape(rows, width)
 
 
 def _from_matrix(parts: list[npt.NDArray[np.uint8]]) -> pa.BinaryArray:
