@@ -1,0 +1,70 @@
+"""One budget of bytes per node for what came in and is not yet applied. Used on the event loop only.
+
+Charged before a message is decoded, released once it is answered. Invariant: 0 <= used <= limit, and clients leave
+`reserve` free, so that heartbeats, votes and replication get through when clients have filled the rest.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from stele.model.errors import Code, Retryable, ensure
+
+
+class Charge:
+    """Bytes taken from a budget; `release` gives them back, once. Also a context manager."""
+
+    __slots__ = ("_budget", "size_bytes")
+
+    def __init__(self, budget: ByteBudget, size_bytes: int) -> None:
+        self._budget = budget
+        self.size_bytes = size_bytes
+
+    def release(self) -> None:
+        """Give the bytes back; a second call does nothing."""
+        size, self.size_bytes = self.size_bytes, 0
+        self._budget._give_back(size)
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class ByteBudget:
+    """`limit_bytes` in all, of which only control traffic may use the last `reserve_bytes`."""
+
+    __slots__ = ("limit_bytes", "refused", "reserve_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int = 128 << 20, reserve_bytes: int = 32 << 20) -> None:
+        ensure(0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget is smaller than its limit")
+        self.limit_bytes = limit_bytes
+        self.reserve_bytes = reserve_bytes
+        self.used_bytes = 0
+        self.refused = 0
+
+    def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
+        """Take `size_bytes`.
+
+        A single charge on an empty budget always fits, so that no message below the message limit starves.
+
+        Raises:
+            Retryable: THROTTLED if the budget is used up.
+        """
+        limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes
+        if self.used_bytes and self.used_bytes + size_bytes > limit:
+            self.refused += 1
+            raise Retryable(
+                f"{self.used_bytes} of {limit} bytes of requests are being worked on, no room for {size_bytes} more; "
+                "send again a little later",
+                code=Code.THROTTLED,
+            )
+        self.used_bytes += size_bytes
+        return Charge(self, size_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        ensure(self.used_bytes >= 0, "a byte budget got back more than was taken")

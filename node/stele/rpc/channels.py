@@ -1,0 +1,152 @@
+"""Unary calls and short streams to other processes: one channel per address, made at the first call.
+
+Used by masters, nodes, drivers, clients and the command line. Owns the channels; resolves names itself at each dial
+and dials again after a connection failed. Invariant: every call carries this process's identity, and every failure
+comes out as a `SteleError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from stele.model.errors import Code
+from stele.model.ids import ClusterId
+from stele.rpc.errors import CODE_KEY, from_rpc_error
+from stele.rpc.identity import CLUSTER_KEY, Identity
+from stele.rpc.resolve import resolve_one
+
+MESSAGE_BYTES_MAX = 16 << 20
+KEEPALIVE_TIME_MS = 1_000
+KEEPALIVE_TIMEOUT_MS = 1_500
+"""A peer that is switched off is noticed KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS later at the latest."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A connection of its own, so that a control stream never waits behind another channel's bulk.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+_CLOSE_GRACE_S = 1.0
+
+
+async def dial(address: str) -> grpc.aio.Channel:
+    """A channel to `address`, resolved now. It connects with the first call.
+
+    Raises:
+        Rejected: if `address` is not HOST:PORT.
+        Retryable: UNAVAILABLE if the name does not resolve.
+    """
+    return grpc.aio.insecure_channel(await resolve_one(address), options=CHANNEL_OPTIONS)
+
+
+class ChannelPool:
+    """Channels by address. One per process and event loop."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[tuple[str, type], Any] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def stub(self, address: str, stub_class: type) -> Any:
+        """A generated stub on the channel to `address`. Prefer `unary`, which maps errors and adds identity."""
+        key = (address, stub_class)
+        stub = self._stubs.get(key)
+        if stub is None:
+            channel = self._channels.get(address)
+            if channel is None:
+                dialled = await dial(address)
+                channel = self._channels.setdefault(address, dialled)
+            stub = self._stubs[key] = stub_class(channel)
+        return stub
+
+    async def unary(
+        self,
+        address: str,
+        stub_class: type,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float = 5.0,
+        to_node: str = "",
+        to_incarnation: int = 0,
+    ) -> Any:
+        """Call `stub_class.method` at `address`, once. `to_node`: refused if another node answers there.
+
+        Raises:
+            SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`.
+        """
+        stub = await self.stub(address, stub_class)
+        metadata = self.identity.metadata(to_node, to_incarnation)
+        call = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
+        try:
+            response = await call
+            if not self.identity.cluster_id:
+                await self._learn_cluster(call)
+        except grpc.RpcError as exc:
+            raise self._failed(address, exc) from exc
+        return response
+
+    async def stream(
+        self,
+        address: str,
+        stub_class: type,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        to_node: str = "",
+    ) -> AsyncIterator[Any]:
+        """Answers of a server-streaming call. Raises as `unary` does."""
+        stub = await self.stub(address, stub_class)
+        call = getattr(stub, method)(request, timeout=timeout_s, metadata=self.identity.metadata(to_node))
+        try:
+            async for response in call:
+                yield response
+        except grpc.RpcError as exc:
+            raise self._failed(address, exc) from exc
+        finally:
+            call.cancel()
+
+    def drop(self, address: str) -> None:
+        """Close the channel to `address`; the next call resolves and dials anew."""
+        channel = self._channels.pop(address, None)
+        self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
+        if channel is not None:
+            task = asyncio.get_running_loop().create_task(channel.close(_CLOSE_GRACE_S))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close all channels; calls under way fail."""
+        channels, self._channels, self._stubs = list(self._channels.values()), {}, {}
+        for channel in channels:
+            await channel.close()
+        await asyncio.gather(*self._closing)
+
+    async def _learn_cluster(self, call: Any) -> None:
+        for key, value in await call.trailing_metadata():
+            if key == CLUSTER_KEY:
+                self.identity.cluster_id = ClusterId(value)
+
+    def _failed(self, address: str, exc: BaseException) -> Exception:
+        error = from_rpc_error(exc, where=address)
+        ours = isinstance(exc, grpc.aio.AioRpcError) and any(
+            key == CODE_KEY for key, _ in exc.trailing_metadata() or ()
+        )
+        if error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not ours:
+            self.drop(address)
+        return error

@@ -1,0 +1,163 @@
+"""What clients send: the server's half of ClientStream. The node gives one coroutine that answers a request.
+
+Invariant: a request is charged before it is decoded and until it is answered; past the budget it is answered
+THROTTLED with only its number read. Answers leave in the order in which they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.rpc.budget import ByteBudget, Charge
+from stele.rpc.errors import abort_with, as_stele_error, error_to_pb
+from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
+from stele.rpc.logging import OncePer
+from stele.rpc.proto import tserver_pb2
+from stele.rpc.server import source_of
+
+log = structlog.get_logger("stele.rpc.client_stream")
+
+SERVICE = "stele.v1.TabletServerService"
+METHOD = "ClientStream"
+_HELLO_TIMEOUT_S = 5.0
+
+Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientResponse]]
+"""Answers one request: sets `write`, `read` or `kv`, or raises a SteleError. `request_id` is filled in here."""
+
+
+class ClientStreams:
+    """Takes in the streams that clients open. Requests of one stream are answered concurrently."""
+
+    def __init__(self, identity: Identity, book: PeerBook, budget: ByteBudget, answer: Answer) -> None:
+        self._identity = identity
+        self._book = book
+        self._budget = budget
+        self._answer = answer
+        self._may_log = OncePer()
+
+    def handlers(self) -> dict[str, Any]:
+        """For `make_server(streams=...)`."""
+        return {f"/{SERVICE}/{METHOD}": grpc.stream_stream_rpc_method_handler(self._serve)}
+
+    async def _serve(self, request_iterator: Any, context: Any) -> None:
+        try:
+            await self._greet(context)
+            await _Stream(self._budget, self._answer, context).run()
+        except Exception as exc:
+            if isinstance(exc, grpc.aio.AbortError):
+                raise
+            error = as_stele_error(exc, where=METHOD)
+            if isinstance(error, Rejected) and self._may_log(source_of(context)):
+                log.warning("client stream refused", source=source_of(context), error=str(error))
+            await abort_with(context, error)
+
+    async def _greet(self, context: Any) -> None:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                raw = await context.read()
+        except TimeoutError:
+            raise Retryable("no hello came", code=Code.TIMED_OUT) from None
+        if raw is grpc.aio.EOF:
+            raise SteleError("the stream ended before its hello", code=Code.UNAVAILABLE)
+        request = _decode(raw)
+        if request.WhichOneof("body") != "hello":
+            raise Rejected("a client's stream begins with a hello")
+        check(self._identity, self._book, caller_from_hello(request.hello))
+        answer = tserver_pb2.ClientResponse(request_id=request.request_id, hello=self._identity.hello())
+        await context.write(answer.SerializeToString())
+
+
+class _Stream:
+    """One client's stream after its hello."""
+
+    def __init__(self, budget: ByteBudget, answer: Answer, context: Any) -> None:
+        self._budget = budget
+        self._answer = answer
+        self._context = context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the client closes the stream; then what it still waits for is given up, not undone."""
+        writer = asyncio.create_task(self._write())
+        try:
+            while True:
+                raw = await self._context.read()
+                if raw is grpc.aio.EOF:
+                    break
+                self._take(raw)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            while self._ready and not writer.done():
+                await asyncio.sleep(0.001)
+        finally:
+            writer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(writer, *self._tasks, return_exceptions=True)
+
+    def _take(self, raw: bytes) -> None:
+        try:
+            charge = self._budget.charge(len(raw))
+        except Retryable as exc:
+            self._put(tserver_pb2.ClientResponse(request_id=request_id_of(raw), error=error_to_pb(exc)))
+            return
+        try:
+            request = _decode(raw)
+        except Rejected:
+            charge.release()
+            raise
+        task = asyncio.get_running_loop().create_task(self._respond(request, charge))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
+        try:
+            response = await self._answer(request)
+        except Exception as exc:  # noqa: BLE001 - the border, as above
+            error = as_stele_error(exc, where=f"{METHOD}.{request.WhichOneof('body')}")
+            response = tserver_pb2.ClientResponse(error=error_to_pb(error))
+        finally:
+            charge.release()
+        response.request_id = request.request_id
+        self._put(response)
+
+    def _put(self, response: tserver_pb2.ClientResponse) -> None:
+        self._ready.append(response.SerializeToString())
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._ready:
+                await self._context.write(self._ready[0])
+                self._ready.popleft()
+            await self._wake.wait()
+
+
+def request_id_of(raw: bytes) -> int:
+    """The request_id of an encoded ClientRequest, read without decoding the rest; 0 if it does not stand first."""
+    if len(raw) < 2 or raw[0] != 0x08:
+        return 0
+    value = 0
+    for position, byte in enumerate(raw[1:11]):
+        value |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            return value
+    return 0
+
+
+def _decode(raw: bytes) -> tserver_pb2.ClientRequest:
+    try:
+        return tserver_pb2.ClientRequest.FromString(raw)
+    except DecodeError:
+        raise Rejected(f"{len(raw)} bytes that are no client request") from None

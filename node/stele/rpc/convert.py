@@ -1,0 +1,125 @@
+"""Messages to values and back: the one place where identifiers become 16 raw bytes and configurations become protobuf.
+
+Called by every servicer and client. Knows nothing of gRPC. Invariant: `x_from_pb(x_to_pb(x)) == x`, and whatever a
+peer sent that is no value of ours is a `Rejected`, never a traceback.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Rejected
+from stele.model.ids import NodeId, OpId, ReplicaId
+from stele.rpc.proto import common_pb2, consensus_pb2
+
+
+def id_to_pb(text: str) -> bytes:
+    """16 raw bytes of an identifier; empty stays empty (none).
+
+    Raises:
+        Rejected: INVALID_ARGUMENT if `text` is not 32 hex digits.
+    """
+    if not text:
+        return b""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise Rejected(f"identifier {text!r}: expected 32 hex digits")
+    return raw
+
+
+def id_from_pb(raw: bytes) -> str:
+    """32 hex digits of an identifier, or "" where none was given.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT if `raw` is neither empty nor 16 bytes.
+    """
+    if raw and len(raw) != 16:
+        raise Rejected(f"identifier of {len(raw)} bytes received; expected 16")
+    return raw.hex()
+
+
+def opid_to_pb(opid: OpId) -> common_pb2.OpIdPB:
+    """(term, index) as a message."""
+    return common_pb2.OpIdPB(term=opid.term, index=opid.index)
+
+
+def opid_from_pb(pb: common_pb2.OpIdPB) -> OpId:
+    """(term, index) of a message; unset is OPID_NONE."""
+    return OpId(pb.term, pb.index)
+
+
+def peer_to_pb(peer: Peer) -> common_pb2.PeerPB:
+    """A member of a configuration as a message."""
+    return common_pb2.PeerPB(
+        node_id=id_to_pb(peer.node_id),
+        replica_id=peer.replica_id,
+        address=peer.address,
+        member_type=common_pb2.MemberTypePB.ValueType(int(peer.member_type)),
+        promote=peer.promote,
+        witness_start=opid_to_pb(peer.witness_start),
+    )
+
+
+def peer_from_pb(pb: common_pb2.PeerPB) -> Peer:
+    """A member of a configuration.
+
+    Raises:
+        Rejected: for a member type this program does not know, or a bad identifier.
+    """
+    try:
+        member_type = MemberType(pb.member_type)
+    except ValueError:
+        raise Rejected(
+            f"peer {pb.replica_id}: member type {pb.member_type} is unknown to this program; upgrade it",
+            code=Code.UNSUPPORTED_VERSION,
+        ) from None
+    return Peer(
+        NodeId(id_from_pb(pb.node_id)),
+        ReplicaId(pb.replica_id),
+        pb.address,
+        member_type,
+        pb.promote,
+        opid_from_pb(pb.witness_start),
+    )
+
+
+def config_to_pb(config: Configuration) -> common_pb2.ConfigurationPB:
+    """A configuration as a message."""
+    return common_pb2.ConfigurationPB(
+        opid_index=config.opid_index, peers=[peer_to_pb(peer) for peer in config.peers]
+    )
+
+
+def config_from_pb(pb: common_pb2.ConfigurationPB) -> Configuration:
+    """A configuration. Raises `Rejected` as `peer_from_pb` does."""
+    return Configuration(pb.opid_index, tuple(peer_from_pb(peer) for peer in pb.peers))
+
+
+def entry_to_pb(entry: Entry) -> consensus_pb2.EntryPB:
+    """A log entry as a message."""
+    return consensus_pb2.EntryPB(
+        term=entry.term,
+        index=entry.index,
+        kind=int(entry.kind),
+        timestamp=entry.timestamp,
+        payload=entry.payload,
+    )
+
+
+def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
+    """A log entry.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for a kind of entry this program does not know.
+    """
+    try:
+        kind = EntryKind(pb.kind)
+    except ValueError:
+        raise Rejected(
+            f"entry {pb.term}.{pb.index}: kind {pb.kind} is unknown to this program; upgrade it",
+            code=Code.UNSUPPORTED_VERSION,
+        ) from None
+    return Entry(pb.term, pb.index, kind, pb.timestamp, pb.payload)

@@ -1,0 +1,144 @@
+"""Errors on the wire: the one place where a `Code` becomes a gRPC status and a gRPC status becomes a `SteleError`.
+
+Called by the server's interceptor, the stream servers, the channel pool and the client. The gRPC status is for tools
+and other languages; our own programs read the code from the trailing metadata. Invariant: what travels is the message
+of a `SteleError` or a fixed sentence, never a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from stele.model.errors import Code, NotLeader, SteleError, error_for
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.proto import common_pb2
+
+log = structlog.get_logger("stele.rpc")
+
+CODE_KEY = "stele-code"
+LEADER_KEY = "stele-leader"
+_MESSAGE_CHARS_MAX = 2_000  # trailing metadata is limited to 8 KiB by every HTTP/2 library
+_INTERNAL = "the server failed to answer; its log says why"
+
+_STATUS = {
+    Code.OK: grpc.StatusCode.OK,
+    Code.NOT_LEADER: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.NO_QUORUM: grpc.StatusCode.UNAVAILABLE,
+    Code.THROTTLED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Code.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.STEPPING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.UNKNOWN_OUTCOME: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.SNAPSHOT_NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Code.DISK_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.ALREADY_PRESENT: grpc.StatusCode.ALREADY_EXISTS,
+    Code.CAS_FAILED: grpc.StatusCode.ABORTED,
+    Code.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.UNSUPPORTED_VERSION: grpc.StatusCode.UNIMPLEMENTED,
+    Code.TABLET_DELETED: grpc.StatusCode.NOT_FOUND,
+    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.CORRUPT: grpc.StatusCode.DATA_LOSS,
+    Code.IO_ERROR: grpc.StatusCode.INTERNAL,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+# A status without our code comes from gRPC itself, or from a server that is not ours.
+_FOREIGN = {
+    grpc.StatusCode.UNAVAILABLE: Code.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED: Code.UNAVAILABLE,
+    grpc.StatusCode.ABORTED: Code.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Code.TIMED_OUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.TOO_LARGE,
+    grpc.StatusCode.UNIMPLEMENTED: Code.UNSUPPORTED_VERSION,
+    grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
+}
+
+
+def status_of(code: Code) -> grpc.StatusCode:
+    """The gRPC status that stands for `code`; codes without one of their own are failed preconditions."""
+    return _STATUS.get(code, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+def code_of(number: int) -> Code:
+    """The code of a number from the wire; INTERNAL for one this program does not know."""
+    try:
+        return Code(number)
+    except ValueError:
+        return Code.INTERNAL
+
+
+def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
+    """The exception of a code, message and leader hint from the wire."""
+    code = code_of(number)
+    if code is Code.NOT_LEADER:
+        return NotLeader(message, leader_hint=leader_hint)
+    return error_for(code, message)
+
+
+def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
+    """`exc` itself if it is one of ours; else an INTERNAL that says nothing of our insides, logged here once."""
+    if isinstance(exc, SteleError):
+        return exc
+    log.error("request failed unexpectedly", where=where, exc_info=exc)
+    return SteleError(_INTERNAL, code=Code.INTERNAL)
+
+
+async def abort_with(context: Any, exc: SteleError) -> NoReturn:
+    """End a call on the server with `exc`: its status, its message, its code and leader hint as trailing metadata."""
+    trailing = [(CODE_KEY, str(int(exc.code)))]
+    if isinstance(exc, NotLeader) and exc.leader_hint:
+        trailing.append((LEADER_KEY, exc.leader_hint))
+    await context.abort(status_of(exc.code), _message(exc), tuple(trailing))
+    raise exc
+
+
+def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
+    """What a failed call means. `exc` is a grpc.RpcError; `where` names whom was asked, for the message."""
+    if isinstance(exc, SteleError):
+        return exc
+    if not isinstance(exc, grpc.aio.AioRpcError):
+        return error_for(Code.UNAVAILABLE, f"{where}: {exc}" if where else str(exc))
+    details = exc.details() or exc.code().name
+    trailing = {key: value for key, value in exc.trailing_metadata() or ()}
+    number = trailing.get(CODE_KEY)
+    if isinstance(number, str) and number.isdigit():
+        return error_from(int(number), details, str(trailing.get(LEADER_KEY, "")))
+    code = _FOREIGN.get(exc.code(), Code.INTERNAL)
+    return error_for(code, f"{where}: {details}" if where else details)
+
+
+def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
+    """An error as streams carry it."""
+    hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
+    return common_pb2.ErrorPB(code=int(exc.code), message=_message(exc), leader_hint=id_to_pb(hint))
+
+
+def error_from_pb(pb: common_pb2.ErrorPB) -> SteleError:
+    """The error that a stream carried."""
+    return error_from(pb.code, pb.message, id_from_pb(pb.leader_hint))
+
+
+def error_to_json(exc: SteleError) -> bytes:
+    """An error as Arrow Flight carries it (the extra info of its status)."""
+    hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
+    return json.dumps({"code": int(exc.code), "message": _message(exc), "leader": hint}).encode()
+
+
+def error_from_json(raw: bytes) -> SteleError | None:
+    """The error in a Flight status's extra info, or None if there is none of ours."""
+    try:
+        fields = json.loads(raw)
+        return error_from(int(fields["code"]), str(fields["message"]), str(fields.get("leader", "")))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _message(exc: SteleError) -> str:
+    return str(exc.args[0])[:_MESSAGE_CHARS_MAX]

@@ -1,0 +1,165 @@
+"""Probes, metrics and identity over HTTP/1.1, on asyncio alone: aiohttp would cost a node 10 MB.
+
+Made by the node. Answers GET and HEAD, one request per connection. Invariant: whatever arrives, the connection is
+closed within seconds, at most 8 KiB were read of it, and the event loop went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+from stele.model.errors import Rejected
+from stele.rpc.logging import OncePer
+
+log = structlog.get_logger("stele.rpc.http")
+
+HEAD_BYTES_MAX = 8_192
+REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 256
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a route answers."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Route = Callable[[], Awaitable[Reply]]
+
+
+class Health(Protocol):
+    """What a process knows of itself. Each answers "" for yes, else why not, at once and without waiting."""
+
+    def live(self) -> str:
+        """Whether the event loop does its work. Never asks for quorum or peers."""
+        ...
+
+    def started(self) -> str:
+        """Whether the replay of the log is done."""
+        ...
+
+    def ready(self) -> str:
+        """Whether it serves and has caught up."""
+        ...
+
+    def identity(self) -> Mapping[str, Any]:
+        """Cluster, node, incarnation, format id, addresses: what /identity shows as JSON."""
+        ...
+
+
+def standard_routes(health: Health, registry: CollectorRegistry) -> dict[str, Route]:
+    """/livez, /startupz, /readyz, /identity and /metrics."""
+
+    def probe(ask: Callable[[], str]) -> Route:
+        async def route() -> Reply:
+            why = ask()
+            return Reply(503, f"{why}\n".encode()) if why else Reply(200, b"ok\n")
+
+        return route
+
+    async def identity() -> Reply:
+        return Reply(200, json.dumps(dict(health.identity())).encode() + b"\n", "application/json")
+
+    async def metrics() -> Reply:
+        body = await asyncio.to_thread(generate_latest, registry)
+        return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
+
+    return {
+        "/livez": probe(health.live),
+        "/startupz": probe(health.started),
+        "/readyz": probe(health.ready),
+        "/identity": identity,
+        "/metrics": metrics,
+    }
+
+
+class HttpServer:
+    """Serves `routes` until closed."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self._routes = routes
+        self._server: asyncio.Server | None = None
+        self._open = 0
+        self._may_log = OncePer()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; port 0 picks one. Returns the port.
+
+        Raises:
+            Rejected: INVALID_ARGUMENT if the port is in use or the address is not this machine's.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_BYTES_MAX)
+        except OSError as exc:
+            raise Rejected(
+                f"cannot listen for HTTP at {host}:{port}: {exc.strerror or exc}; stop what uses the port or choose "
+                "another with --http-port"
+            ) from exc
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source = str((writer.get_extra_info("peername") or ("unknown",))[0])
+        self._open += 1
+        try:
+            if self._open <= CONNECTIONS_MAX:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    await self._answer(reader, writer, source)
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, ValueError) as exc:
+            if self._may_log(source):
+                log.info("http connection dropped", source=source, error=str(exc) or type(exc).__name__)
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        line = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
+        if len(line) != 3 or not line[2].startswith("HTTP/1."):
+            reply = Reply(400, b"this port speaks HTTP/1.1\n")
+            if self._may_log(source):
+                log.warning("not HTTP", source=source, first_line=" ".join(line)[:80])
+        elif line[0] not in ("GET", "HEAD"):
+            reply = Reply(405, b"only GET and HEAD\n")
+        else:
+            reply = await self._route(line[1].split("?", 1)[0])
+        writer.write(
+            f"HTTP/1.1 {reply.status} {_REASONS[reply.status]}\r\nContent-Type: {reply.content_type}\r\n"
+            f"Content-Length: {len(reply.body)}\r\nConnection: close\r\n\r\n".encode()
+        )
+        if line[0] != "HEAD":
+            writer.write(reply.body)
+        await writer.drain()
+
+    async def _route(self, path: str) -> Reply:
+        route = self._routes.get(path)
+        if route is None:
+            return Reply(404, f"no such page; there are {', '.join(sorted(self._routes))}\n".encode())
+        try:
+            return await route()
+        except Exception as exc:
+            log.error("http route failed", path=path, exc_info=exc)
+            return Reply(500, b"failed; the log says why\n")

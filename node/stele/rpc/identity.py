@@ -1,0 +1,185 @@
+"""Who speaks to whom: checked on every unary call (metadata) and on the first message of every stream (Hello).
+
+Owns the highest incarnation and the newest address seen of each node. Invariant: a call that names another cluster,
+another node, an unknown protocol or an incarnation below one already seen is refused before its body is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stele.model.errors import Code, Rejected
+from stele.model.ids import ClusterId, NodeId
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.proto import common_pb2
+
+PROTOCOL_VERSION = 1
+
+CLUSTER_KEY = "stele-cluster"
+PROTOCOL_KEY = "stele-protocol"
+FROM_NODE_KEY = "stele-from-node"
+TO_NODE_KEY = "stele-to-node"
+FROM_INCARNATION_KEY = "stele-from-incarnation"
+TO_INCARNATION_KEY = "stele-to-incarnation"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a caller says of itself and of whom it wants. Empty or 0: not said."""
+
+    cluster_id: str
+    protocol_version: int
+    from_node: str
+    to_node: str
+    from_incarnation: int
+    to_incarnation: int
+    from_address: str = ""
+    channel: str = ""
+
+
+@dataclass(slots=True)
+class Identity:
+    """This process. A client has no node id, and no cluster id until a server told it."""
+
+    cluster_id: ClusterId = ClusterId("")
+    node_id: NodeId = NodeId("")
+    incarnation: int = 0
+    address: str = ""
+
+    def metadata(self, to_node: str = "", to_incarnation: int = 0) -> tuple[tuple[str, str], ...]:
+        """Metadata for a unary call to `to_node` ("": whoever answers)."""
+        pairs = [(PROTOCOL_KEY, str(PROTOCOL_VERSION))]
+        if self.cluster_id:
+            pairs.append((CLUSTER_KEY, self.cluster_id))
+        if self.node_id:
+            pairs.append((FROM_NODE_KEY, self.node_id))
+            pairs.append((FROM_INCARNATION_KEY, str(self.incarnation)))
+        if to_node:
+            pairs.append((TO_NODE_KEY, to_node))
+        if to_incarnation:
+            pairs.append((TO_INCARNATION_KEY, str(to_incarnation)))
+        return tuple(pairs)
+
+    def hello(self, to_node: str = "", to_incarnation: int = 0, channel: str = "") -> common_pb2.Hello:
+        """The first message of a stream to `to_node`, or the answer to one."""
+        return common_pb2.Hello(
+            cluster_id=id_to_pb(self.cluster_id),
+            protocol_version=PROTOCOL_VERSION,
+            from_node=id_to_pb(self.node_id),
+            to_node=id_to_pb(to_node),
+            from_incarnation=self.incarnation,
+            to_incarnation=to_incarnation,
+            from_address=self.address,
+            channel=channel,
+        )
+
+
+def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+    """What the metadata of a call say.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION without a protocol version, INVALID_ARGUMENT for a number that is none.
+    """
+    fields = {key: value for key, value in metadata if isinstance(value, str)}
+    if PROTOCOL_KEY not in fields:
+        raise Rejected(
+            f"call without the metadata {PROTOCOL_KEY}; expected {PROTOCOL_KEY}: {PROTOCOL_VERSION}",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+
+    def number(key: str) -> int:
+        text = fields.get(key, "0")
+        if not text.isdigit():
+            raise Rejected(f"metadata {key}: {text[:40]!r} is no number")
+        return int(text)
+
+    return Caller(
+        cluster_id=fields.get(CLUSTER_KEY, ""),
+        protocol_version=number(PROTOCOL_KEY),
+        from_node=fields.get(FROM_NODE_KEY, ""),
+        to_node=fields.get(TO_NODE_KEY, ""),
+        from_incarnation=number(FROM_INCARNATION_KEY),
+        to_incarnation=number(TO_INCARNATION_KEY),
+    )
+
+
+def caller_from_hello(hello: common_pb2.Hello) -> Caller:
+    """What a Hello says. Raises `Rejected` for identifiers that are none."""
+    return Caller(
+        cluster_id=id_from_pb(hello.cluster_id),
+        protocol_version=hello.protocol_version,
+        from_node=id_from_pb(hello.from_node),
+        to_node=id_from_pb(hello.to_node),
+        from_incarnation=hello.from_incarnation,
+        to_incarnation=hello.to_incarnation,
+        from_address=hello.from_address,
+        channel=hello.channel,
+    )
+
+
+class PeerBook:
+    """The highest incarnation heard of each node, with the address it gave. One per process."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, str]] = {}
+
+    def observe(self, node_id: str, incarnation: int, address: str) -> None:
+        """Take note of where a node said it is; a lower incarnation than one already seen changes nothing."""
+        seen, known = self._seen.get(node_id, (0, ""))
+        if incarnation >= seen:
+            self._seen[node_id] = (incarnation, address or known)
+
+    def incarnation(self, node_id: str) -> int:
+        """The highest incarnation heard of this node, 0 if none."""
+        return self._seen.get(node_id, (0, ""))[0]
+
+    def address(self, node_id: str) -> str:
+        """The address that came with it, "" if none."""
+        return self._seen.get(node_id, (0, ""))[1]
+
+
+def check(identity: Identity, book: PeerBook, caller: Caller) -> None:
+    """Refuse a caller that is not of this cluster, does not mean this node, or was replaced by a later start.
+
+    On return the caller's incarnation and address are in `book`.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION, WRONG_CLUSTER, WRONG_NODE or STALE_INCARNATION.
+    """
+    if caller.protocol_version != PROTOCOL_VERSION:
+        raise Rejected(
+            f"protocol version {caller.protocol_version} is unknown here, this program speaks {PROTOCOL_VERSION}; "
+            "upgrade the older side",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    known = caller.cluster_id or not caller.from_node
+    if not known or (caller.cluster_id and caller.cluster_id != identity.cluster_id):
+        raise Rejected(
+            f"this is cluster {identity.cluster_id}, the caller belongs to {caller.cluster_id or 'none'}; "
+            "check the address it dialled",
+            code=Code.WRONG_CLUSTER,
+        )
+    if caller.to_node and caller.to_node != identity.node_id:
+        raise Rejected(
+            f"this is node {identity.node_id}, the caller wants {caller.to_node}; its address has changed owners",
+            code=Code.WRONG_NODE,
+        )
+    if caller.to_incarnation > identity.incarnation:
+        raise Rejected(
+            f"the caller has met incarnation {caller.to_incarnation} of node {identity.node_id}, this is "
+            f"{identity.incarnation}: an older copy of its volume is running; stop one of them",
+            code=Code.STALE_INCARNATION,
+        )
+    if not caller.from_node:
+        return
+    seen = book.incarnation(caller.from_node)
+    if caller.from_incarnation < seen:
+        raise Rejected(
+            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, {seen} was already seen; "
+            "a later start of it is running",
+            code=Code.STALE_INCARNATION,
+        )
+    book.observe(caller.from_node, caller.from_incarnation, caller.from_address)

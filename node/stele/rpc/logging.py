@@ -1,0 +1,72 @@
+"""Sets up structlog for a process, and keeps a stranger from filling the log. Called once by the command line.
+
+Invariant: one event is one line, on standard error, with a time, a level, a logger and its ids as key-values.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+SOURCES_MAX = 1_024
+
+
+def setup(*, json_lines: bool | None = None, level: str = "info") -> None:
+    """Log to standard error: JSON lines, or coloured text. None: text on a terminal, else JSON."""
+    if json_lines is None:
+        json_lines = not sys.stderr.isatty()
+    renderer: Any = (
+        structlog.processors.JSONRenderer(default=str) if json_lines else structlog.dev.ConsoleRenderer()
+    )
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if json_lines:
+        processors.append(structlog.processors.format_exc_info)
+    numeric = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(numeric),
+        logger_factory=_named_logger,
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(level=max(numeric, logging.WARNING), stream=sys.stderr)
+
+
+class _NamedLogger(structlog.WriteLogger):
+    """Writes lines; its name arrives as the positional argument of `structlog.get_logger`."""
+
+
+def _named_logger(*names: str) -> _NamedLogger:
+    return _NamedLogger(sys.stderr)
+
+
+class OncePer:
+    """Says whether something may be logged: once per source in `seconds`, whatever the source sends."""
+
+    __slots__ = ("_clock", "_seconds", "_seen")
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    def __call__(self, source: str) -> bool:
+        """True for the first call of this source within the period."""
+        now = self._clock()
+        last = self._seen.get(source)
+        if last is not None and now - last < self._seconds:
+            return False
+        if len(self._seen) >= SOURCES_MAX:
+            self._seen = {key: at for key, at in self._seen.items() if now - at < self._seconds}
+            if len(self._seen) >= SOURCES_MAX:
+                return False
+        self._seen[source] = now
+        return True

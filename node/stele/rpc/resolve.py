@@ -1,0 +1,60 @@
+"""Host names to addresses. Called by channels.py and peers.py before they dial; keeps nothing.
+
+gRPC's own resolver caches, and knows a name's new address only after its channel failed for a while; a pod's address
+changes with every restart. So names are resolved here, in a thread, at each dial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+
+from stele.model.errors import Code, Rejected, Retryable
+
+
+def split_address(address: str, *, default_port: int | None = None) -> tuple[str, int]:
+    """(host, port) of `host:port`, `[v6]:port`, or `host` where there is a default port.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT for anything else.
+    """
+    host, separator, port = address.strip().rpartition(":")
+    if (not separator or host.count(":")) and not host.startswith("["):
+        host, port = address.strip(), ""
+    host = host.removeprefix("[").removesuffix("]")
+    if not port and default_port is not None and host:
+        return host, default_port
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        raise Rejected(f"address {address!r}: expected HOST:PORT, like 10.0.0.1:7051")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def resolve(address: str, *, default_port: int | None = None) -> list[str]:
+    """All `ip:port` that `address` means, in the resolver's order. An address that is an IP already is not looked up.
+
+    Raises:
+        Rejected: if `address` is not HOST:PORT.
+        Retryable: UNAVAILABLE if the name does not resolve now.
+    """
+    host, port = split_address(address, default_port=default_port)
+    try:
+        ipaddress.ip_address(host)
+        return [join_address(host, port)]
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.to_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise Retryable(f"{host} does not resolve: {exc}; check the name", code=Code.UNAVAILABLE) from exc
+    return list(dict.fromkeys(join_address(str(entry[4][0]), port) for entry in found))
+
+
+async def resolve_one(address: str) -> str:
+    """The first of `resolve`."""
+    return (await resolve(address))[0]

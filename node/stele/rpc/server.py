@@ -1,0 +1,169 @@
+"""The gRPC server of a node or master: limits, keepalive, and the guard in front of every servicer.
+
+Servicers simply raise `SteleError`. Invariant: no unary request is decoded before its caller was checked and its
+bytes were charged, and none is answered with a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from stele.model.errors import Rejected, SteleError
+from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
+from stele.rpc.errors import abort_with, as_stele_error
+from stele.rpc.identity import CLUSTER_KEY, FROM_NODE_KEY, Identity, PeerBook, caller_from_metadata, check
+from stele.rpc.logging import OncePer
+from stele.rpc.resolve import resolve_one, split_address
+
+log = structlog.get_logger("stele.rpc")
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Below the clients' keepalive time, else they are sent away for pinging too often.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A port in use is an error to report, not one to share.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", 16 << 10),
+)
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Checks identity, charges the budget, decodes, and turns what a servicer raises into a status."""
+
+    def __init__(
+        self, identity: Identity, book: PeerBook, budget: ByteBudget, streams: Mapping[str, Any]
+    ) -> None:
+        self._streams = streams
+        self._identity = identity
+        self._book = book
+        self._budget = budget
+        self._may_log = OncePer()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The servicer's handler behind this guard. Streams of requests check their own Hello."""
+        method = handler_call_details.method
+        raw_stream = self._streams.get(method)
+        if raw_stream is not None:
+            return raw_stream
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        metadata = handler_call_details.invocation_metadata
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(handler, method, metadata), None, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(handler, method, metadata), None, handler.response_serializer
+        )
+
+    def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
+        async def call(raw: bytes, context: Any) -> Any:
+            try:
+                control = self._admit(metadata)
+                with self._budget.charge(len(raw), control=control):
+                    response = await handler.unary_unary(self._decode(handler, method, raw), context)
+                context.set_trailing_metadata(((CLUSTER_KEY, self._identity.cluster_id),))
+                return response
+            except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
+                await self._refuse(context, method, exc)
+
+        return call
+
+    def _stream(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Any]:
+        async def call(raw: bytes, context: Any) -> Any:
+            try:
+                control = self._admit(metadata)
+                with self._budget.charge(len(raw), control=control):
+                    async for response in handler.unary_stream(self._decode(handler, method, raw), context):
+                        yield response
+            except Exception as exc:  # noqa: BLE001 - the border, as above
+                await self._refuse(context, method, exc)
+
+        return call
+
+    def _admit(self, metadata: Any) -> bool:
+        caller = caller_from_metadata(metadata)
+        check(self._identity, self._book, caller)
+        return any(key == FROM_NODE_KEY for key, _ in metadata)
+
+    def _decode(self, handler: Any, method: str, raw: bytes) -> Any:
+        try:
+            return handler.request_deserializer(raw)
+        except DecodeError as exc:
+            raise Rejected(f"{method}: {len(raw)} bytes that are no request of this method") from exc
+
+    async def _refuse(self, context: Any, method: str, exc: BaseException) -> None:
+        if isinstance(exc, grpc.aio.AbortError):
+            raise exc
+        error = as_stele_error(exc, where=method)
+        if isinstance(error, Rejected) and self._may_log(source_of(context)):
+            log.warning("request refused", method=method, source=source_of(context), error=str(error))
+        await abort_with(context, error)
+
+
+def source_of(context: Any) -> str:
+    """The caller's host, without its port, as logs name it."""
+    return str(context.peer()).rpartition(":")[0]
+
+
+def make_server(
+    identity: Identity,
+    book: PeerBook,
+    budget: ByteBudget,
+    *,
+    streams: Mapping[str, Any] | None = None,
+) -> grpc.aio.Server:
+    """A server without services or ports yet.
+
+    Add generated servicers with their `add_..._to_server`. `streams` are `PeerInbound.handlers()` and
+    `ClientStreams.handlers()`, by full method name: they stand in for the generated PeerStream and ClientStream, and
+    see raw bytes, so that a frame is charged before it is decoded.
+    """
+    guard = Guard(identity, book, budget, dict(streams or {}))
+    return grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS)
+
+
+async def bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen at `address` (HOST:PORT); port 0 picks one. Returns the port. Call before `server.start()`.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT if the address is not one of this machine or the port is in use.
+    """
+    _, wanted = split_address(address)
+    resolved = await resolve_one(address)
+    try:
+        port = server.add_insecure_port(resolved)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise Rejected(
+            f"cannot listen at {address}: port {wanted} is in use, or the address is not this machine's; "
+            "stop what uses it or choose another with --listen"
+        )
+    return port
+
+
+async def stop(server: grpc.aio.Server, grace_s: float) -> None:
+    """Refuse new calls, wait `grace_s` seconds for those under way, then cut them off."""
+    try:
+        await asyncio.wait_for(server.stop(grace_s), grace_s + 2.0)
+    except TimeoutError as exc:
+        raise SteleError(f"the gRPC server did not stop within {grace_s + 2.0} s") from exc

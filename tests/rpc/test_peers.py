@@ -1,0 +1,178 @@
+"""Messages between two transports, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from stele.model.errors import Code, Rejected
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc.budget import ByteBudget
+from stele.rpc.frames import append_message
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.inbound import PeerInbound
+from stele.rpc.peers import PeerOptions, PeerTransport
+from stele.rpc.proto import consensus_pb2
+from stele.rpc.server import bind, make_server
+
+CLUSTER = ClusterId(new_id())
+
+
+@dataclass
+class Node:
+    """A transport with its server, and what it got."""
+
+    identity: Identity
+    addresses: dict[str, str]
+    server: grpc.aio.Server | None = None
+    got: list[tuple[str, consensus_pb2.ConsensusMessage]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.book = PeerBook()
+        self.transport = PeerTransport(
+            self.identity,
+            lambda node_id: self.addresses.get(node_id, ""),
+            lambda sender, message: self.got.append((sender, message)),
+            self.lost.append,
+            book=self.book,
+            options=PeerOptions(backoff_first_s=0.01, backoff_max_s=0.05),
+        )
+
+    async def listen(self, address: str = "127.0.0.1:0") -> None:
+        budget = ByteBudget()
+        inbound = PeerInbound(self.transport, budget)
+        self.server = make_server(self.identity, self.book, budget, streams=inbound.handlers())
+        port = await bind(self.server, address)
+        self.identity.address = f"127.0.0.1:{port}"
+        self.addresses[self.identity.node_id] = self.identity.address
+        await self.server.start()
+
+    async def close(self) -> None:
+        await self.transport.close()
+        if self.server is not None:
+            await self.server.stop(0)
+
+
+@asynccontextmanager
+async def pair(second_cluster: str = CLUSTER) -> AsyncIterator[tuple[Node, Node]]:
+    addresses: dict[str, str] = {}
+    first = Node(Identity(CLUSTER, NodeId(new_id()), 1), addresses)
+    second = Node(Identity(ClusterId(second_cluster), NodeId(new_id()), 1), addresses)
+    await first.listen()
+    await second.listen()
+    try:
+        yield first, second
+    finally:
+        await first.close()
+        await second.close()
+
+
+def message(number: int, size_bytes: int = 0) -> consensus_pb2.ConsensusMessage:
+    update = consensus_pb2.UpdateConsensusRequest(term=number)
+    if size_bytes:
+        update.entries.add(term=1, index=number, payload=b"x" * size_bytes)
+    return consensus_pb2.ConsensusMessage(tablet_id=b"t" * 16, update=update)
+
+
+async def until(condition: object, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_arrive_in_order_and_large_ones_whole() -> None:
+    async with pair() as (first, second):
+        for number in range(1_000):
+            assert first.transport.send(second.identity.node_id, message(number))
+        for number in range(4):
+            assert first.transport.send(second.identity.node_id, message(number, 8 << 20), bulk=True)
+        await until(lambda: len(second.got) == 1_004)
+        control = [m.update.term for _, m in second.got if not m.update.entries]
+        assert control == list(range(1_000))
+        bulk = [m.update for _, m in second.got if m.update.entries]
+        assert [u.term for u in bulk] == [0, 1, 2, 3]
+        assert all(len(u.entries[0].payload) == 8 << 20 for u in bulk)
+        assert {sender for sender, _ in second.got} == {first.identity.node_id}
+        assert second.book.address(first.identity.node_id) == first.identity.address
+
+
+async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_told() -> None:
+    async with pair() as (first, second):
+        first.transport.send(second.identity.node_id, message(1))
+        await until(lambda: second.got)
+        await second.close()
+        await until(lambda: first.lost)
+        assert first.lost[0] == second.identity.node_id
+        second.identity.incarnation = 2
+        second.got.clear()
+        await second.listen()
+        first.book.observe(second.identity.node_id, 2, second.identity.address)
+
+        def sent_until_heard() -> bool:
+            first.transport.send(second.identity.node_id, message(2))
+            return bool(second.got)
+
+        await until(sent_until_heard)
+        assert first.transport.connected(second.identity.node_id)
+
+
+async def test_a_peer_of_another_cluster_gets_nothing() -> None:
+    async with pair(second_cluster=new_id()) as (first, second):
+        first.transport.send(second.identity.node_id, message(1))
+        await asyncio.sleep(0.2)
+        assert not second.got
+        assert not first.transport.connected(second.identity.node_id)
+
+
+async def test_another_node_at_the_address_gets_nothing() -> None:
+    async with pair() as (first, second):
+        wanted = NodeId(new_id())
+        first.addresses[wanted] = second.identity.address
+        first.transport.send(wanted, message(1))
+        await asyncio.sleep(0.2)
+        assert not second.got
+
+
+async def test_an_older_incarnation_is_refused() -> None:
+    async with pair() as (first, second):
+        second.book.observe(first.identity.node_id, 7, "")
+        first.transport.send(second.identity.node_id, message(1))
+        await asyncio.sleep(0.2)
+        assert not second.got
+
+
+async def test_queues_to_a_silent_peer_stay_bounded() -> None:
+    node = Node(Identity(CLUSTER, NodeId(new_id()), 1), {"0" * 32: "127.0.0.1:1"})
+    try:
+        other = NodeId("0" * 32)
+        node.transport.options = PeerOptions(control_messages_max=10, bulk_bytes_max=100_000)
+        assert all(node.transport.send(other, message(n)) for n in range(1_000))
+        kept = node.transport._links[other, "control"]._queue
+        assert len(kept) == 10
+        accepted = sum(node.transport.send(other, message(n, 30_000), bulk=True) for n in range(100))
+        assert accepted == 3
+        assert not node.transport.send(other, message(1, 17 << 20), bulk=True)
+    finally:
+        await node.close()
+
+
+async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
+    async with pair() as (first, second):
+        third = Node(Identity(CLUSTER, NodeId(new_id()), 1), {})
+        with pytest.raises(Rejected, match="in use") as caught:
+            await third.listen(second.identity.address)
+        assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_a_frame_is_what_protobuf_would_write() -> None:
+    for sizes in ([], [0], [1, 127, 128, 300], [70_000, 5]):
+        messages = [message(n, size) for n, size in enumerate(sizes)]
+        parts: list[bytes] = []
+        for each in messages:
+            append_message(parts, each.SerializeToString())
+        assert b"".join(parts) == consensus_pb2.PeerFrame(messages=messages).SerializeToString()
