@@ -5,10 +5,11 @@ Invariant: a filter that is taken keeps exactly the rows Spark would keep; what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import datasource as ds
 
 _COMPARISONS: dict[type[ds.Filter], str] = {
@@ -29,7 +30,9 @@ class Pushed:
     value: Any = None
 
 
-def push(filters: Iterable[ds.Filter], columns: frozenset[str]) -> tuple[list[Pushed], list[ds.Filter]]:
+def push(
+    filters: Iterable[ds.Filter], columns: Mapping[str, pa.DataType]
+) -> tuple[list[Pushed], list[ds.Filter]]:
     """Split filters into those a scan takes and those Spark must apply itself."""
     taken: list[Pushed] = []
     left: list[ds.Filter] = []
@@ -42,7 +45,7 @@ def push(filters: Iterable[ds.Filter], columns: frozenset[str]) -> tuple[list[Pu
     return taken, left
 
 
-def _translate(one: ds.Filter, columns: frozenset[str]) -> Pushed | None:
+def _translate(one: ds.Filter, columns: Mapping[str, pa.DataType]) -> Pushed | None:
     if isinstance(one, ds.Not):
         child = one.child
         if isinstance(child, ds.IsNull):
@@ -62,10 +65,13 @@ def _translate(one: ds.Filter, columns: frozenset[str]) -> Pushed | None:
     return _on_column(one.attribute, op, one.value, columns)  # type: ignore[attr-defined]
 
 
-def _on_column(attribute: tuple[str, ...], op: str, value: Any, columns: frozenset[str]) -> Pushed | None:
+def _on_column(
+    attribute: tuple[str, ...], op: str, value: Any, columns: Mapping[str, pa.DataType]
+) -> Pushed | None:
     """A nested attribute, or a name that is no column, is Spark's to judge."""
     if len(attribute) != 1 or attribute[0] not in columns:
         return None
-    if isinstance(value, float) and value != value:  # NaN: Spark orders it above all numbers, Arrow does not
-        return None
+    floating = pa.types.is_floating(columns[attribute[0]])
+    if floating and (op in (">", ">=", "in") or value != value):
+        return None  # Spark orders NaN above all numbers and equal to itself, Arrow does neither
     return Pushed(attribute[0], op, value)
