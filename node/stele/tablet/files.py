@@ -1,0 +1,95 @@
+"""File operations of the stores, each one a point where power may fail. The only place in stele.tablet that changes a
+directory; tests hand in a port that stops between any two operations.
+
+Invariant: `write_new` returns after the bytes are on disk; `replace` after the directory that names them is, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from stele.model.errors import Code, Corrupt, Retryable, SteleError
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def translate(exc: OSError, what: str) -> SteleError:
+    """What an operating system error means to us: DISK_FULL (retryable), or IO_ERROR."""
+    if exc.errno in _NO_SPACE:
+        return Retryable(f"{what}: the disk is full; free space or grow the volume", code=Code.DISK_FULL)
+    return Corrupt(f"{what}: {exc.strerror or exc}; expected the disk to take it", code=Code.IO_ERROR)
+
+
+class Files:
+    """The real thing."""
+
+    def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+        """Write a new file and sync it; an old one of that name (debris) is overwritten. Returns its size in bytes.
+
+        Raises:
+            Retryable: DISK_FULL; nothing is left behind.
+            Corrupt: IO_ERROR.
+        """
+        size = 0
+        try:
+            with open(path, "wb", buffering=0) as file:
+                for part in parts:
+                    view = memoryview(part).cast("B")
+                    size += len(view)
+                    while view:
+                        view = view[file.write(view) or 0 :]
+                os.fdatasync(file.fileno())
+        except OSError as exc:
+            path.unlink(missing_ok=True)
+            raise translate(exc, f"writing {path.name}") from exc
+        return size
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give `source` the name of `target`, atomically, and sync the directory.
+
+        Raises:
+            Retryable: DISK_FULL.
+            Corrupt: IO_ERROR.
+        """
+        try:
+            os.replace(source, target)
+        except OSError as exc:
+            raise translate(exc, f"replacing {target.name}") from exc
+        self.sync_directory(target.parent)
+
+    def sync_directory(self, directory: Path) -> None:
+        """The names in `directory` survive power loss.
+
+        Raises:
+            Corrupt: IO_ERROR.
+        """
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as exc:
+            raise translate(exc, f"syncing {directory.name}") from exc
+
+    def remove(self, path: Path) -> None:
+        """Unlink; a file that is gone already is no error. Whoever has it open reads on."""
+        path.unlink(missing_ok=True)
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for the same bytes.
+
+        Raises:
+            Retryable: DISK_FULL.
+            Corrupt: IO_ERROR.
+        """
+        try:
+            os.link(source, target)
+        except OSError as exc:
+            raise translate(exc, f"linking {target.name}") from exc
+
+
+FILES = Files()

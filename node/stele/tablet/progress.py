@@ -1,0 +1,50 @@
+"""Which entries a state machine has applied. Shared by both; holds no rows.
+
+Invariant: entries come one after the other, none twice, none left out, terms never falling.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Corrupt, ensure
+from stele.model.ids import OPID_NONE, OpId
+
+_CEILING = struct.Struct("<Q")
+
+
+class Progress:
+    """The applied position, the highest ceiling and the newest write's timestamp."""
+
+    __slots__ = ("applied", "last_timestamp", "max_ceiling")
+
+    def __init__(self, applied: OpId = OPID_NONE, max_ceiling: int = 0, last_timestamp: int = 0) -> None:
+        self.applied = applied
+        self.max_ceiling = max_ceiling
+        self.last_timestamp = last_timestamp
+
+    def advance(self, entry: Entry) -> None:
+        """Take note of the next entry.
+
+        Raises:
+            InvariantViolation: it is not the next one, or a write's timestamp falls.
+            Corrupt: a ceiling without its eight bytes.
+        """
+        applied = self.applied
+        if entry.index != applied.index + 1 or entry.term < applied.term:
+            ensure(
+                False,
+                f"apply {entry.term}.{entry.index} after {applied}; expected the next index, no lower term",
+            )
+        if entry.kind is EntryKind.WRITE:
+            if entry.timestamp < self.last_timestamp:
+                ensure(
+                    False, f"entry {entry.opid} has timestamp {entry.timestamp}, below {self.last_timestamp}"
+                )
+            self.last_timestamp = entry.timestamp
+        elif entry.kind is EntryKind.CEILING:
+            if len(entry.payload) != _CEILING.size:
+                raise Corrupt(f"entry {entry.opid}: ceiling of {len(entry.payload)} bytes; expected 8")
+            self.max_ceiling = max(self.max_ceiling, _CEILING.unpack(entry.payload)[0])
+        self.applied = OpId(entry.term, entry.index)
