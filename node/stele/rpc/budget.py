@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from stele import metrics
 from stele.model.errors import Code, Retryable, ensure
 
 
@@ -37,14 +38,13 @@ class Charge:
 class ByteBudget:
     """`limit_bytes` in all, of which only control traffic may use the last `reserve_bytes`."""
 
-    __slots__ = ("limit_bytes", "refused", "reserve_bytes", "used_bytes")
+    __slots__ = ("limit_bytes", "reserve_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int = 128 << 20, reserve_bytes: int = 32 << 20) -> None:
         ensure(0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget is smaller than its limit")
         self.limit_bytes = limit_bytes
         self.reserve_bytes = reserve_bytes
         self.used_bytes = 0
-        self.refused = 0
 
     def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
         """Take `size_bytes`.
@@ -56,7 +56,7 @@ class ByteBudget:
         """
         limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes
         if self.used_bytes and self.used_bytes + size_bytes > limit:
-            self.refused += 1
+            metrics.budget_refused.inc()
             raise Retryable(
                 f"{self.used_bytes} of {limit} bytes of requests are being worked on, no room for {size_bytes} more; "
                 "send again a little later",

@@ -15,6 +15,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.budget import ByteBudget, Charge
 from stele.rpc.errors import abort_with, as_stele_error, error_to_pb
@@ -85,6 +86,7 @@ class _Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: deque[bytes] = deque()
         self._wake = asyncio.Event()
+        self._ended = False
 
     async def run(self) -> None:
         """Until the client closes the stream; then what it still waits for is given up, not undone."""
@@ -97,8 +99,9 @@ class _Stream:
                 self._take(raw)
             if self._tasks:
                 await asyncio.wait(self._tasks)
-            while self._ready and not writer.done():
-                await asyncio.sleep(0.001)
+            self._ended = True
+            self._wake.set()
+            await writer
         finally:
             writer.cancel()
             for task in self._tasks:
@@ -121,10 +124,13 @@ class _Stream:
         task.add_done_callback(self._tasks.discard)
 
     async def _respond(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
+        kind = request.WhichOneof("body") or "none"
         try:
             response = await self._answer(request)
+            metrics.client_requests.labels(kind, "OK").inc()
         except Exception as exc:  # noqa: BLE001 - the border, as above
-            error = as_stele_error(exc, where=f"{METHOD}.{request.WhichOneof('body')}")
+            error = as_stele_error(exc, where=f"{METHOD}.{kind}")
+            metrics.client_requests.labels(kind, error.code.name).inc()
             response = tserver_pb2.ClientResponse(error=error_to_pb(error))
         finally:
             charge.release()
@@ -141,6 +147,8 @@ class _Stream:
             while self._ready:
                 await self._context.write(self._ready[0])
                 self._ready.popleft()
+            if self._ended:
+                return
             await self._wake.wait()
 
 

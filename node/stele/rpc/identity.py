@@ -15,6 +15,8 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 
 PROTOCOL_VERSION = 1
+NO_CLUSTER = ClusterId("")
+NO_NODE = NodeId("")
 
 CLUSTER_KEY = "stele-cluster"
 PROTOCOL_KEY = "stele-protocol"
@@ -42,8 +44,8 @@ class Caller:
 class Identity:
     """This process. A client has no node id, and no cluster id until a server told it."""
 
-    cluster_id: ClusterId = ClusterId("")
-    node_id: NodeId = NodeId("")
+    cluster_id: ClusterId = NO_CLUSTER
+    node_id: NodeId = NO_NODE
     incarnation: int = 0
     address: str = ""
 

@@ -13,6 +13,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.budget import ByteBudget
@@ -68,6 +69,8 @@ class PeerInbound:
                 raw = await context.read()
                 if raw is grpc.aio.EOF:
                     return
+                metrics.peer_frames.labels(channel, "received").inc()
+                metrics.peer_bytes.labels(channel, "received").inc(len(raw))
                 await self._take(node_id, raw)
         finally:
             if self._streams.get(key) is task:

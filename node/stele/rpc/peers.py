@@ -18,6 +18,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.channels import MESSAGE_BYTES_MAX, dial
@@ -78,7 +79,10 @@ class PeerTransport:
         link = self._links.get((node_id, channel))
         if link is None:
             link = self._links[node_id, channel] = _Link(self, node_id, channel)
-        return link.put(message.SerializeToString())
+        if link.put(message.SerializeToString()):
+            return True
+        metrics.peer_dropped.labels(channel).inc()
+        return False
 
     def connected(self, node_id: NodeId) -> bool:
         """Whether the control stream to this node stands."""
@@ -127,6 +131,7 @@ class _Link:
                 return False
         elif len(self._queue) >= options.control_messages_max:
             self._queued_bytes -= len(self._queue.popleft())  # the oldest says least
+            metrics.peer_dropped.labels(self._channel).inc()
         self._queue.append(raw)
         self._queued_bytes += len(raw)
         self._wanted.set()
@@ -165,7 +170,7 @@ class _Link:
             raise Retryable("no address of this node is known yet")
         channel = await dial(address)
         try:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             await self._greet(call)
             self.established = True
             self._log.info("stream to peer stands", address=address)
@@ -208,7 +213,10 @@ class _Link:
             if not self._queue:
                 self._wanted.clear()
                 await self._wanted.wait()
-            await call.write(self._take_frame())
+            frame = self._take_frame()
+            metrics.peer_frames.labels(self._channel, "sent").inc()
+            metrics.peer_bytes.labels(self._channel, "sent").inc(len(frame))
+            await call.write(frame)
 
     def _take_frame(self) -> bytes:
         """As many messages as fit into a frame, one at least. Joined as they are: a frame repeats one field."""

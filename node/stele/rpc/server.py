@@ -14,6 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from stele import metrics
 from stele.model.errors import Rejected, SteleError
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
@@ -81,6 +82,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 with self._budget.charge(len(raw), control=control):
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
                 context.set_trailing_metadata(((CLUSTER_KEY, self._identity.cluster_id),))
+                metrics.rpc_requests.labels(method, "OK").inc()
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
                 await self._refuse(context, method, exc)
@@ -94,6 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 with self._budget.charge(len(raw), control=control):
                     async for response in handler.unary_stream(self._decode(handler, method, raw), context):
                         yield response
+                metrics.rpc_requests.labels(method, "OK").inc()
             except Exception as exc:  # noqa: BLE001 - the border, as above
                 await self._refuse(context, method, exc)
 
@@ -114,6 +117,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if isinstance(exc, grpc.aio.AbortError):
             raise exc
         error = as_stele_error(exc, where=method)
+        metrics.rpc_requests.labels(method, error.code.name).inc()
         if isinstance(error, Rejected) and self._may_log(source_of(context)):
             log.warning("request refused", method=method, source=source_of(context), error=str(error))
         await abort_with(context, error)
@@ -137,6 +141,7 @@ def make_server(
     `ClientStreams.handlers()`, by full method name: they stand in for the generated PeerStream and ClientStream, and
     see raw bytes, so that a frame is charged before it is decoded.
     """
+    metrics.budget_used_bytes.set_function(lambda: budget.used_bytes)
     guard = Guard(identity, book, budget, dict(streams or {}))
     return grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS)
 

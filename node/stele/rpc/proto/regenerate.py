@@ -17,7 +17,7 @@ def regenerate(out: Path) -> None:
     Raises:
         RuntimeError: if protoc refuses a file; its message went to stderr.
     """
-    import grpc_tools
+    import grpc_tools  # type: ignore[import-untyped]
     from grpc_tools import protoc
 
     protos = sorted(str(p.relative_to(NODE_ROOT)) for p in Path(__file__).parent.glob("*.proto"))

@@ -1,0 +1,54 @@
+"""Every metric of a node, a master and the client library, declared once, each with a sentence.
+
+Imported by whoever counts; imports nothing of ours. Invariant: names begin with `stele_` and end in their unit.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+
+REGISTRY = CollectorRegistry()
+"""What /metrics shows."""
+
+ProcessCollector(registry=REGISTRY)
+
+rpc_requests = Counter(
+    "stele_rpc_requests_total",
+    "Unary requests answered, by method and by the code of the answer (OK, NOT_LEADER, ...).",
+    ["method", "code"],
+    registry=REGISTRY,
+)
+client_requests = Counter(
+    "stele_client_requests_total",
+    "Requests on client streams answered, by kind (write, read, kv) and by the code of the answer.",
+    ["kind", "code"],
+    registry=REGISTRY,
+)
+budget_used_bytes = Gauge(
+    "stele_budget_used_bytes",
+    "Bytes of requests that came in and are not answered yet; past the node's budget requests are THROTTLED.",
+    registry=REGISTRY,
+)
+budget_refused = Counter(
+    "stele_budget_refused_total",
+    "Requests answered THROTTLED for want of room in the budget.",
+    registry=REGISTRY,
+)
+peer_frames = Counter(
+    "stele_peer_frames_total",
+    "Frames between nodes, by channel (control, bulk) and direction (sent, received).",
+    ["channel", "direction"],
+    registry=REGISTRY,
+)
+peer_bytes = Counter(
+    "stele_peer_bytes_total",
+    "Bytes of frames between nodes, by channel and direction.",
+    ["channel", "direction"],
+    registry=REGISTRY,
+)
+peer_dropped = Counter(
+    "stele_peer_dropped_total",
+    "Messages to peers that were dropped (no connection, a full queue); the algorithm sends again.",
+    ["channel"],
+    registry=REGISTRY,
+)

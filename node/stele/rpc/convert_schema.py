@@ -1,0 +1,91 @@
+"""Schemas and partitionings to messages and back. Called by master, node, client and command line.
+
+Invariant: `x_from_pb(x_to_pb(x)) == x`; a message that is no valid schema is a `Rejected` with every fault.
+"""
+
+from __future__ import annotations
+
+from stele.model.ids import ColumnId, SchemaVersion
+from stele.model.partition import HashPartition, Partition, PartitionSchema, RangePartition
+from stele.model.schema import Column, Schema
+from stele.rpc.proto import common_pb2
+
+
+def schema_to_pb(schema: Schema) -> common_pb2.SchemaPB:
+    """A schema as a message."""
+    return common_pb2.SchemaPB(
+        version=schema.version,
+        columns=[
+            common_pb2.ColumnPB(
+                id=column.id,
+                name=column.name,
+                type=column.type,
+                nullable=column.nullable,
+                default_value=b"" if column.default is None else column.default.encode(),
+            )
+            for column in schema.columns
+        ],
+        key_column_ids=schema.key_column_ids,
+        next_column_id=schema.next_column_id,
+    )
+
+
+def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
+    """A schema.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT with every fault of the schema.
+    """
+    return Schema(
+        version=SchemaVersion(pb.version),
+        columns=tuple(
+            Column(
+                ColumnId(column.id),
+                column.name,
+                column.type,
+                column.nullable,
+                column.default_value.decode("utf-8", "replace") if column.default_value else None,
+            )
+            for column in pb.columns
+        ),
+        key_column_ids=tuple(ColumnId(i) for i in pb.key_column_ids),
+        next_column_id=ColumnId(pb.next_column_id),
+    )
+
+
+def partitioning_to_pb(partitioning: PartitionSchema) -> common_pb2.PartitioningPB:
+    """How a table is split, as a message."""
+    pb = common_pb2.PartitioningPB(
+        hash=[
+            common_pb2.HashPartitionPB(column_ids=part.column_ids, buckets=part.buckets, seed=part.seed)
+            for part in partitioning.hash
+        ]
+    )
+    if partitioning.range is not None:
+        pb.range.column_ids.extend(partitioning.range.column_ids)
+        pb.range.split_keys.extend(partitioning.range.split_keys)
+    return pb
+
+
+def partitioning_from_pb(pb: common_pb2.PartitioningPB) -> PartitionSchema:
+    """How a table is split. Whether it fits a schema is for `PartitionSchema.faults`."""
+    ranged = None
+    if pb.HasField("range"):
+        ranged = RangePartition(tuple(pb.range.column_ids), tuple(pb.range.split_keys))
+    return PartitionSchema(
+        tuple(HashPartition(tuple(h.column_ids), h.buckets, h.seed) for h in pb.hash), ranged
+    )
+
+
+def partition_to_pb(partition: Partition) -> common_pb2.PartitionPB:
+    """What a tablet holds, as a message."""
+    return common_pb2.PartitionPB(
+        hash_buckets=partition.hash_buckets,
+        range_start=partition.range_start,
+        range_end=partition.range_end,
+    )
+
+
+def partition_from_pb(pb: common_pb2.PartitionPB) -> Partition:
+    """What a tablet holds."""
+    return Partition(tuple(pb.hash_buckets), pb.range_start, pb.range_end)

@@ -1,0 +1,133 @@
+"""Tickets and commands of Arrow Flight: which tablet, at which snapshot, which rows. Bytes only; serves nothing.
+
+A version byte, then JSON, so that a client in any language can write one. Invariant: an unknown version is refused,
+never guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from stele.model.errors import Code, Rejected
+from stele.model.ids import is_id
+from stele.model.predicate import ScanSpec
+from stele.model.schema import Schema
+
+TICKET_VERSION = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
+
+    `wait_ms` is how long the node may wait until the snapshot can be served.
+    """
+
+    cluster_id: str
+    tablet_id: str
+    snapshot: int
+    schema_version: int
+    scan: str
+    wait_ms: int = 5_000
+
+    def encode(self) -> bytes:
+        """Bytes of the ticket."""
+        return _encode(
+            {
+                "cluster": self.cluster_id,
+                "tablet": self.tablet_id,
+                "snapshot": self.snapshot,
+                "schema_version": self.schema_version,
+                "scan": json.loads(self.scan),
+                "wait_ms": self.wait_ms,
+            }
+        )
+
+    @staticmethod
+    def decode(raw: bytes) -> Ticket:
+        """The inverse of `encode`.
+
+        Raises:
+            Rejected: UNSUPPORTED_VERSION for a version this program does not know; INVALID_ARGUMENT for no ticket.
+        """
+
+        def parse(fields: dict[str, Any]) -> Ticket:
+            if not is_id(fields["tablet"]):
+                raise ValueError("tablet is no identifier")
+            return Ticket(
+                cluster_id=str(fields["cluster"]),
+                tablet_id=str(fields["tablet"]),
+                snapshot=int(fields["snapshot"]),
+                schema_version=int(fields["schema_version"]),
+                scan=json.dumps(fields["scan"]),
+                wait_ms=int(fields.get("wait_ms", 5_000)),
+            )
+
+        return _decode(raw, "ticket", parse)
+
+    def spec(self, schema: Schema) -> ScanSpec:
+        """The scan, checked against the tablet's schema. Raises `Rejected` if it does not fit."""
+        return ScanSpec.from_json(self.scan, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCommand:
+    """What GetFlightInfo asks: a whole table by name, or one tablet. `columns` by name, () for all.
+
+    `snapshot` 0: now.
+    """
+
+    table: str = ""
+    tablet_id: str = ""
+    columns: tuple[str, ...] = ()
+    snapshot: int = 0
+
+    def encode(self) -> bytes:
+        """Bytes of the command."""
+        return _encode(
+            {
+                "table": self.table,
+                "tablet": self.tablet_id,
+                "columns": list(self.columns),
+                "snapshot": self.snapshot,
+            }
+        )
+
+    @staticmethod
+    def decode(raw: bytes) -> ScanCommand:
+        """The inverse of `encode`. Raises as `Ticket.decode` does."""
+
+        def parse(fields: dict[str, Any]) -> ScanCommand:
+            command = ScanCommand(
+                table=str(fields.get("table", "")),
+                tablet_id=str(fields.get("tablet", "")),
+                columns=tuple(str(name) for name in fields.get("columns", ())),
+                snapshot=int(fields.get("snapshot", 0)),
+            )
+            if bool(command.table) == bool(command.tablet_id):
+                raise ValueError("name a table or a tablet, one of them")
+            return command
+
+        return _decode(raw, "command", parse)
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    return bytes([TICKET_VERSION]) + json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    if not raw or raw[0] != TICKET_VERSION:
+        version = raw[0] if raw else "none"
+        raise Rejected(
+            f"{what}: version {version} is unknown, this program reads {TICKET_VERSION}: a byte, then JSON",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    try:
+        return parse(json.loads(raw[1:]))
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise Rejected(f"{what}: {exc!r}; expected what stele.rpc.ticket describes") from exc
