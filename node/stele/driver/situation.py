@@ -158,8 +158,8 @@ class Situation:
         return bool(data) and len(live) >= majority(len(left))
 
     def can_grow(self) -> bool:
-        """Whether one more voter, not counted as reachable itself, would be accepted by the leader."""
-        return len(self.live_voters) >= majority(len(self.voters) + 1)
+        """Whether one more voter, not counted as reachable itself, would be accepted (single voters excepted)."""
+        return len(self.voters) == 1 or len(self.live_voters) >= majority(len(self.voters) + 1)
 
 
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:

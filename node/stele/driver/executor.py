@@ -1,0 +1,230 @@
+"""Carries plans out, thinly: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
+
+Owns the claim and its renewal; everything else is rebuilt at each pass from the masters' view. Safe to interrupt
+anywhere. Invariant: no order is given under an epoch that a master has refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from stele.driver.masters import Masters
+from stele.driver.orders import Orders
+from stele.driver.planner import plan
+from stele.driver.policy import Policy
+from stele.driver.progress import Pace, Progress
+from stele.driver.situation import is_dead
+from stele.driver.steps import WAITS, AddWitness, CancelCopy, Step, WaitCopy
+from stele.driver.view import Claim, ClusterView
+from stele.driver.wire import claim_from_pb, freshen, view_from_pb
+from stele.model.errors import Code, Rejected, SteleError
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+
+log = structlog.get_logger("stele.driver")
+
+STEPS_AT_ONCE = 16
+_ASK_TIMEOUT_S = 1.0
+_WITNESS_REFUSALS_MAX = 5
+"""After so many refusals in a row a witness's start is no longer in the leader's log: begin anew."""
+
+
+class StaleEpoch(Rejected):
+    """Another driver has taken the claim: stop."""
+
+    default_code = Code.STALE_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step in one pass. `error` is None when it was done, or needed no order."""
+
+    step: Step
+    error: SteleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One pass: the view, each step's outcome, and the same as records in words."""
+
+    view: ClusterView
+    outcomes: tuple[Outcome, ...]
+    progress: tuple[Progress, ...]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was to be done."""
+        return not self.outcomes
+
+
+class Executor:
+    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal."""
+
+    def __init__(
+        self,
+        pool: ChannelPool,
+        masters: Sequence[str],
+        *,
+        holder: str,
+        ttl_ms: int = 10_000,
+        on_progress: Callable[[Progress], None] | None = None,
+        now_ms: Callable[[], int] = lambda: int(time.monotonic() * 1000),
+    ) -> None:
+        self.masters = Masters(pool, masters)
+        self.claim: Claim | None = None
+        self._pool = pool
+        self._holder = holder
+        self._ttl_ms = ttl_ms
+        self._on_progress = on_progress
+        self._now_ms = now_ms
+        self._renewed_ms = 0
+        self._pace = Pace()
+        self._refusals: Counter[tuple[str, int]] = Counter()
+
+    async def ensure_claim(self) -> Claim:
+        """Take the claim, or renew it once a third of its time has passed.
+
+        Raises:
+            StaleEpoch: another driver holds it after this one did.
+            SteleError: another driver holds it still (CAS_FAILED), or no master answers.
+        """
+        now = self._now_ms()
+        if self.claim is not None and now - self._renewed_ms < self._ttl_ms // 3:
+            return self.claim
+        epoch = self.claim.epoch if self.claim is not None else 0
+        request = master_pb2.ClaimDriverRequest(holder=self._holder, ttl_ms=self._ttl_ms, epoch=epoch)
+        try:
+            answer = await self.masters.call("ClaimDriver", request)
+        except SteleError as exc:
+            raise self._stopped(exc) from exc
+        self.claim = claim_from_pb(answer.claim)
+        self._renewed_ms = now
+        if epoch == 0:
+            log.info("driver claim taken", holder=self._holder, epoch=self.claim.epoch)
+        return self.claim
+
+    async def release(self) -> None:
+        """Give the claim back, so that the next driver need not wait. Errors are of no consequence: it expires."""
+        if self.claim is None:
+            return
+        request = master_pb2.ClaimDriverRequest(holder=self._holder, epoch=self.claim.epoch, release=True)
+        self.claim = None
+        try:
+            await self.masters.call("ClaimDriver", request, timeout_s=1.0, rounds=1)
+        except SteleError as exc:
+            log.info("driver claim not released, it will expire", error=str(exc))
+
+    async def observe(self, policy: Policy) -> ClusterView:
+        """The masters' view, freshened by asking the nodes of those tablets that something happens to."""
+        answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
+        view = view_from_pb(answer)
+        self.masters.learn(n.address for n in view.nodes if n.role == "master")
+        wanted: dict[str, list[bytes]] = {}
+        for tablet in view.tablets:
+            intent = view.intent(tablet.tablet_id)
+            dead = any(is_dead(view.node(p.node_id), policy) for p in tablet.config.peers)
+            if intent is None and not dead:
+                continue
+            for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
+                wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
+        found = await asyncio.gather(*(self._ask(view, node, ids) for node, ids in wanted.items()))
+        return freshen(view, {node: statuses for node, statuses in found if statuses})
+
+    async def _ask(
+        self, view: ClusterView, node_id: str, tablet_ids: list[bytes]
+    ) -> tuple[str, list[common_pb2.ReplicaStatusPB]]:
+        node = view.node(node_id)
+        if node is None or not node.address:
+            return node_id, []
+        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=tablet_ids)
+        try:
+            answer = await self._pool.unary(
+                node.address,
+                ConsensusServiceStub,
+                "GetConsensusState",
+                request,
+                timeout_s=_ASK_TIMEOUT_S,
+                to_node=node_id,
+            )
+        except SteleError:
+            return node_id, []  # the masters' view of it stands
+        return node_id, list(answer.replicas)
+
+    async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
+        """One pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
+
+        Raises:
+            StaleEpoch: another driver took over; give up for good.
+            SteleError: no claim or no view could be had; try again later.
+        """
+        claim = await self.ensure_claim()
+        if view is None:
+            view = await self.observe(policy)
+        if view.claim is None or view.claim.epoch != claim.epoch:
+            raise self._stopped(StaleEpoch(f"epoch {claim.epoch} is not the one in force: {view.claim}"))
+        steps = tuple(self._patience(s) for s in plan(view, policy))
+        orders = Orders(self._pool, self.masters, claim.epoch, policy)
+        gate = asyncio.Semaphore(STEPS_AT_ONCE)
+        outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))
+        names: dict[str, str] = {t.tablet_id: t.table_name for t in view.tablets}
+        now = self._now_ms()
+        records = tuple(
+            self._pace.record(o.step, names.get(o.step.tablet_id, ""), now, str(o.error) if o.error else "")
+            for o in outcomes
+        )
+        self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
+        for record in records:
+            if self._on_progress is not None:
+                self._on_progress(record)
+        for outcome in outcomes:
+            if outcome.error is not None and outcome.error.code is Code.STALE_EPOCH:
+                raise self._stopped(outcome.error)
+        return Report(view, tuple(outcomes), records)
+
+    async def _carry_out(
+        self, orders: Orders, gate: asyncio.Semaphore, step: Step, view: ClusterView
+    ) -> Outcome:
+        if isinstance(step, WAITS):
+            return Outcome(step)
+        async with gate:
+            try:
+                await orders.give(step, view)
+            except SteleError as exc:
+                log.info("step not done", step=type(step).__name__, tablet=step.tablet_id, error=str(exc))
+                self._count(step, exc)
+                return Outcome(step, exc)
+        self._count(step, None)
+        log.info("step done", step=type(step).__name__, tablet=step.tablet_id, reason=step.reason)
+        return Outcome(step)
+
+    def _count(self, step: Step, error: SteleError | None) -> None:
+        if not isinstance(step, AddWitness):
+            return
+        key = (step.tablet_id, step.replica_id)
+        if error is not None and error.code is Code.UNSAFE_CHANGE:
+            self._refusals[key] += 1
+        else:
+            self._refusals.pop(key, None)
+
+    def _patience(self, step: Step) -> Step:
+        """A witness that the leader keeps refusing is given up; the next pass begins anew, with a later start."""
+        if not isinstance(step, AddWitness):
+            return step
+        if self._refusals[(step.tablet_id, step.replica_id)] < _WITNESS_REFUSALS_MAX:
+            return step
+        reason = "the leader keeps refusing the witness, its start is too old"
+        return CancelCopy(step.tablet_id, step.cas, reason, step.replica_id, step.target_node)
+
+    def _stopped(self, error: SteleError) -> SteleError:
+        if error.code is not Code.STALE_EPOCH:
+            return error
+        self.claim = None
+        return error if isinstance(error, StaleEpoch) else StaleEpoch(str(error.args[0]))

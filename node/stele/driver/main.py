@@ -1,0 +1,59 @@
+"""A driver that runs by itself: `stele driver run`. Owns the loop and nothing else.
+
+Invariant: it may be stopped at any moment; what it has begun stands in the catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from stele.driver.executor import Executor, StaleEpoch
+from stele.driver.policy import Policy
+from stele.driver.progress import Progress
+from stele.model.errors import SteleError
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import Identity
+
+log = structlog.get_logger("stele.driver")
+
+PASS_INTERVAL_S = 0.5
+IDLE_INTERVAL_S = 1.0
+
+
+async def run(
+    masters: Sequence[str],
+    policy: Policy,
+    *,
+    holder: str = "",
+    until_healthy: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """Drive the cluster until cancelled, or (`until_healthy`) until there is nothing to do.
+
+    Raises:
+        StaleEpoch: another driver has taken the claim.
+    """
+    pool = ChannelPool(Identity())
+    name = holder or f"cli/{socket.gethostname()}/{os.getpid()}"
+    executor = Executor(pool, masters, holder=name, on_progress=on_progress)
+    try:
+        while True:
+            try:
+                report = await executor.run_once(policy)
+            except StaleEpoch:
+                raise
+            except SteleError as exc:
+                log.warning("pass not possible", error=str(exc))
+                await asyncio.sleep(IDLE_INTERVAL_S)
+                continue
+            if until_healthy and report.idle:
+                return
+            await asyncio.sleep(IDLE_INTERVAL_S if report.idle else PASS_INTERVAL_S)
+    finally:
+        await executor.release()
+        await pool.close()

@@ -1,0 +1,60 @@
+"""What a driver tells of its work: the words that CR status, events and command line share. Pure.
+
+Owns the memory of how fast copies go. Invariant: a record says what is true of one step now, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.driver.steps import Step, WaitCopy, next_title
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One tablet's step. `eta_s` is None while unknown; `error` says why the step was not done this time."""
+
+    tablet_id: str
+    table_name: str
+    step: str
+    kind: str
+    reason: str
+    next: str
+    bytes_done: int = 0
+    bytes_total: int = 0
+    eta_s: float | None = None
+    error: str = ""
+
+
+class Pace:
+    """Remembers each copy's first bytes and when, so that an end can be told."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def record(self, step: Step, table_name: str, now_ms: int, error: str = "") -> Progress:
+        """The record of a step at `now_ms`."""
+        done = total = 0
+        eta: float | None = None
+        if isinstance(step, WaitCopy):
+            done, total = step.bytes_done, step.bytes_total
+            start_ms, start = self._first.setdefault((step.tablet_id, step.replica_id), (now_ms, done))
+            if done > start and now_ms > start_ms:
+                eta = (total - done) * (now_ms - start_ms) / (done - start) / 1000
+        kind = type(step).__name__
+        return Progress(
+            step.tablet_id,
+            table_name,
+            step.title,
+            kind,
+            step.reason,
+            next_title(step),
+            done,
+            total,
+            eta,
+            error,
+        )
+
+    def keep(self, copies: set[tuple[str, int]]) -> None:
+        """Forget all copies but these."""
+        self._first = {key: value for key, value in self._first.items() if key in copies}

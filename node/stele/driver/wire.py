@@ -1,0 +1,161 @@
+"""Messages to views: what the masters and nodes answer, as the planner's values. Called by executor and operator.
+
+Opens nothing. Invariant: numbers this program does not know become UNKNOWN, never a guess that something is healthy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.driver.view import (
+    Claim,
+    ClusterView,
+    CopyView,
+    DataState,
+    Intent,
+    NodeState,
+    NodeView,
+    ReplicaState,
+    ReplicaView,
+    TabletView,
+)
+from stele.model.config import Configuration
+from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
+from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
+from stele.rpc.proto import common_pb2, master_pb2
+
+_NODE_STATES = {int(s): s for s in NodeState}
+_REPLICA_STATES = {int(s): s for s in ReplicaState}
+_DATA_STATES = {int(s): s for s in DataState}
+
+
+def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
+    """The cluster as the leader master sees it. Raises `Rejected` for bad identifiers or member types."""
+    return ClusterView(
+        nodes=tuple(_node(n) for n in pb.nodes),
+        tablets=tuple(_tablet(t) for t in pb.tablets),
+        intents=tuple(intent_from_pb(i) for i in pb.intents),
+        claim=claim_from_pb(pb.claim) if pb.HasField("claim") else None,
+        settled=pb.settled,
+        leader_master=id_from_pb(pb.leader),
+        term=pb.term,
+        now_us=pb.now_us,
+    )
+
+
+def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
+    """Who is the driver."""
+    return Claim(pb.holder, pb.epoch, pb.expires_us)
+
+
+def _node(pb: master_pb2.NodeViewPB) -> NodeView:
+    registration = pb.registration
+    return NodeView(
+        node_id=NodeId(id_from_pb(pb.node_id)),
+        role=registration.role,
+        machine=registration.machine,
+        zone=registration.zone,
+        address=registration.address,
+        state=_NODE_STATES.get(pb.state, NodeState.RETIRED),
+        heartbeat_age_ms=pb.heartbeat_age_ms,
+        ever_heard=pb.ever_heard,
+        incarnation=pb.incarnation,
+        replicas=pb.replicas,
+        disk_free_bytes=pb.disk_free_bytes,
+        disk_used_bytes=pb.disk_used_bytes,
+    )
+
+
+def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
+    return TabletView(
+        tablet_id=TabletId(id_from_pb(pb.tablet_id)),
+        table_id=TableId(id_from_pb(pb.table_id)),
+        table_name=pb.table_name,
+        state=pb.state,
+        config=config_from_pb(pb.committed_config),
+        term=pb.term,
+        leader_node=id_from_pb(pb.leader_node),
+        replication_factor=pb.replication_factor,
+        replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
+    )
+
+
+def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 0) -> ReplicaView:
+    """A replica as its own node sees it."""
+    copy = pb.copy
+    return ReplicaView(
+        node_id=NodeId(node_id),
+        replica_id=ReplicaId(pb.replica_id),
+        state=_REPLICA_STATES.get(pb.state, ReplicaState.UNKNOWN),
+        data_state=_DATA_STATES.get(pb.data_state, DataState.UNKNOWN),
+        has_data=pb.has_data,
+        last_committed=opid_from_pb(pb.last_committed),
+        bytes_on_disk=pb.bytes_on_disk,
+        copy=CopyView(copy.state, copy.bytes_done, copy.bytes_total, id_from_pb(copy.source_node), copy.error)
+        if pb.HasField("copy")
+        else None,
+        error=pb.error,
+        age_ms=age_ms,
+        failed_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.failed),
+    )
+
+
+def intent_from_pb(pb: master_pb2.IntentPB) -> Intent:
+    """An intent. A witness_start that is set says that the new replica starts as a witness."""
+    return Intent(
+        tablet_id=TabletId(id_from_pb(pb.tablet_id)),
+        replica_id=ReplicaId(pb.replica_id),
+        target_node=NodeId(id_from_pb(pb.target_node)),
+        kind=pb.kind,
+        epoch=pb.epoch,
+        source_node=id_from_pb(pb.source_node),
+        replaces_replica=pb.replaces_replica,
+        witness=pb.HasField("witness_start"),
+        witness_start=opid_from_pb(pb.witness_start),
+        expires_us=pb.expires_us,
+        reason=pb.reason,
+    )
+
+
+def intent_to_pb(intent: Intent) -> master_pb2.IntentPB:
+    """The inverse of `intent_from_pb`."""
+    return master_pb2.IntentPB(
+        tablet_id=id_to_pb(intent.tablet_id),
+        replica_id=intent.replica_id,
+        source_node=id_to_pb(intent.source_node),
+        target_node=id_to_pb(intent.target_node),
+        expires_us=intent.expires_us,
+        epoch=intent.epoch,
+        kind=intent.kind,
+        replaces_replica=intent.replaces_replica,
+        witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
+        reason=intent.reason,
+    )
+
+
+def freshen(view: ClusterView, answers: dict[str, list[common_pb2.ReplicaStatusPB]]) -> ClusterView:
+    """The view with newer reports, straight from nodes (`answers` by node id), put in.
+
+    A replica that says it leads in the newest term also tells the committed configuration.
+    """
+    fresh: dict[str, list[tuple[str, common_pb2.ReplicaStatusPB]]] = {}
+    for node_id, statuses in answers.items():
+        for status in statuses:
+            fresh.setdefault(id_from_pb(status.tablet_id), []).append((node_id, status))
+    tablets = tuple(_freshened(t, fresh[t.tablet_id]) if t.tablet_id in fresh else t for t in view.tablets)
+    return replace(view, tablets=tablets)
+
+
+def _freshened(tablet: TabletView, news: list[tuple[str, common_pb2.ReplicaStatusPB]]) -> TabletView:
+    reports = {(r.node_id, r.replica_id): r for r in tablet.replicas}
+    config: Configuration = tablet.config
+    term, leader = tablet.term, tablet.leader_node
+    for node_id, status in news:
+        report = replica_from_pb(node_id, status)
+        reports[(report.node_id, report.replica_id)] = report
+        if status.role == common_pb2.LEADER and status.term >= term:
+            term, leader = status.term, node_id
+            told = config_from_pb(status.committed_config)
+            if told.opid_index >= config.opid_index and told.peers:
+                config = told
+    return replace(tablet, config=config, term=term, leader_node=leader, replicas=tuple(reports.values()))

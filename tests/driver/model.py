@@ -1,0 +1,384 @@
+"""A dumb twin of a cluster: configurations, replicas, catalog. No messages, no time but heartbeat ages.
+
+It refuses what a real leader refuses (stale CAS, a majority that cannot be reached) and checks, at every change of a
+configuration, what must never happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from stele.driver.policy import Policy
+from stele.driver.steps import (
+    AddPreFollower,
+    AddWitness,
+    BeginIntent,
+    CancelCopy,
+    DemotePeer,
+    DrainNode,
+    EndIntent,
+    MoveLeader,
+    PromoteBack,
+    RemovePeer,
+    RetireNode,
+    StartCopy,
+    Step,
+    TakeOverIntent,
+)
+from stele.driver.view import (
+    Claim,
+    ClusterView,
+    CopyView,
+    DataState,
+    Intent,
+    NodeState,
+    NodeView,
+    ReplicaState,
+    ReplicaView,
+    TabletView,
+)
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, OpId, ReplicaId, TableId, TabletId
+
+COPY_ROUNDS = 2
+POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3)
+
+
+class Refused(Exception):
+    """What a leader or the catalog answers to an order that is late, stale or unsafe."""
+
+
+@dataclass
+class ModelNode:
+    """A node and whether it answers; `gone` ones never come back."""
+
+    node_id: NodeId
+    machine: str
+    zone: str
+    role: str = "node"
+    alive: bool = True
+    gone: bool = False
+    state: NodeState = NodeState.ACTIVE
+
+
+@dataclass
+class ModelReplica:
+    """What a node holds of a tablet."""
+
+    node_id: NodeId
+    has_data: bool
+    copied: int = COPY_ROUNDS
+    failed: bool = False
+    tombstoned: bool = False
+    caught_up_once: bool = False
+
+
+@dataclass
+class ModelTablet:
+    """A group. `log_index` counts all entries, so that a configuration's index rises."""
+
+    tablet_id: TabletId
+    config: Configuration
+    rf: int
+    leader: str = ""
+    log_index: int = 10
+    next_replica_id: int = 1
+    replicas: dict[int, ModelReplica] = field(default_factory=dict)
+
+
+def node_name(number: int) -> NodeId:
+    """Identifier of the model's node `number`."""
+    return NodeId(f"{number:032x}")
+
+
+class Cluster:
+    """The model. `violations` is empty as long as nothing happened that must never happen."""
+
+    def __init__(self, machines: int, zones: int, tablets: int, rf: int) -> None:
+        self.nodes = {
+            node_name(i): ModelNode(node_name(i), f"m{i}", f"z{i % zones}") for i in range(1, machines + 1)
+        }
+        self.epoch = 1
+        self.intents: dict[str, Intent] = {}
+        self.tablets: dict[str, ModelTablet] = {}
+        self.history: list[str] = []
+        order = list(self.nodes)
+        for t in range(tablets):
+            tablet_id = TabletId(f"{t + 1:032x}")
+            chosen = [order[(t + k) % len(order)] for k in range(rf)]
+            peers = tuple(Peer(n, ReplicaId(i + 1), f"{n[-2:]}:1") for i, n in enumerate(chosen))
+            tablet = ModelTablet(tablet_id, Configuration(-1, peers), rf, next_replica_id=rf + 1)
+            tablet.replicas = {p.replica_id: ModelReplica(p.node_id, has_data=True) for p in peers}
+            self.tablets[tablet_id] = tablet
+        self.advance()
+
+    # --- what is seen ---
+
+    def view(self) -> ClusterView:
+        """What the leader master would answer."""
+        nodes = tuple(
+            NodeView(
+                n.node_id,
+                n.role,
+                n.machine,
+                n.zone,
+                f"{n.node_id[-2:]}:1",
+                n.state,
+                heartbeat_age_ms=100 if n.alive else 60_000,
+            )
+            for n in self.nodes.values()
+        )
+        tablets = tuple(self._tablet_view(t) for t in self.tablets.values())
+        intents = tuple(self.intents.values())
+        return ClusterView(nodes, tablets, intents, Claim("test", self.epoch, 1 << 60))
+
+    def _tablet_view(self, t: ModelTablet) -> TabletView:
+        reports = tuple(self._report(rid, r) for rid, r in t.replicas.items())
+        return TabletView(
+            t.tablet_id, TableId("f" * 32), "t", "RUNNING", t.config, 1, t.leader, t.rf, reports
+        )
+
+    def _report(self, replica_id: int, r: ModelReplica) -> ReplicaView:
+        state = ReplicaState.FAILED if r.failed else ReplicaState.RUNNING
+        data = DataState.READY if r.copied >= COPY_ROUNDS else DataState.COPYING
+        if r.tombstoned:
+            data = DataState.TOMBSTONED
+        copy = CopyView("Done" if r.copied >= COPY_ROUNDS else "Fetching", r.copied * 10, COPY_ROUNDS * 10)
+        return ReplicaView(r.node_id, ReplicaId(replica_id), state, data, r.has_data, OpId(1, 9), 20, copy)
+
+    # --- what is true ---
+
+    def live(self, t: ModelTablet, peer: Peer) -> bool:
+        """Whether the peer's replica can vote and answer."""
+        replica = t.replicas.get(peer.replica_id)
+        answers = replica is not None and not replica.failed and not replica.tombstoned
+        return answers and self.nodes[peer.node_id].alive
+
+    def live_voters(self, t: ModelTablet, config: Configuration | None = None) -> list[Peer]:
+        """Voters of the configuration that answer."""
+        return [p for p in (config or t.config).voters if self.live(t, p)]
+
+    def data_voters(self, t: ModelTablet, config: Configuration | None = None) -> list[Peer]:
+        """Those of them that hold the rows."""
+        return [p for p in self.live_voters(t, config) if p.member_type is MemberType.VOTER]
+
+    def has_quorum(self, t: ModelTablet) -> bool:
+        """Whether the group can commit."""
+        return len(self.live_voters(t)) >= t.config.majority and bool(self.data_voters(t))
+
+    def spare(self, t: ModelTablet) -> int:
+        """How many more voters may fail."""
+        return len(self.live_voters(t)) - t.config.majority
+
+    # --- what the driver orders ---
+
+    def apply(self, step: Step) -> None:
+        """Carry a step out as the real ones would, or refuse it."""
+        match step:
+            case BeginIntent():
+                self._begin(step)
+            case TakeOverIntent():
+                intent = self.intents[step.tablet_id]
+                self.intents[step.tablet_id] = replace(intent, epoch=self.epoch)
+            case StartCopy():
+                self._start_copy(step)
+            case DemotePeer():
+                self._modify(step, step.replica_id, member_type=MemberType.NON_VOTER, promote=False)
+            case PromoteBack():
+                self._modify(step, step.replica_id, member_type=MemberType.NON_VOTER, promote=True)
+            case AddWitness():
+                peer = Peer(step.target_node, step.replica_id, "", MemberType.WITNESS)
+                self._add(step, peer)
+            case AddPreFollower():
+                peer = Peer(step.target_node, step.replica_id, "", MemberType.NON_VOTER, promote=True)
+                self._add(step, peer)
+            case RemovePeer():
+                self._remove(step)
+            case CancelCopy():
+                self._change(step.tablet_id, step.cas, self.tablets[step.tablet_id].config.peers, added=None)
+                self._end(step.tablet_id, step.replica_id, cancelled=True)
+            case EndIntent():
+                self._end(step.tablet_id, step.replica_id, cancelled=False)
+            case MoveLeader():
+                t = self.tablets[step.tablet_id]
+                if step.target_node in [p.node_id for p in self.data_voters(t)]:
+                    t.leader = step.target_node
+            case DrainNode():
+                self.nodes[step.node_id].state = NodeState.DRAINING
+            case RetireNode():
+                self._retire(step.node_id)
+            case _:
+                pass
+
+    def _begin(self, step: BeginIntent) -> None:
+        t = self.tablets[step.tablet_id]
+        if step.tablet_id in self.intents or self.nodes[step.target_node].state is not NodeState.ACTIVE:
+            raise Refused("intent")
+        rid = ReplicaId(t.next_replica_id)
+        t.next_replica_id += 1
+        self.intents[step.tablet_id] = Intent(
+            step.tablet_id,
+            rid,
+            step.target_node,
+            step.kind,
+            self.epoch,
+            step.source_node,
+            step.replaces_replica,
+            step.witness,
+        )
+
+    def _start_copy(self, step: StartCopy) -> None:
+        t = self.tablets[step.tablet_id]
+        if not self.nodes[step.target_node].alive:
+            raise Refused("target does not answer")
+        held = t.replicas.get(step.replica_id)
+        if held is not None and held.tombstoned:
+            raise Refused("a replica_id is never used again")
+        if held is None:
+            t.replicas[step.replica_id] = ModelReplica(step.target_node, has_data=False, copied=0)
+
+    def _modify(self, step: Step, replica_id: int, *, member_type: MemberType, promote: bool) -> None:
+        t = self.tablets[step.tablet_id]
+        peers = tuple(
+            replace(p, member_type=member_type, promote=promote) if p.replica_id == replica_id else p
+            for p in t.config.peers
+        )
+        self._change(step.tablet_id, step.cas, peers, added=None)
+
+    def _add(self, step: Step, peer: Peer) -> None:
+        t = self.tablets[step.tablet_id]
+        if t.config.peer(peer.replica_id) is not None:
+            raise Refused("there already")
+        self._change(step.tablet_id, step.cas, (*t.config.peers, peer), added=peer)
+        replica = t.replicas.get(peer.replica_id)
+        assert replica is not None, "added before it was prepared"
+        assert not replica.tombstoned, "a late order added a replica whose intent had ended"
+
+    def _remove(self, step: RemovePeer) -> None:
+        t = self.tablets[step.tablet_id]
+        left = tuple(p for p in t.config.peers if p.replica_id != step.replica_id)
+        if t.leader == step.node_id and self.nodes[step.node_id].alive:
+            raise Refused("STEPPING_DOWN")
+        self._change(step.tablet_id, step.cas, left, added=None)
+        after = t.config
+        assert len(self.data_voters(t)) >= after.majority, f"never rule 4: {step} left {after}"
+
+    def _change(self, tablet_id: str, cas: int, peers: tuple[Peer, ...], *, added: Peer | None) -> None:
+        t = self.tablets[tablet_id]
+        before = t.config
+        if cas != before.opid_index:
+            raise Refused("CAS_FAILED")
+        if not self.has_quorum(t):
+            raise Refused("NO_QUORUM")
+        t.log_index += 1
+        after = Configuration(t.log_index, peers)
+        reachable = [p for p in self.live_voters(t, after) if p != added]
+        if len(before.voters) > 1 and len(reachable) < after.majority:
+            raise Refused("UNSAFE_CHANGE")
+        self.check_step(before, after)
+        t.config = after
+        self.history.append(f"{tablet_id[-2:]} {after.opid_index}: {[_short(p) for p in peers]}")
+        if t.leader not in [p.node_id for p in self.data_voters(t)]:
+            t.leader = ""
+
+    def check_step(self, before: Configuration, after: Configuration) -> None:
+        """Any two majorities of neighbouring configurations meet; one replica per machine."""
+        old = {p.replica_id for p in before.voters}
+        new = {p.replica_id for p in after.voters}
+        assert len(old ^ new) <= 1, f"more than one voter changed: {before} to {after}"
+        for left in combinations(sorted(old), before.majority):
+            for right in combinations(sorted(new), after.majority):
+                assert set(left) & set(right), f"majorities need not meet: {before} to {after}"
+        machines = [self.nodes[p.node_id].machine for p in after.peers]
+        assert len(set(machines)) == len(machines), f"two replicas on one machine: {after}"
+        witnesses = sum(p.member_type is MemberType.WITNESS for p in after.peers)
+        assert witnesses < after.majority, f"witnesses alone could be a majority: {after}"
+
+    def _end(self, tablet_id: str, replica_id: int, *, cancelled: bool) -> None:
+        t = self.tablets[tablet_id]
+        intent = self.intents.get(tablet_id)
+        if intent is None or intent.replica_id != replica_id:
+            raise Refused("no such intent")
+        member = t.config.peer(replica_id)
+        if not cancelled and member is None:
+            raise Refused("its replica is not in the configuration")
+        assert not (cancelled and member is not None), "cancelled although a member"
+        del self.intents[tablet_id]
+
+    def _retire(self, node_id: NodeId) -> None:
+        named = {p.node_id for t in self.tablets.values() for p in t.config.peers}
+        named |= {i.target_node for i in self.intents.values()}
+        assert node_id not in named, "retired a node that something names"
+        self.nodes[node_id].state = NodeState.RETIRED
+
+    # --- what happens by itself ---
+
+    def advance(self) -> None:
+        """One round: copies move, leaders are elected and promote, the master orders tombstones."""
+        for t in self.tablets.values():
+            intent = self.intents.get(t.tablet_id)
+            for rid, r in t.replicas.items():
+                if self.nodes[r.node_id].alive and r.copied < COPY_ROUNDS and self.data_voters(t):
+                    r.copied += 1
+                if r.copied >= COPY_ROUNDS:
+                    r.has_data = True
+                claimed = t.config.peer(rid) is not None or (intent is not None and intent.replica_id == rid)
+                if not claimed and self.nodes[r.node_id].alive:
+                    r.tombstoned = True
+            if not self.has_quorum(t):
+                t.leader = ""
+                continue
+            if t.leader not in [p.node_id for p in self.data_voters(t)]:
+                t.leader = self.data_voters(t)[0].node_id
+            self._promote(t)
+
+    def _promote(self, t: ModelTablet) -> None:
+        for p in t.config.peers:
+            waits = p.member_type is MemberType.WITNESS or p.promote
+            ready = self.live(t, p) and t.replicas[p.replica_id].has_data
+            if not (waits and ready and p.member_type is not MemberType.VOTER):
+                continue
+            changed = replace(p, member_type=MemberType.VOTER, promote=False)
+            peers = tuple(changed if o == p else o for o in t.config.peers)
+            added = changed if p.member_type is MemberType.NON_VOTER else None
+            try:
+                self._change(t.tablet_id, t.config.opid_index, peers, added=added)
+            except Refused:
+                continue
+            return
+
+    # --- what goes wrong ---
+
+    def may_die(self, node_id: str) -> bool:
+        """Whether every group keeps a majority, and its rows, without this node."""
+        node = self.nodes[NodeId(node_id)]
+        node.alive = False
+        fine = all(self.has_quorum(t) for t in self.tablets.values())
+        node.alive = True
+        return fine
+
+    def may_fail(self, t: ModelTablet, replica_id: int) -> bool:
+        """Whether the group keeps a majority, and its rows, without this replica."""
+        replica = t.replicas[replica_id]
+        was, replica.failed = replica.failed, True
+        fine = self.has_quorum(t)
+        replica.failed = was
+        return fine
+
+    def healthy(self) -> bool:
+        """Whether all groups are as wanted, with nothing left over."""
+        if self.intents:
+            return False
+        for t in self.tablets.values():
+            good = [p for p in self.data_voters(t) if self.nodes[p.node_id].state is NodeState.ACTIVE]
+            if len(t.config.peers) != t.rf or len(good) != t.rf:
+                return False
+        return True
+
+
+def _short(p: Peer) -> str:
+    return f"{p.replica_id}@{p.node_id[-2:]}{'' if p.member_type is MemberType.VOTER else p.member_type.name}"
+
+
+__all__ = ["CATALOG_TABLET_ID", "COPY_ROUNDS", "POLICY", "Cluster", "ModelNode", "Refused", "node_name"]
