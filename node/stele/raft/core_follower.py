@@ -1,0 +1,134 @@
+"""Following: what a replica does with a leader's entries, heartbeats and commit index (Raft §5.3).
+
+Invariant: what is at or below the commit index is never dropped; what is acknowledged matches the leader's log and is
+durable.
+"""
+
+from __future__ import annotations
+
+from stele.model.errors import ensure
+from stele.model.ids import OpId, ReplicaId
+from stele.raft.core_base import CoreBase
+from stele.raft.effects import Role
+from stele.raft.messages import UpdateRequest, UpdateResponse
+
+
+class FollowerPart(CoreBase):
+    """Answers UpdateRequest."""
+
+    _verified_index = 0
+    """Up to here the log is known to match that of this term's leader."""
+
+    def _adopt_term(self, term: int, cause: str) -> None:
+        super()._adopt_term(term, cause)
+        self._verified_index = 0
+
+    def _on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        if request.term < self.term:
+            # A deposed leader learns from our term that it is one.
+            refusal = UpdateResponse(
+                self.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
+            )
+            self._send(sender, refusal, self._hard_barrier())
+            return
+        if request.term > self.term:
+            self._adopt_term(request.term, f"update of term {request.term} from {sender}")
+        self._follow(sender)
+        if request.all_replicated_index > self.all_replicated_index:
+            self.all_replicated_index = request.all_replicated_index
+        preceding = request.preceding
+        if preceding.index > self.commit_index and self.log.term_at(preceding.index) != preceding.term:
+            self._refuse_gap(sender, request)
+            return
+        appended = self._take_entries(sender, request)
+        verified = max(self._verified_index, preceding.index + len(request.entries))
+        self._verified_index = verified = min(max(verified, self.commit_index), self.log.last_index)
+        if request.commit_index > self.commit_index:
+            known = min(request.commit_index, verified)
+            if known > self.commit_index:
+                self._set_commit(known, f"leader {sender} of term {self.term}")
+                self._hand_out()
+        if request.entries:
+            # The answer waits for the disk, so it may vouch for all that is known to match.
+            self._answer(sender, request, verified, self._log_barrier())
+        else:
+            ensure(not appended, "raft: a heartbeat appended entries")
+            self._answer(sender, request, min(verified, self.log.durable_index), self._hard_barrier())
+
+    def _follow(self, leader: ReplicaId) -> None:
+        ensure(
+            self.role is not Role.LEADER,
+            f"raft: {leader} and {self.self_replica} both lead term {self.term}; one leader per term",
+        )
+        self._heard_ms = self._now_ms
+        if self.leader != leader or self.role is Role.CANDIDATE:
+            self._rest(leader, f"heard from the leader of term {self.term}")
+            self._on_leader_known(leader)
+        self._end_campaign()
+        self._draw_election()
+
+    def _on_leader_known(self, leader: ReplicaId) -> None:
+        raise NotImplementedError
+
+    def _take_entries(self, sender: ReplicaId, request: UpdateRequest) -> bool:
+        """Append what is new; drop a suffix only where an entry of another term stands (Raft figure 2, step 3)."""
+        log = self.log
+        entries = request.entries
+        skip = 0
+        if request.preceding.index < log.last_index:
+            for entry in entries:
+                if entry.index > self.commit_index:
+                    held = log.term_at(entry.index)
+                    if held is None:
+                        break
+                    if held != entry.term:
+                        self._truncate(
+                            entry.index, f"leader {sender} of term {self.term} holds term {entry.term} there"
+                        )
+                        break
+                skip += 1
+        if skip == len(entries):
+            return False
+        for entry in entries[skip:] if skip else entries:
+            self._append(entry, f"leader {sender} of term {self.term}")
+        return True
+
+    def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""
+        log = self.log
+        at = request.preceding.index
+        conflict_term = log.term_at(at)
+        if conflict_term is None:
+            conflict_index, conflict_term = log.last_index + 1, 0
+        else:
+            conflict_index = max(log.first_of_term(at), self.commit_index + 1)
+        response = UpdateResponse(
+            self.term,
+            False,
+            log.last_opid,
+            conflict_index,
+            conflict_term,
+            request.read_context,
+            request.sent_ms,
+            self.has_data,
+            False,
+            at,
+        )
+        self._send(sender, response, self._hard_barrier())
+
+    def _answer(self, sender: ReplicaId, request: UpdateRequest, vouched: int, after: int) -> None:
+        log = self.log
+        last = log.opid_at(vouched) if vouched >= log.start.index else OpId(0, vouched)
+        response = UpdateResponse(
+            self.term,
+            True,
+            last,
+            0,
+            0,
+            request.read_context,
+            request.sent_ms,
+            self.has_data,
+            False,
+            request.preceding.index,
+        )
+        self._send(sender, response, after)

@@ -1,0 +1,269 @@
+"""Leading: replication with pipelining and flow control, the commit rule, heartbeats, the check for a majority.
+
+Invariants: a leader never drops its own entries; only an entry of its own term is committed by counting, and what lies
+before it with it (Raft §5.4.2); its own copy counts only as far as it is durable.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import Peer, encode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code
+from stele.model.ids import ReplicaId
+from stele.raft.core_base import NEVER_MS
+from stele.raft.core_election import ElectionPart
+from stele.raft.effects import PeerNeedsCopy, ReadLog, Role
+from stele.raft.events import LogRead, PeerFailed
+from stele.raft.messages import UpdateRequest, UpdateResponse
+from stele.raft.progress import Progress
+from stele.raft.reads import ReadRounds
+from stele.raft.status import PeerState
+
+
+class LeaderPart(ElectionPart):
+    """Sends UpdateRequest and counts the answers."""
+
+    _progress: dict[int, Progress]
+    _reads: ReadRounds
+    _heartbeat_due_ms = NEVER_MS
+    _match_dirty = False
+    _voter_ids: tuple[ReplicaId, ...] = ()
+
+    def _become_leader(self, cause: str) -> None:
+        self._set_role(Role.LEADER, self.self_replica, cause)
+        self._heard_ms = None
+        self._election_due_ms = NEVER_MS
+        self._heartbeat_due_ms = self._now_ms + self.options.heartbeat_ms
+        self._reads = ReadRounds()
+        self._progress = {}
+        self._follow_config()
+        # Repeats the configuration under its old opid_index; nothing older commits before it (Raft §5.4.2, §8).
+        payload = encode_configuration(self.config)
+        self._append(Entry(self.term, self.log.last_index + 1, EntryKind.NOOP, 0, payload), cause)
+        self._match_dirty = True
+
+    def _follow_config(self) -> None:
+        """Keep a Progress per peer; a removed one is told of its removal for a while."""
+        config = self.config
+        self._voter_ids = tuple(p.replica_id for p in config.voters)
+        now = self._now_ms
+        for peer in config.peers:
+            if peer.replica_id != self.self_replica and peer.replica_id not in self._progress:
+                self._progress[peer.replica_id] = Progress(peer.replica_id, self.log.last_index + 1, now)
+        for progress in self._progress.values():
+            if config.peer(progress.replica_id) is not None:
+                progress.departing_until_ms = None
+            elif progress.departing_until_ms is None:
+                progress.departing_until_ms = now + 2 * self.options.election_max_ms
+
+    def _on_config(self) -> None:
+        if self.role is Role.LEADER:
+            self._follow_config()
+            self._match_dirty = True
+
+    # Sending
+
+    def _update(self, progress: Progress, preceding_index: int, entries: tuple[Entry, ...]) -> None:
+        request = UpdateRequest(
+            self.term,
+            self.log.opid_at(preceding_index),
+            entries,
+            self.commit_index,
+            self._reads.round_id if self._reads.under_way else 0,
+            self._now_ms,
+            self.all_replicated_index,
+        )
+        self._send(progress.replica_id, request, 0)
+
+    def _heartbeat(self, progress: Progress) -> None:
+        """An empty message that cannot be refused, unless the peer needs a copy: it ends where the logs surely meet.
+
+        So one that overtakes entries on another stream is not taken for a gap.
+        """
+        self._update(progress, max(progress.match, self.log.start.index), ())
+
+    def _replicate(self, progress: Progress) -> bool:
+        """Send what the peer lacks as far as its window allows; whether anything was sent."""
+        if progress.state is PeerState.REPLICATE:
+            if progress.next > self.log.last_index or progress.failed:
+                return False
+            return self._stream(progress)
+        if progress.state is PeerState.PROBE and not progress.probe_sent:
+            if progress.next <= self.log.start.index:
+                self._needs_copy(progress)
+                return False
+            entries: tuple[Entry, ...] = ()
+            if (
+                progress.next >= self.log.tail_first
+                and progress.next <= self.log.last_index
+                and not progress.failed
+            ):
+                entries = self.log.entries_from(progress.next, self.options.probe_bytes_max)
+            self._update(progress, progress.next - 1, entries)
+            progress.sent(progress.next - 1, 0, self._now_ms)
+            return True
+        return False
+
+    def _stream(self, progress: Progress) -> bool:
+        options = self.options
+        sent = False
+        while progress.next <= self.log.last_index and progress.inflight_bytes < options.inflight_bytes_max:
+            if progress.next < self.log.tail_first:
+                if progress.next <= self.log.start.index:
+                    self._needs_copy(progress)
+                elif not progress.reading:
+                    progress.reading = progress.next
+                    self._out.append(ReadLog(progress.replica_id, progress.next, options.batch_bytes_max))
+                break
+            entries = self.log.entries_from(progress.next, options.batch_bytes_max)
+            self._stream_entries(progress, entries)
+            sent = True
+        return sent
+
+    def _stream_entries(self, progress: Progress, entries: tuple[Entry, ...]) -> None:
+        self._update(progress, progress.next - 1, entries)
+        size = 0
+        for entry in entries:
+            size += len(entry.payload) + 48
+        progress.sent(entries[-1].index, size, self._now_ms)
+
+    def _needs_copy(self, progress: Progress) -> None:
+        progress.needs_copy(self.log.start.index + 1)
+        cause = f"it has nothing after {progress.match} that matches; this log begins after {self.log.start}"
+        self._out.append(PeerNeedsCopy(progress.replica_id, cause))
+
+    def _on_log_read(self, event: LogRead) -> None:
+        progress = self._progress.get(event.to) if self.role is Role.LEADER else None
+        if progress is None or progress.reading != event.first_index:
+            return
+        progress.reading = 0
+        if progress.state is not PeerState.REPLICATE or progress.next != event.first_index:
+            return
+        if not event.entries:
+            self._needs_copy(progress)
+            return
+        # The owner read its disk while the core went on; only what is still this log may leave.
+        if all(self.log.term_at(e.index) == e.term for e in event.entries):
+            self._stream_entries(progress, event.entries)
+
+    def _on_peer_failed(self, event: PeerFailed) -> None:
+        if self.role is Role.LEADER:
+            progress = self._progress.get(event.replica_id)
+            if progress is not None:
+                progress.connected = False
+                if progress.state is not PeerState.SNAPSHOT:
+                    progress.probe_from(progress.match + 1)
+        elif event.replica_id == self.leader:
+            self._heard_ms = None
+            due = self._election_due_ms
+            self._draw_election(quick=True)
+            self._election_due_ms = min(due, self._election_due_ms)
+
+    # Answers
+
+    def _on_update_response(self, sender: ReplicaId, response: UpdateResponse) -> None:
+        if response.term > self.term:
+            self._adopt_term(response.term, f"{sender} is at term {response.term}")
+            return
+        if self.role is not Role.LEADER or response.term < self.term:
+            return
+        progress = self._progress.get(sender)
+        if progress is None:
+            return
+        if response.failed:
+            # It abstains: neither its copy nor its word counts any more.
+            progress.failed = True
+            return
+        progress.failed = False
+        progress.connected = True
+        progress.heard_ms = self._now_ms
+        progress.has_data = response.has_data
+        if response.read_context and self._reads.acknowledge(sender, response.read_context):
+            self._match_dirty = True
+        if response.success:
+            if progress.accepted(response, self._now_ms):
+                self._match_dirty = True
+            self._on_peer_moved(progress)
+        else:
+            self._on_gap(progress, response)
+
+    def _on_peer_moved(self, progress: Progress) -> None:
+        raise NotImplementedError
+
+    def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
+        """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
+        at = response.preceding_index
+        if at <= progress.match or progress.state is PeerState.SNAPSHOT:
+            return
+        if progress.state is PeerState.PROBE and at != progress.next - 1:
+            return
+        next_index = min(response.conflict_index, at)
+        if response.conflict_term:
+            mine = self.log.last_of_term(response.conflict_term, at - 1)
+            if mine is not None:
+                next_index = max(next_index, mine + 1)
+        progress.probe_from(max(next_index, 1))
+
+    # Commit
+
+    def _own_match(self) -> int:
+        """How far the leader's own copy counts."""
+        return self.log.durable_index
+
+    def _matches(self) -> list[int]:
+        """How far each voter's copy counts, lowest first."""
+        matches = []
+        for voter in self._voter_ids:
+            if voter == self.self_replica:
+                matches.append(self._own_match())
+            else:
+                progress = self._progress[voter]
+                matches.append(0 if progress.failed else progress.match)
+        matches.sort()
+        return matches
+
+    def _may_commit(self, index: int) -> bool:
+        """Only entries of the own term are committed by counting (Raft §5.4.2, figure 8)."""
+        return self.log.term_at(index) == self.term
+
+    def _advance_commit(self) -> None:
+        matches = self._matches()
+        self.all_replicated_index = max(self.all_replicated_index, matches[0])
+        index = matches[len(matches) - len(matches) // 2 - 1]
+        if index > self.commit_index and self._may_commit(index):
+            self._set_commit(index, f"a majority of {len(matches)} voters holds it")
+
+    # Time
+
+    def _tick_leader(self) -> None:
+        now = self._now_ms
+        if now < self._heartbeat_due_ms:
+            return
+        self._heartbeat_due_ms = now + self.options.heartbeat_ms
+        since = now - self.options.election_max_ms
+        heard = 0
+        for voter in self._voter_ids:
+            if voter == self.self_replica or self._progress[voter].heard_since(since):
+                heard += 1
+        if heard < self.config.majority:
+            why = f"only {heard} of {len(self._voter_ids)} voters answered within {self.options.election_max_ms} ms"
+            self._step_down(Code.NO_QUORUM, why)
+            return
+        gone = 0
+        for progress in self._progress.values():
+            if progress.departing_until_ms is not None and now >= progress.departing_until_ms:
+                gone = progress.replica_id
+                continue
+            if progress.state is PeerState.REPLICATE:
+                if progress.inflight and now - progress.moved_ms > self.options.election_max_ms:
+                    progress.probe_from(progress.match + 1)
+                self._heartbeat(progress)
+            elif progress.state is PeerState.PROBE:
+                progress.probe_sent = False  # a lost probe is sent again by the turn's end
+            else:
+                self._heartbeat(progress)
+        if gone:
+            del self._progress[gone]
+
+    def _peer_of(self, progress: Progress) -> Peer | None:
+        return self.config.peer(progress.replica_id)

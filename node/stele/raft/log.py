@@ -1,0 +1,256 @@
+"""The core's picture of its own log: a byte-bounded tail of entries, the terms of all, the configurations in it.
+
+Used by the core only; writes nothing: `take_persist` says what the owner must write. Older entries than the tail are
+read back by the owner when a slow peer needs them.
+
+Invariants: handed_index <= durable_index <= issued_index <= last_index; the tail holds everything above handed_index;
+indexes are contiguous from start.index + 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+
+from stele.model.config import Configuration, decode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import ensure
+from stele.model.ids import OpId
+
+
+class LogView:
+    """Log of one replica as far as memory holds it."""
+
+    def __init__(
+        self,
+        start: OpId,
+        config: Configuration,
+        entries: Iterable[Entry],
+        commit_index: int,
+        tail_bytes_max: int,
+    ) -> None:
+        self.start = start
+        self.tail_bytes_max = tail_bytes_max
+        self.last_index = start.index
+        self.last_term = start.term
+        self.issued_index = start.index
+        self.durable_index = start.index
+        self.handed_index = start.index
+        self.unhanded_bytes = 0
+        """Bytes of entries not handed out yet: what flow control bounds on a leader."""
+        self._tail: list[Entry] = []
+        self._tail_first = start.index + 1
+        self._tail_bytes = 0
+        self._span_terms: list[int] = [start.term]
+        self._span_firsts: list[int] = [start.index]
+        self._configs: list[tuple[int, Configuration]] = [(start.index, config)]
+        self._truncate_from: int | None = None
+        self._in_flight: deque[tuple[int, int]] = deque()  # (persist id, last index it covers)
+        self._batch: tuple[tuple[int, int, int], tuple[Entry, ...]] = ((0, 0, 0), ())
+        for entry in entries:
+            self.append(entry)
+        ensure(
+            start.index <= commit_index <= self.last_index,
+            f"log: commit index {commit_index} lies outside of {start} to {self.last_index}",
+        )
+        self.issued_index = self.durable_index = self.last_index
+        self.hand_out(commit_index)
+
+    # Reading
+
+    @property
+    def last_opid(self) -> OpId:
+        """OpId of the last entry, or the start."""
+        return OpId(self.last_term, self.last_index)
+
+    @property
+    def tail_first(self) -> int:
+        """Index of the first entry still in memory."""
+        return self._tail_first
+
+    @property
+    def config(self) -> Configuration:
+        """The active configuration: the last in the log, committed or not."""
+        return self._configs[-1][1]
+
+    @property
+    def config_index(self) -> int:
+        """Where the active configuration stands: an entry's index, or the log's start."""
+        return self._configs[-1][0]
+
+    def config_at(self, index: int) -> Configuration:
+        """The configuration in force at `index`."""
+        for at, config in reversed(self._configs):
+            if at <= index:
+                return config
+        return self._configs[0][1]
+
+    def term_at(self, index: int) -> int | None:
+        """Term of the entry at `index`; None below the start and past the end."""
+        if index == self.last_index:
+            return self.last_term
+        if index > self.last_index or index < self.start.index:
+            return None
+        if index >= self._tail_first:
+            return self._tail[index - self._tail_first].term
+        return self._span_terms[bisect_right(self._span_firsts, index) - 1]
+
+    def opid_at(self, index: int) -> OpId:
+        """OpId of the entry at `index`, which must be known."""
+        term = self.term_at(index)
+        ensure(term is not None, f"log: index {index} is outside of {self.start} to {self.last_opid}")
+        return OpId(term or 0, index)
+
+    def first_of_term(self, index: int) -> int:
+        """The first index, up from the start, of the run of one term that holds `index`."""
+        return self._span_firsts[bisect_right(self._span_firsts, index) - 1]
+
+    def last_of_term(self, term: int, at_most: int) -> int | None:
+        """The last index up to `at_most` that holds `term`, or None."""
+        for at in range(len(self._span_terms) - 1, -1, -1):
+            if self._span_terms[at] == term and self._span_firsts[at] <= at_most:
+                following = (
+                    self._span_firsts[at + 1] - 1 if at + 1 < len(self._span_firsts) else self.last_index
+                )
+                return min(following, at_most)
+            if self._span_terms[at] < term:
+                return None
+        return None
+
+    def entries_from(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries of the tail from `first_index` on, up to `bytes_max`, at least one if there is one."""
+        key = (first_index, bytes_max, self.last_index)
+        if self._batch[0] == key:
+            return self._batch[1]
+        offset = first_index - self._tail_first
+        ensure(offset >= 0, f"log: entry {first_index} is below the tail, which begins at {self._tail_first}")
+        size = 0
+        end = offset
+        tail = self._tail
+        for end in range(offset, len(tail)):
+            size += len(tail[end].payload) + 48
+            if size > bytes_max and end > offset:
+                break
+        else:
+            end = len(tail)
+        batch = tuple(tail[offset:end])
+        self._batch = (key, batch)
+        return batch
+
+    def tail(self) -> tuple[Entry, ...]:
+        """All entries in memory, for checks."""
+        return tuple(self._tail)
+
+    # Writing
+
+    def append(self, entry: Entry) -> Configuration | None:
+        """Add the next entry; the configuration it brings, if it is a CONFIG."""
+        ensure(
+            entry.index == self.last_index + 1 and entry.term >= self.last_term,
+            f"log: entry {entry.opid} cannot follow {self.last_opid}",
+        )
+        size = len(entry.payload) + 48
+        self._tail.append(entry)
+        self._tail_bytes += size
+        self.unhanded_bytes += size
+        if entry.term != self.last_term:
+            self._span_terms.append(entry.term)
+            self._span_firsts.append(entry.index)
+            self.last_term = entry.term
+        self.last_index = entry.index
+        if entry.kind is EntryKind.CONFIG:
+            config = decode_configuration(entry.payload)
+            self._configs.append((entry.index, config))
+            return config
+        return None
+
+    def truncate(self, from_index: int) -> tuple[Entry, ...]:
+        """Drop the suffix from `from_index` on; the entries dropped. What was not yet issued must be issued before."""
+        ensure(
+            self.handed_index < from_index and self.issued_index == self.last_index,
+            f"log: dropping from {from_index} on would drop entries handed out up to {self.handed_index}",
+        )
+        dropped = tuple(self._tail[from_index - self._tail_first :])
+        del self._tail[from_index - self._tail_first :]
+        size = sum(e.size_bytes for e in dropped)
+        self._tail_bytes -= size
+        self.unhanded_bytes -= size
+        while self._span_firsts[-1] >= from_index:
+            del self._span_firsts[-1], self._span_terms[-1]
+        while self._configs[-1][0] >= from_index:
+            del self._configs[-1]
+        self.last_index = from_index - 1
+        self.last_term = self._span_terms[-1]
+        self.issued_index = self.last_index
+        self.durable_index = min(self.durable_index, self.last_index)
+        self._in_flight = deque((pid, min(last, self.last_index)) for pid, last in self._in_flight)
+        self._truncate_from = (
+            from_index if self._truncate_from is None else min(self._truncate_from, from_index)
+        )
+        return dropped
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is anything to write."""
+        return self.issued_index < self.last_index or self._truncate_from is not None
+
+    def take_persist(self, persist_id: int) -> tuple[int | None, tuple[Entry, ...]]:
+        """What must be written now: where to cut, and entries. Counts as durable once `persisted(persist_id)` says so."""
+        entries = tuple(self._tail[self.issued_index + 1 - self._tail_first :])
+        truncate_from, self._truncate_from = self._truncate_from, None
+        self.issued_index = self.last_index
+        self._in_flight.append((persist_id, self.last_index))
+        return truncate_from, entries
+
+    def persisted(self, persist_id: int) -> bool:
+        """All up to this Persist is durable; whether the durable part of the log grew."""
+        before = self.durable_index
+        while self._in_flight and self._in_flight[0][0] <= persist_id:
+            self.durable_index = self._in_flight.popleft()[1]
+        return self.durable_index > before
+
+    def hand_out(self, up_to: int) -> tuple[Entry, ...]:
+        """Entries above handed_index up to `up_to`, which now count as handed out; lets old ones leave memory."""
+        if up_to <= self.handed_index:
+            return ()
+        entries = tuple(self._tail[self.handed_index + 1 - self._tail_first : up_to + 1 - self._tail_first])
+        self.handed_index = up_to
+        for entry in entries:
+            self.unhanded_bytes -= len(entry.payload) + 48
+        if self._tail_bytes > self.tail_bytes_max:
+            self._evict()
+        return entries
+
+    def compact(self, opid: OpId) -> None:
+        """The log up to `opid` may be gone; it must have been handed out."""
+        if opid.index <= self.start.index:
+            return
+        ensure(
+            opid.index <= self.handed_index and self.term_at(opid.index) == opid.term,
+            f"log: {opid} is not a committed entry of this log, which ends at {self.last_opid}",
+        )
+        base = self.config_at(opid.index)
+        self._configs = [(opid.index, base), *((at, c) for at, c in self._configs if at > opid.index)]
+        keep = bisect_right(self._span_firsts, opid.index) - 1
+        del self._span_firsts[:keep], self._span_terms[:keep]
+        self._span_firsts[0] = opid.index
+        self.start = opid
+        if self._tail_first <= opid.index:
+            self._drop_front(opid.index + 1 - self._tail_first)
+
+    def _evict(self) -> None:
+        # Down to three quarters, so that the cost of moving the list is paid once per quarter.
+        target = self.tail_bytes_max * 3 // 4
+        count = 0
+        size = self._tail_bytes
+        handed = self.handed_index + 1 - self._tail_first
+        while count < handed and size > target:
+            size -= self._tail[count].size_bytes
+            count += 1
+        self._drop_front(count)
+
+    def _drop_front(self, count: int) -> None:
+        self._tail_bytes -= sum(e.size_bytes for e in self._tail[:count])
+        del self._tail[:count]
+        self._tail_first += count

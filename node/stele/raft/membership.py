@@ -1,0 +1,186 @@
+"""Which membership changes are safe. Pure functions over configurations and what the leader knows of its peers.
+
+Invariant: two configurations that follow each other differ by one voter at most, so their majorities meet
+(dissertation 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.errors import Code
+from stele.model.ids import OPID_NONE
+from stele.raft.events import ChangeType, ProposeChange
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """What the leader knows of a peer, itself included."""
+
+    match_index: int
+    reachable: bool
+    failed: bool
+    has_data: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a change cannot be."""
+
+    code: Code
+    message: str
+
+
+_UNKNOWN = PeerFacts(0, False, False, False)
+
+
+def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, ...] | Refusal:
+    """The peers after a change, or what is wrong with its form."""
+    peer = change.peer
+    present = config.peer(peer.replica_id)
+    if change.change_type is ChangeType.ADD:
+        if present is not None or config.peer_on(peer.node_id) is not None:
+            return Refusal(
+                Code.ALREADY_PRESENT,
+                f"replica {peer.replica_id} or its node {peer.node_id} is a peer already",
+            )
+        return _well_formed(peer) or (*config.peers, peer)
+    if present is None:
+        return Refusal(
+            Code.NOT_FOUND, f"replica {peer.replica_id} is no peer of configuration {config.opid_index}"
+        )
+    if change.change_type is ChangeType.REMOVE:
+        return tuple(p for p in config.peers if p is not present)
+    modified = replace(
+        present,
+        member_type=peer.member_type,
+        promote=peer.promote,
+        address=peer.address or present.address,
+        witness_start=present.witness_start if peer.member_type is MemberType.WITNESS else OPID_NONE,
+    )
+    if modified == present:
+        return Refusal(Code.INVALID_ARGUMENT, f"replica {peer.replica_id} is so already; nothing to change")
+    if peer.member_type is MemberType.WITNESS and present.member_type is not MemberType.WITNESS:
+        return Refusal(
+            Code.INVALID_ARGUMENT,
+            f"replica {peer.replica_id}: a peer becomes a WITNESS only by being added as one",
+        )
+    return _well_formed(modified) or tuple(modified if p is present else p for p in config.peers)
+
+
+def _well_formed(peer: Peer) -> Refusal | None:
+    if peer.promote and peer.member_type is not MemberType.NON_VOTER:
+        return Refusal(
+            Code.INVALID_ARGUMENT, f"replica {peer.replica_id}: only a NON_VOTER can have promote set"
+        )
+    if peer.member_type is MemberType.WITNESS and peer.witness_start == OPID_NONE:
+        return Refusal(Code.INVALID_ARGUMENT, f"replica {peer.replica_id}: a WITNESS needs witness_start")
+    return None
+
+
+def unsafe(
+    before: Configuration,
+    after: tuple[Peer, ...],
+    facts: Mapping[int, PeerFacts],
+    commit_index: int,
+    term_at: Callable[[int], int | None],
+) -> Refusal | None:
+    """Why this step could cost the group its majority or its data; None if it is safe.
+
+    The first reason in a fixed order is given, so that the same change is refused in the same words.
+    """
+    voters = tuple(p for p in after if p.votes)
+    if not voters:
+        return Refusal(Code.UNSAFE_CHANGE, "no voter would be left")
+    return (
+        _unready_voter(before, voters, facts)
+        or _unreachable_majority(before, voters, facts)
+        or _witness_start(before, voters, facts, commit_index, term_at)
+        or _witness_majority(voters, facts)
+    )
+
+
+def _unready_voter(
+    before: Configuration, voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]
+) -> Refusal | None:
+    for peer in voters:
+        old = before.peer(peer.replica_id)
+        known = facts.get(peer.replica_id, _UNKNOWN)
+        if old is None or old.member_type is peer.member_type:
+            continue
+        if known.failed:
+            return Refusal(
+                Code.UNSAFE_CHANGE,
+                f"replica {peer.replica_id} is FAILED: copy it anew, it must not vote again",
+            )
+        if not known.has_data:
+            return Refusal(
+                Code.UNSAFE_CHANGE, f"replica {peer.replica_id} holds no rows yet; wait for its copy"
+            )
+    return None
+
+
+def _unreachable_majority(
+    before: Configuration, voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]
+) -> Refusal | None:
+    old_voters = before.voters
+    if len(old_voters) == 1:
+        return None
+    old_ids = tuple(p.replica_id for p in old_voters)
+    reached = [p for p in voters if p.replica_id in old_ids and facts.get(p.replica_id, _UNKNOWN).reachable]
+    majority = len(voters) // 2 + 1
+    if len(reached) < majority:
+        return Refusal(
+            Code.UNSAFE_CHANGE,
+            f"{len(reached)} of the {len(voters)} voters of the new configuration can be reached (an added one not "
+            f"counted), {majority} are needed; first take away or demote the dead",
+        )
+    return None
+
+
+def _witness_start(
+    before: Configuration,
+    voters: tuple[Peer, ...],
+    facts: Mapping[int, PeerFacts],
+    commit_index: int,
+    term_at: Callable[[int], int | None],
+) -> Refusal | None:
+    for peer in voters:
+        if peer.member_type is not MemberType.WITNESS or before.peer(peer.replica_id) is not None:
+            continue
+        start = peer.witness_start
+        if start.index > commit_index or term_at(start.index) != start.term:
+            return Refusal(
+                Code.UNSAFE_CHANGE,
+                f"witness_start {start} is no committed entry of the leader's log (committed up to {commit_index})",
+            )
+        for other in voters:
+            known = facts.get(other.replica_id, _UNKNOWN)
+            if other.member_type is MemberType.VOTER and known.reachable and known.match_index < start.index:
+                return Refusal(
+                    Code.UNSAFE_CHANGE,
+                    f"replica {other.replica_id} holds the log up to {known.match_index} only, below witness_start {start}",
+                )
+    return None
+
+
+def _witness_majority(voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]) -> Refusal | None:
+    starts = [p.witness_start.index for p in voters if p.member_type is MemberType.WITNESS]
+    if not starts:
+        return None
+    highest = max(starts)
+    lacking = [
+        p
+        for p in voters
+        if p.member_type is MemberType.VOTER and facts.get(p.replica_id, _UNKNOWN).match_index < highest
+    ]
+    majority = len(voters) // 2 + 1
+    if len(starts) + len(lacking) >= majority:
+        return Refusal(
+            Code.UNSAFE_CHANGE,
+            f"{len(starts)} witnesses and {len(lacking)} voters that lack a witness's start could be a majority of "
+            f"{len(voters)} without the rows; promote a witness or wait first",
+        )
+    return None

@@ -1,0 +1,133 @@
+"""What a leader knows of one peer, and how much it may send it. Used by the core's leader part; sends nothing itself.
+
+Invariants: match < next; in PROBE at most one message is out; the bytes in flight are bounded but for one entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stele.model.ids import ReplicaId
+from stele.raft.messages import UpdateResponse
+from stele.raft.status import PeerState, PeerStatus
+
+
+class Progress:
+    """One peer, for one term of one leader."""
+
+    __slots__ = (
+        "base_ms",
+        "connected",
+        "departing_until_ms",
+        "failed",
+        "has_data",
+        "heard_ms",
+        "inflight",
+        "inflight_bytes",
+        "match",
+        "moved_ms",
+        "next",
+        "probe_sent",
+        "reading",
+        "replica_id",
+        "round_fast",
+        "round_start_ms",
+        "round_target",
+        "state",
+    )
+
+    def __init__(self, replica_id: ReplicaId, next_index: int, now_ms: int) -> None:
+        self.replica_id = replica_id
+        self.state = PeerState.PROBE
+        self.match = 0
+        self.next = next_index
+        self.probe_sent = False
+        self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each message under way
+        self.inflight_bytes = 0
+        self.base_ms = now_ms  # silence counts from here until the first answer
+        self.heard_ms: int | None = None
+        self.moved_ms = now_ms  # when match last rose, or the first message went out
+        self.connected = True
+        self.failed = False
+        self.has_data = False
+        self.reading = 0  # first index asked of the owner's log, 0: none
+        self.departing_until_ms: int | None = None
+        # Catch-up rounds of a PRE_FOLLOWER (dissertation 4.2.1)
+        self.round_target = next_index - 1
+        self.round_start_ms = now_ms
+        self.round_fast = False
+
+    def heard_since(self, since_ms: int) -> bool:
+        """Whether it has answered, as a sound replica, since then; a new peer has until its first answer is due."""
+        return not self.failed and (self.base_ms if self.heard_ms is None else self.heard_ms) >= since_ms
+
+    def reachable(self, since_ms: int) -> bool:
+        """Whether it has really answered since then, and its connection stands."""
+        return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
+
+    def probe_from(self, next_index: int) -> None:
+        """Fall back to one message at a time, beginning at `next_index`."""
+        self.state = PeerState.PROBE
+        self.next = max(next_index, self.match + 1)
+        self.probe_sent = False
+        self.reading = 0
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def needs_copy(self, next_index: int) -> None:
+        """Its log ends before ours begins: heartbeats only."""
+        self.probe_from(next_index)
+        self.state = PeerState.SNAPSHOT
+
+    def sent(self, last_index: int, size: int, now_ms: int) -> None:
+        """A message with entries up to `last_index` is out."""
+        if self.state is PeerState.REPLICATE:
+            if not self.inflight:
+                self.moved_ms = now_ms
+            self.next = last_index + 1
+            self.inflight.append((last_index, size))
+            self.inflight_bytes += size
+        else:
+            self.probe_sent = True
+
+    def accepted(self, response: UpdateResponse, now_ms: int) -> bool:
+        """A success came; whether match rose."""
+        match = response.last_received.index
+        rose = match > self.match
+        if rose:
+            self.match = match
+            self.moved_ms = now_ms
+            inflight = self.inflight
+            while inflight and inflight[0][0] <= match:
+                self.inflight_bytes -= inflight.popleft()[1]
+        if self.state is not PeerState.REPLICATE:
+            meets = max(match, response.preceding_index)
+            if meets >= self.next - 1:
+                self.state = PeerState.REPLICATE
+                self.next = meets + 1
+                self.probe_sent = False
+                self.moved_ms = now_ms
+        elif self.next <= self.match:
+            self.next = self.match + 1
+        return rose
+
+    def round_over(self, last_index: int, now_ms: int, fast_ms: int) -> None:
+        """Judge the catch-up round if it is over, and begin the next."""
+        if self.match >= self.round_target:
+            self.round_fast = now_ms - self.round_start_ms <= fast_ms
+            self.round_target = last_index
+            self.round_start_ms = now_ms
+
+    def status(self, since_ms: int) -> PeerStatus:
+        """A frozen view."""
+        return PeerStatus(
+            self.replica_id,
+            self.state,
+            self.match,
+            self.next,
+            self.inflight_bytes,
+            self.heard_ms,
+            self.reachable(since_ms),
+            self.failed,
+            self.has_data,
+        )
