@@ -90,7 +90,7 @@ class ReplicaView:
     error: str = ""
     age_ms: int = 0
     failed_peers: tuple[ReplicaId, ...] = ()
-    """Leader only: peers that said of themselves that they are FAILED."""
+    """Leader only: peers that said that they are FAILED, or that its log can no longer bring up to date."""
 
 
 @dataclass(frozen=True, slots=True)
