@@ -1,0 +1,145 @@
+"""Applies committed entries to a state machine in order, in short slices of the event loop, and wakes who waits.
+
+Owned by Replica. Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from stele.model.entry import Entry
+from stele.model.errors import InvariantViolation, SteleError, ensure
+
+_READ_BYTES = 4 << 20
+
+
+class Applier:
+    """One machine's entries. `applied` is told each entry with its outcome, `failed` the error that ends it all."""
+
+    def __init__(
+        self,
+        *,
+        slice_ms: float,
+        applied: Callable[[Entry, Any], None],
+        slice_done: Callable[[int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._slice_s = slice_ms / 1000
+        self._told = applied
+        self._slice_done = slice_done
+        self._failed = failed
+        self._machine: Any = None
+        self._queue: deque[Entry] = deque()
+        self._scheduled = False
+        self._stopped = False
+        self._live = False
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+        self.committed_index = 0
+        self.applied_index = 0
+
+    @property
+    def queued(self) -> int:
+        """Committed entries that wait to be applied."""
+        return len(self._queue)
+
+    def attach(self, machine: Any) -> None:
+        """Apply to `machine`, which holds everything up to `committed_index` (nothing was committed here since)."""
+        self._machine = machine
+        self.applied_index = machine.applied.index
+        self.committed_index = max(self.committed_index, self.applied_index)
+        self._live = True
+
+    async def catch_up(self, machine: Any, read: Callable[[int, int], Any]) -> None:
+        """Apply to a machine that came later than the log: first the committed entries it lacks, read back.
+
+        `read(first_index, bytes_max)` gives entries. On return everything committed is applied.
+        """
+        self._machine = machine
+        self.applied_index = machine.applied.index
+        while self.applied_index < self.committed_index:
+            entries = await read(self.applied_index + 1, _READ_BYTES)
+            ensure(bool(entries), f"no log entry {self.applied_index + 1} to bring a copied store up to date")
+            for entry in entries:
+                if entry.index > self.committed_index or self._stopped:
+                    break
+                ensure(entry.index == self.applied_index + 1, "entries read back from the log leave a gap")
+                self._apply(entry)
+                await asyncio.sleep(0)
+        self._live = True
+        self._slice_done(min(self.applied_index, self.committed_index))
+        self._wake()
+
+    def add(self, entries: tuple[Entry, ...]) -> None:
+        """Entries that were committed, in order."""
+        self.committed_index = entries[-1].index
+        if not self._live or self._stopped:
+            return
+        # A copied store may hold more than this replica had known to be committed.
+        self._queue.extend(e for e in entries if e.index > self.applied_index)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._slice)
+
+    async def wait(self, index: int) -> None:
+        """Return once everything up to `index` is applied.
+
+        Raises:
+            SteleError: what ended applying, if something did.
+        """
+        if index <= self.applied_index and self._live:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        heapq.heappush(self._waiters, (index, next(self._count), future))
+        await future
+
+    def stop(self, error: Exception) -> None:
+        """Apply nothing more; who waits is given `error`."""
+        self._stopped = True
+        self._queue.clear()
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
+        self._waiters.clear()
+
+    def _slice(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        end = time.perf_counter() + self._slice_s
+        try:
+            while self._queue:
+                self._apply(self._queue.popleft())
+                if time.perf_counter() >= end:
+                    break
+        except SteleError as exc:
+            self._failed(exc)
+            return
+        except Exception as exc:  # noqa: BLE001 - a bug in one replica must not take the node down
+            self._failed(
+                InvariantViolation(f"applying entry {self.applied_index + 1}: {exc!r}; this replica stops")
+            )
+            return
+        if self._queue:
+            self._scheduled = True
+            self._loop.call_soon(self._slice)
+        self._slice_done(min(self.applied_index, self.committed_index))
+        self._wake()
+
+    def _apply(self, entry: Entry) -> None:
+        outcome = self._machine.apply(entry)
+        self.applied_index = entry.index
+        self._told(entry, outcome)
+
+    def _wake(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.applied_index:
+            _, _, future = heapq.heappop(self._waiters)
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,144 @@
+"""From a replica's files and its stream in the log to a running Replica. Called by the tablet manager and masters.
+
+Blocking work runs in the node's threads, so many replicas bootstrap at once.
+
+Invariant: a replica whose store, log and superblock do not fit together becomes FAILED with its files untouched; it is
+never started with less than it once acknowledged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.replica import Replica
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.config import Configuration
+from stele.model.errors import Corrupt, Rejected, SteleError
+from stele.model.ids import OpId, ReplicaId
+from stele.model.schema import Schema
+from stele.raft.events import InitialState
+from stele.raft.ports import LoadedLog, fold_records
+from stele.tablet.machine import StateMachine
+
+log = structlog.get_logger("stele.consensus")
+
+STORE = "store"
+
+
+def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
+    """A new, empty store of the replica's kind. Blocks.
+
+    Raises:
+        Rejected: a kind this program does not know, or a store that is there already.
+    """
+    if superblock.kind == "table":
+        from stele.tablet.store import TabletStore
+
+        table: StateMachine = TabletStore.create(directory / STORE, Schema.from_json(superblock.schema))
+        return table
+    if superblock.kind == "keyspace":
+        from stele.tablet.keyspace import KeySpace
+
+        return KeySpace.create(directory / STORE)
+    raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
+
+
+def open_machine(superblock: Superblock, directory: Path) -> StateMachine:
+    """The store as last flushed. Blocks.
+
+    Raises:
+        Corrupt: files that are missing or damaged.
+        Rejected: UNSUPPORTED_VERSION, or an unknown kind.
+    """
+    if superblock.kind == "table":
+        from stele.tablet.store import TabletStore
+
+        table: StateMachine = TabletStore.open(directory / STORE)
+        return table
+    if superblock.kind == "keyspace":
+        from stele.tablet.keyspace import KeySpace
+
+        return KeySpace.open(directory / STORE)
+    raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
+
+
+def initial_state(
+    loaded: LoadedLog, config: Configuration, flushed: OpId, hint: ReplicaId | None, *, witness: bool
+) -> InitialState:
+    """What a core starts from, given its log, the configuration at the log's start and what the store holds.
+
+    Raises:
+        Corrupt: log and store do not meet.
+    """
+    start = loaded.start
+    last = loaded.entries[-1].opid if loaded.entries else start
+    if flushed < start and not witness:
+        raise Corrupt(
+            f"the log begins after {start}, the store ends at {flushed}: entries between are missing; "
+            "copy the replica anew"
+        )
+    if last.index < flushed.index:
+        raise Corrupt(
+            f"the log ends at {last}, the store holds all up to {flushed}: the log lost what was acknowledged; "
+            "copy the replica anew"
+        )
+    if flushed.index > start.index:
+        there = loaded.entries[flushed.index - start.index - 1].opid
+        if there != flushed:
+            raise Corrupt(f"the log has {there} where the store has {flushed}; copy the replica anew")
+    return InitialState(
+        term=loaded.hard_state.term,
+        voted_for=loaded.hard_state.voted_for,
+        log_start=start,
+        config=config,
+        entries=loaded.entries,
+        commit_index=max(flushed.index, start.index),
+        witness_without_data=witness,
+        leader_hint=hint,
+    )
+
+
+async def start_replica(
+    superblock: Superblock,
+    directory: Path,
+    node_log: Any,
+    host: Host,
+    options: ReplicaOptions | None = None,
+    *,
+    replica: Replica | None = None,
+) -> Replica:
+    """Bring a READY replica, or a young witness, to life. Never raises for its own damage: it becomes FAILED.
+
+    `replica`: made by the caller beforehand, so that it is visible (BOOTSTRAPPING) meanwhile.
+    """
+    replica = replica or Replica(superblock, directory, host, options)
+    failed = node_log.recovery.failed.get(superblock.key)
+    if failed is not None:
+        replica.fail(f"its log is damaged: {failed}")
+        return replica
+    machine: StateMachine | None = None
+    try:
+        stream = node_log.stream(superblock.key)
+        witness = superblock.data_state is not DataState.READY
+        if not witness:
+            machine = await host.in_thread(open_machine, superblock, directory)
+        loaded = await host.in_thread(lambda: fold_records(stream.load()))
+        flushed = machine.flushed if machine is not None else loaded.start
+        hint = superblock.leader_hint if loaded.hard_state.term == 0 else None
+        if loaded.hard_state.voted_for == superblock.replica_id:
+            hint = superblock.replica_id
+        config = loaded.config if loaded.config is not None else stream.config
+        initial = initial_state(loaded, config, flushed, hint, witness=witness)
+        if machine is not None:
+            stream.set_flushed(flushed.index)
+        replica.run(stream, machine, initial)
+    except (SteleError, OSError) as exc:
+        if machine is not None:
+            await host.in_thread(machine.close)
+        replica.machine = None
+        replica.fail(str(exc))
+    return replica

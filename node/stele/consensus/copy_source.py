@@ -1,0 +1,210 @@
+"""The giving side of a tablet copy: sessions on checkpoints, each with a lease. Served by stele.tserver.
+
+A session is a directory of hard links to a flushed state, an anchor on the log from there on, and a lease that its
+receiver renews. Removes what it made when a session ends or its lease runs out.
+
+Invariant: while a session lives, its files do not change and the log after its checkpoint stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import structlog
+
+from stele.consensus.files import make_directory, remove_tree
+from stele.consensus.ports import Host
+from stele.consensus.replica import Replica
+from stele.consensus.superblock import Superblock
+from stele.model.config import Configuration
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import OPID_NONE, OpId, new_id
+
+log = structlog.get_logger("stele.consensus.copy")
+
+LEASE_MS = 60_000
+FRAME_BYTES = 1 << 20
+_SUM_BYTES = 8 << 20
+SESSIONS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """A file of a checkpoint: its name there, size in bytes, CRC-32C of the whole."""
+
+    name: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force there."""
+
+    session_id: str
+    lease_ms: int
+    files: tuple[CopyFile, ...]
+    checkpoint: OpId
+    config: Configuration
+    term: int
+    superblock: Superblock
+    max_ceiling: int
+
+
+@dataclass(slots=True)
+class _Session:
+    info: SessionInfo
+    replica: Replica
+    directory: Path
+    expires_ms: int
+
+
+def sum_file(path: Path) -> int:
+    """CRC-32C of a file. Blocks."""
+    crc = 0
+    with path.open("rb") as f:
+        while chunk := f.read(_SUM_BYTES):
+            crc = google_crc32c.extend(crc, chunk)
+    return crc
+
+
+class CopySessions:
+    """All sessions of a node. `root` is theirs alone; what an earlier run left there is debris."""
+
+    def __init__(self, root: Path, host: Host) -> None:
+        self._root = root
+        self._host = host
+        self._sessions: dict[str, _Session] = {}
+
+    async def clear_debris(self) -> None:
+        """Remove what sessions of an earlier run left."""
+        await self._host.in_thread(remove_tree, self._root)
+
+    async def begin(self, replica: Replica, at_least: OpId = OPID_NONE) -> SessionInfo:
+        """A checkpoint of `replica` that holds at least `at_least`.
+
+        Raises:
+            Retryable: NOT_READY (no rows here, or it has not applied that much), THROTTLED, DISK_FULL.
+        """
+        if len(self._sessions) >= SESSIONS_MAX:
+            raise Retryable(f"{SESSIONS_MAX} copies are being read from this node; wait", code=Code.THROTTLED)
+        if replica.machine is None or not replica.running:
+            raise Retryable("this replica holds no rows to copy; choose another source", code=Code.NOT_READY)
+        if replica.applied_index < at_least.index:
+            raise Retryable(
+                f"applied up to {replica.applied_index}, asked for {at_least}; try again", code=Code.NOT_READY
+            )
+        session_id = new_id()
+        directory = self._root / session_id
+        anchor = f"copy-{session_id}"
+        replica.stream.anchor(anchor, replica.machine.flushed.index + 1)
+        try:
+            info = await self._make(replica, session_id, directory)
+        except BaseException:
+            replica.stream.release(anchor)
+            await self._host.in_thread(remove_tree, directory)
+            raise
+        replica.stream.anchor(anchor, info.checkpoint.index + 1)
+        self._sessions[session_id] = _Session(info, replica, directory, self._host.now_ms() + LEASE_MS)
+        log.info(
+            "copy session",
+            tablet=replica.tablet_id,
+            session=session_id,
+            checkpoint=str(info.checkpoint),
+            files=len(info.files),
+        )
+        return info
+
+    async def _make(self, replica: Replica, session_id: str, directory: Path) -> SessionInfo:
+        await replica.flush()
+        machine = replica.machine
+        if machine is None:
+            raise Retryable("this replica was stopped meanwhile", code=Code.NOT_READY)
+
+        def link_and_sum() -> tuple[OpId, tuple[CopyFile, ...]]:
+            make_directory(directory.parent)
+            checkpoint = machine.checkpoint(directory)
+            files = tuple(
+                CopyFile(name, (directory / name).stat().st_size, sum_file(directory / name))
+                for name in checkpoint.files
+            )
+            return checkpoint.opid, files
+
+        opid, files = await self._host.in_thread(link_and_sum)
+        return SessionInfo(
+            session_id=session_id,
+            lease_ms=LEASE_MS,
+            files=files,
+            checkpoint=opid,
+            config=replica.config_at(opid.index),
+            term=replica.term,
+            superblock=replica.superblock,
+            max_ceiling=machine.max_ceiling,
+        )
+
+    async def fetch(
+        self, session_id: str, name: str, offset: int, length: int
+    ) -> AsyncIterator[tuple[int, bytes, int]]:
+        """(offset, bytes, CRC-32C of them) in frames of at most 1 MiB, from `offset` on, `length` bytes in all.
+
+        Raises:
+            Rejected: NOT_FOUND for a session that has ended or a file it does not have.
+        """
+        session = self._get(session_id)
+        size = next((f.size for f in session.info.files if f.name == name), None)
+        if size is None:
+            raise Rejected(f"session {session_id} has no file {name!r}", code=Code.NOT_FOUND)
+        end = min(size, offset + length) if length else size
+        with (session.directory / name).open("rb", buffering=0) as f:
+            while offset < end:
+
+                def read(at: int = offset) -> tuple[bytes, int]:
+                    f.seek(at)
+                    data = f.read(min(FRAME_BYTES, end - at))
+                    return data, google_crc32c.value(data)
+
+                data, crc = await self._host.in_thread(read)
+                if not data:
+                    raise Retryable(f"{name}: ended at {offset} of {size} bytes", code=Code.UNAVAILABLE)
+                yield offset, data, crc
+                offset += len(data)
+
+    def keep_alive(self, session_id: str) -> int:
+        """Renew a lease; how many ms it lasts.
+
+        Raises:
+            Rejected: NOT_FOUND, it has ended.
+        """
+        self._get(session_id).expires_ms = self._host.now_ms() + LEASE_MS
+        return LEASE_MS
+
+    async def end(self, session_id: str) -> None:
+        """End a session; nothing if it has ended."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.replica.stream.release(f"copy-{session_id}")
+            await self._host.in_thread(remove_tree, session.directory)
+
+    async def expire(self) -> None:
+        """End the sessions whose lease ran out, and those whose replica is gone."""
+        now = self._host.now_ms()
+        for session_id, session in list(self._sessions.items()):
+            if session.expires_ms < now or not session.replica.running:
+                log.warning(
+                    "copy session ended unasked", session=session_id, tablet=session.replica.tablet_id
+                )
+                await self.end(session_id)
+
+    async def close(self) -> None:
+        """End all."""
+        for session_id in list(self._sessions):
+            await self.end(session_id)
+
+    def _get(self, session_id: str) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise Rejected(f"no copy session {session_id} here; begin a new one", code=Code.NOT_FOUND)
+        return session

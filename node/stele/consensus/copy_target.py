@@ -1,0 +1,271 @@
+"""The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
+
+Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, and it runs at once; the files;
+without a witness, its stream at the checkpoint; superblock READY, which is one rename.
+
+Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from stele.consensus.copy_source import SessionInfo
+from stele.consensus.fetch import CopySource, Fetcher, InThread, RateLimit, first_stele_error, session_lost
+from stele.consensus.files import make_directory, remove_tree, sync_directory
+from stele.consensus.superblock import DataState, Superblock, write_superblock
+from stele.model.config import Configuration
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TabletId
+
+log = structlog.get_logger("stele.consensus.copy")
+
+STORE = "store"
+INCOMING = "incoming"
+_SESSIONS_MAX = 5
+_KEEP_ALIVE_S = 15.0
+_JOIN_TIMEOUT_S = 300.0
+_JOIN_LOOK_S = 0.2
+
+
+@dataclass(slots=True)
+class CopyProgress:
+    """How far a copy is. `state`: Starting, Fetching, Installing, Done, Failed."""
+
+    replica_id: ReplicaId
+    source_node: NodeId
+    bytes_done: int = 0
+    bytes_total: int = 0
+    state: str = "Starting"
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """What StartTabletCopy asked for. `witness_start` OPID_NONE with `witness`: the source's checkpoint."""
+
+    tablet_id: TabletId
+    replica_id: ReplicaId
+    source_node: NodeId
+    source_address: str
+    witness: bool = False
+    witness_start: OpId = OPID_NONE
+    bytes_per_second: int = 0
+
+
+class CopyHome(Protocol):
+    """What the copy needs of the node it fills."""
+
+    def replica_directory(self, key: StreamKey) -> Path:
+        """Where the replica lives."""
+
+    async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
+        """Make the replica's stream in the node's log; on return it survives power loss. Nothing if it is there."""
+
+    async def start_replica(self, superblock: Superblock) -> None:
+        """Start the replica in its data state."""
+
+    async def rows_arrived(self, superblock: Superblock) -> None:
+        """The store of a running witness is in place: open it and bring it up to the log."""
+
+    def joined(self, key: StreamKey) -> bool:
+        """Whether a committed configuration that the replica knows names it as one that gets the log."""
+
+
+class TabletCopy:
+    """One copy under way. `progress` is its state as data; `witness_start` the one in force."""
+
+    def __init__(
+        self,
+        order: CopyOrder,
+        source: CopySource,
+        home: CopyHome,
+        in_thread: InThread,
+        *,
+        resumed: Superblock | None = None,
+    ) -> None:
+        self.order = order
+        self.progress = CopyProgress(order.replica_id, order.source_node)
+        self.witness_start = resumed.witness_start if resumed is not None else OPID_NONE
+        self.prepared = asyncio.Event()
+        self._source = source
+        self._home = home
+        self._in_thread = in_thread
+        self._resumed = resumed is not None
+        self._key = StreamKey(order.tablet_id, order.replica_id)
+        self._directory = home.replica_directory(self._key)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a replica."""
+        return self.progress.state == "Failed"
+
+    async def wait(self) -> None:
+        """Until it is done or failed."""
+        await asyncio.wait((self._task,))
+
+    async def cancel(self) -> None:
+        """Stop at once; what lies on the disk is debris or resumable."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if not self.progress.error:
+            self.progress.state, self.progress.error = "Failed", "cancelled"
+        self.prepared.set()
+
+    async def _run(self) -> None:
+        try:
+            await self._copy()
+            self.progress.state = "Done"
+            log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
+        except Exception as exc:
+            error = first_stele_error(exc) or exc
+            self.progress.state, self.progress.error = "Failed", str(error) or repr(error)
+            log.warning("copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=exc)
+        finally:
+            self.prepared.set()
+
+    async def _copy(self) -> None:
+        """Sessions until one brings all files: a source that restarts forgets its sessions."""
+        for attempt in range(_SESSIONS_MAX):
+            session = await self._begin()
+            keeper = asyncio.create_task(self._keep_alive(session.session_id))
+            success = False
+            try:
+                superblock = await self._prepare(session)
+                await self._fetch(session)
+                await self._install(session, superblock)
+                success = True
+                self.progress.state = "Done"
+                await self._until_joined()
+                return
+            except (SteleError, ExceptionGroup) as exc:
+                if not session_lost(first_stele_error(exc)) or attempt == _SESSIONS_MAX - 1:
+                    raise
+                log.info("copy session lost, beginning another", tablet=self.order.tablet_id)
+            finally:
+                keeper.cancel()
+                await self._end(session.session_id, success)
+
+    async def _begin(self) -> SessionInfo:
+        at_least = self.order.witness_start if self.order.witness else OPID_NONE
+        if self._resumed:
+            at_least = max(at_least, self.witness_start)
+        delay_s = 0.1
+        for _ in range(20):
+            try:
+                return await self._source.begin(self.order.tablet_id, self.order.replica_id, at_least)
+            except Retryable as exc:
+                self.progress.error = str(exc)
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, 2.0)
+        raise Retryable(f"no session at {self.order.source_address}: {self.progress.error}")
+
+    async def _prepare(self, session: SessionInfo) -> Superblock:
+        """The replica's directory and superblock; a witness runs from here on."""
+        self.progress.error = ""
+        superblock = replace(
+            session.superblock,
+            replica_id=self.order.replica_id,
+            data_state=DataState.COPYING,
+            witness_start=OPID_NONE,
+            leader_hint=None,
+        )
+        if superblock.tablet_id != self.order.tablet_id:
+            raise Rejected(f"the source sent tablet {superblock.tablet_id}, asked for {self.order.tablet_id}")
+        if self.order.witness and not self._resumed:
+            start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
+            superblock = replace(superblock, witness_start=start)
+            await self._write_superblock(superblock)
+            await self._home.create_stream(self._key, start, session.config)
+            self.witness_start = start
+            await self._home.start_replica(superblock)
+            self._resumed = True
+        elif self._resumed:
+            superblock = replace(superblock, witness_start=self.witness_start)
+        else:
+            await self._write_superblock(superblock)
+        self.prepared.set()
+        return superblock
+
+    async def _write_superblock(self, superblock: Superblock) -> None:
+        def write() -> None:
+            make_directory(self._directory)
+            write_superblock(self._directory, superblock)
+
+        await self._in_thread(write)
+
+    async def _fetch(self, session: SessionInfo) -> None:
+        self.progress.state = "Fetching"
+        self.progress.bytes_total = sum(f.size for f in session.files)
+        self.progress.bytes_done = 0
+        incoming = self._directory / INCOMING
+        await self._in_thread(make_directory, incoming)
+        fetcher = Fetcher(
+            self._source, incoming, self._in_thread, RateLimit(self.order.bytes_per_second), self._count
+        )
+        await fetcher.fetch(session)
+
+    def _count(self, size: int) -> None:
+        self.progress.bytes_done += size
+
+    async def _install(self, session: SessionInfo, superblock: Superblock) -> None:
+        self.progress.state = "Installing"
+        directory = self._directory
+
+        def swap() -> None:
+            remove_tree(directory / STORE)
+            os.rename(directory / INCOMING, directory / STORE)
+            sync_directory(directory)
+
+        await self._in_thread(swap)
+        if superblock.witness_start == OPID_NONE:
+            await self._home.create_stream(self._key, session.checkpoint, session.config)
+        ready = replace(superblock, data_state=DataState.READY, witness_start=OPID_NONE)
+        await self._write_superblock(ready)
+        if superblock.witness_start == OPID_NONE:
+            await self._home.start_replica(ready)
+        else:
+            await self._home.rows_arrived(ready)
+
+    async def _keep_alive(self, session_id: str) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            try:
+                await self._source.keep_alive(session_id)
+            except SteleError as exc:
+                log.info("copy lease not renewed", session=session_id, error=str(exc))
+
+    async def _until_joined(self) -> None:
+        """Hold the source's log until the configuration names this replica, so that it can follow from there."""
+        for _ in range(int(_JOIN_TIMEOUT_S / _JOIN_LOOK_S)):
+            if self._home.joined(self._key):
+                return
+            await asyncio.sleep(_JOIN_LOOK_S)
+
+    async def _end(self, session_id: str, success: bool) -> None:
+        try:
+            await asyncio.wait_for(self._source.end(session_id, success), 2.0)
+        except (SteleError, TimeoutError) as exc:
+            log.info("copy session not ended, its lease will", session=session_id, error=str(exc))
+
+
+def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:
+    """A copy may replace a tombstone or a FAILED replica, never one that lives.
+
+    Raises:
+        Rejected: ALREADY_PRESENT.
+    """
+    if live is not None and live != order.replica_id:
+        raise Rejected(
+            f"replica {live} of tablet {order.tablet_id} lives on this node; remove it before copying "
+            f"replica {order.replica_id} here",
+            code=Code.ALREADY_PRESENT,
+        )

@@ -1,0 +1,100 @@
+"""Files that must be whole or absent after a crash. Used by superblocks and by a node's own record.
+
+Invariant: a name that exists holds everything that was written under it, and survives power loss once we return.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import google_crc32c
+
+from stele.model.errors import Code, Corrupt, Rejected
+
+_HEADER = struct.Struct("<4sHIQ")  # magic, version, CRC-32C of the body, length of the body
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` survive power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of `path` survive power loss."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and what is missing above it; every new name is synced in its parent."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        sync_directory(new.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all below it, if it is there; the removal is synced."""
+    if path.exists():
+        shutil.rmtree(path)
+        sync_directory(path.parent)
+
+
+def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:
+    """Replace `path` by a checksummed record: written aside, synced, renamed, directory synced."""
+    aside = path.with_name(path.name + ".new")
+    with aside.open("wb") as f:
+        f.write(_HEADER.pack(magic, version, google_crc32c.value(body), len(body)))
+        f.write(body)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(aside, path)
+    sync_directory(path.parent)
+
+
+def frame_record(magic: bytes, version: int, body: bytes) -> bytes:
+    """The bytes that `write_record` puts into its file, for sending elsewhere."""
+    return _HEADER.pack(magic, version, google_crc32c.value(body), len(body)) + body
+
+
+def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tuple[int, bytes]:
+    """Version and body of a record.
+
+    Raises:
+        Corrupt: other bytes than were written.
+        Rejected: UNSUPPORTED_VERSION, written by a later program.
+    """
+    if len(data) < _HEADER.size:
+        raise Corrupt(
+            f"{what}: {len(data)} bytes; expected a header of {_HEADER.size}; copy the replica anew"
+        )
+    found, version, crc, length = _HEADER.unpack_from(data)
+    if found != magic:
+        raise Corrupt(f"{what}: begins with {found!r}, expected {magic!r}; it is not such a file")
+    if version > version_max:
+        raise Rejected(
+            f"{what}: version {version} is unknown, this program reads up to {version_max}; upgrade it",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    body = data[_HEADER.size :]
+    if len(body) != length or google_crc32c.value(body) != crc:
+        raise Corrupt(f"{what}: checksum or length differ from the header's; the disk lost or changed bytes")
+    return version, body
+
+
+def read_record(path: Path, magic: bytes, version_max: int) -> tuple[int, bytes]:
+    """Version and body of the record in `path`; errors as `parse_record`, and FileNotFoundError."""
+    return parse_record(path.read_bytes(), magic, version_max, str(path))

@@ -1,0 +1,66 @@
+"""What a replica needs from its node. Implemented by stele.tserver.node and by the tests' in-memory host.
+
+Invariant: everything here is called on the node's event loop, and nothing here blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft.messages import Message
+from stele.raft.options import RaftOptions
+
+if TYPE_CHECKING:
+    from stele.consensus.replica import Replica
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Times in milliseconds, sizes in bytes.
+
+    `clock_error_max_ms` bounds how far the nodes' clocks may be apart; a ceiling runs at most half of it ahead.
+    `write_bytes_max` is the largest payload of one write. `apply_slice_ms` bounds one step of applying.
+    """
+
+    raft: RaftOptions = field(default_factory=RaftOptions)
+    clock_error_max_ms: int = 500
+    write_bytes_max: int = 8 << 20
+    apply_slice_ms: float = 4.0
+    read_timeout_ms: int = 5_000
+
+    @property
+    def ceiling_ahead_us(self) -> int:
+        """How far a ceiling runs ahead of the wall clock."""
+        return self.clock_error_max_ms * 1000 // 2
+
+
+class Host(Protocol):
+    """The node, as a replica sees it."""
+
+    node_id: NodeId
+
+    def now_ms(self) -> int:
+        """Milliseconds of the node's monotonic clock."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970."""
+
+    def randint(self, a: int, b: int, /) -> int:
+        """A whole number from a to b, both included."""
+
+    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
+        """Hand a message to the transport; it may be lost, late, doubled or out of order."""
+
+    def changed(self, replica: Replica) -> None:
+        """State, role, term or configuration differ from what was last reported."""
+
+    def low_space(self) -> bool:
+        """Whether writes must be refused because the disk is nearly full."""
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run blocking work in a thread of the node's pool."""

@@ -1,0 +1,124 @@
+"""Writes on their way: not yet proposed, in the log, and what becomes of them. Owned by Replica; no I/O.
+
+Once proposed, a write belongs to the replica: whoever waits may go away, the outcome comes from applying.
+
+Invariant: every write's future ends exactly once: with its outcome, with a retryable error if it never entered a
+log, or with UNKNOWN_OUTCOME if it did and was dropped from this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from stele.model.entry import Entry
+from stele.model.errors import Code, Retryable
+from stele.model.ids import OpId
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A write and the future of its outcome. `timestamp` is 0 until it is given to the core."""
+
+    payload: bytes
+    future: asyncio.Future[Any]
+    timestamp: int = 0
+    opid: OpId | None = None
+
+
+class Proposals:
+    """All writes of one replica that have no outcome yet."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Pending] = deque()
+        self.waiting_bytes = 0
+        self._posted: dict[int, Pending] = {}
+        self._in_log: dict[int, Pending] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self._posted) + len(self._in_log)
+
+    def add(self, pending: Pending) -> None:
+        """Take a write that waits for its timestamp."""
+        self.waiting.append(pending)
+        self.waiting_bytes += len(pending.payload)
+
+    def next_waiting(self) -> Pending:
+        """Take the oldest waiting write out."""
+        pending = self.waiting.popleft()
+        self.waiting_bytes -= len(pending.payload)
+        return pending
+
+    def posted(self, context: int, pending: Pending) -> None:
+        """The write was given to the core under `context`."""
+        self._posted[context] = pending
+
+    def proposed(self, context: int, opid: OpId) -> bool:
+        """The core put it into the log at `opid`; false if it is none of ours."""
+        pending = self._posted.pop(context, None)
+        if pending is None:
+            return False
+        pending.opid = opid
+        self._in_log[opid.index] = pending
+        return True
+
+    def refused(self, context: int, error: Exception) -> bool:
+        """The core refused it: it never entered a log."""
+        pending = self._posted.pop(context, None)
+        if pending is None:
+            return False
+        _fail(pending, error)
+        return True
+
+    def lost(self, opid: OpId) -> None:
+        """The entry was dropped from this log; another leader's may still hold and commit it."""
+        pending = self._in_log.get(opid.index)
+        if pending is not None and pending.opid == opid:
+            del self._in_log[opid.index]
+            _fail(pending, _unknown(opid))
+
+    def applied(self, entry: Entry, outcome: Any) -> None:
+        """An entry was applied; if it was ours, here is its outcome."""
+        pending = self._in_log.pop(entry.index, None)
+        if pending is None:
+            return
+        if pending.opid is not None and pending.opid.term == entry.term:
+            if not pending.future.done():
+                pending.future.set_result(outcome)
+        else:
+            _fail(pending, _unknown(pending.opid))
+
+    def fail_waiting(self, error: Exception) -> None:
+        """Writes that were never given to the core will not be."""
+        while self.waiting:
+            _fail(self.next_waiting(), error)
+
+    def fail_all(self, never: Exception) -> None:
+        """The replica stops: `never` for what never entered the log, UNKNOWN_OUTCOME for the rest."""
+        self.fail_waiting(never)
+        for pending in (*self._posted.values(), *self._in_log.values()):
+            _fail(pending, _unknown(pending.opid))
+        self._posted.clear()
+        self._in_log.clear()
+
+    def outstanding(self, timestamp: int) -> list[asyncio.Future[Any]]:
+        """Writes that have a timestamp at or below `timestamp` and no outcome yet."""
+        given = (*self._posted.values(), *self._in_log.values())
+        return [p.future for p in given if p.timestamp <= timestamp and not p.future.done()]
+
+
+def _fail(pending: Pending, error: Exception) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(error)
+        pending.future.exception()  # whoever waited may have gone; then nobody else asks for it
+
+
+def _unknown(opid: OpId | None) -> Retryable:
+    where = f"at {opid} " if opid is not None else ""
+    return Retryable(
+        f"the write {where}was proposed and this replica does not know whether it will be committed; "
+        "send it again with the same client id and sequence",
+        code=Code.UNKNOWN_OUTCOME,
+    )

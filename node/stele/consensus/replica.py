@@ -1,0 +1,681 @@
+"""One replica at work: raft core, its stream in the log, a state machine and the node's transport, glued together.
+
+Made by the tablet manager (and, for the catalog, by a master); lives on the node's event loop. Owns the replica's life
+cycle, its proposals, its timestamps and its listeners. Opens no sockets and decides no membership.
+
+Invariant: nothing is answered to a client that is not committed and applied here, and a replica that is FAILED or
+STOPPED answers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from stele.consensus.applier import Applier
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.proposals import Pending, Proposals
+from stele.consensus.runtime import CoreRuntime
+from stele.consensus.superblock import Superblock
+from stele.consensus.timestamps import Timestamps, decode_ceiling, encode_ceiling
+from stele.model.config import Configuration, Peer, decode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Corrupt, NotLeader, Rejected, Retryable, SteleError, error_for
+from stele.model.ids import HybridTime, NodeId, OpId, ReplicaId, TabletId
+from stele.raft import effects as fx
+from stele.raft.core import RaftCore
+from stele.raft.effects import Role
+from stele.raft.events import (
+    Applied,
+    ChangeType,
+    Compacted,
+    DataArrived,
+    InitialState,
+    PeerFailed,
+    Propose,
+    ProposeChange,
+    Received,
+    ReportFailed,
+    RequestRead,
+    Start,
+    TransferLeadership,
+)
+from stele.raft.messages import Message
+from stele.tablet.machine import Outcome, StateMachine
+
+_CEILING_RETRY_S = 0.002
+RoleListener = Callable[[Role, int, ReplicaId | None], None]
+
+
+class ReplicaState(IntEnum):
+    """Numbers are those of ReplicaStatePB."""
+
+    BOOTSTRAPPING = 1
+    CONFIGURING = 2
+    RUNNING = 3
+    STOPPED = 4
+    FAILED = 5
+
+
+class Replica:
+    """A running replica. `machine` is None while a young witness has no rows yet."""
+
+    def __init__(
+        self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
+    ) -> None:
+        self.superblock = superblock
+        self.directory = directory
+        self.host = host
+        self.options = options or ReplicaOptions()
+        self.state = ReplicaState.BOOTSTRAPPING
+        self.error = ""
+        self.machine: StateMachine | None = None
+        self.stream: Any = None
+        self.role = Role.NON_PARTICIPANT
+        self.term = 0
+        self.leader: ReplicaId | None = None
+        self.config = Configuration(-1, ())
+        self.committed_config = Configuration(-1, ())
+        self.timestamps = Timestamps(
+            host.wall_us, self.options.ceiling_ahead_us, self.options.clock_error_max_ms * 1000
+        )
+        self.needs_copy: dict[ReplicaId, str] = {}
+        self._configs: list[Configuration] = []
+        self.last_write_ms = 0
+        self._serves = False
+        self._leaderless_since_ms = host.now_ms()
+        self._runtime: CoreRuntime | None = None
+        self._applier: Applier | None = None
+        self._proposals = Proposals()
+        self._pump_scheduled = False
+        self._contexts = itertools.count(1)
+        self._ceiling_contexts: dict[int, int] = {}
+        self._ceilings: dict[int, int] = {}  # log index of a ceiling this leader proposed, its term
+        self._ceiling_waiters: list[asyncio.Future[None]] = []
+        self._retry: asyncio.TimerHandle | None = None
+        self._node_of: dict[ReplicaId, NodeId] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._read_futures: list[asyncio.Future[int]] = []
+        self._reads: dict[int, list[asyncio.Future[int]]] = {}
+        self._role_listeners: list[RoleListener] = []
+        self._flushing = asyncio.Lock()
+        self._log = structlog.get_logger("stele.consensus").bind(
+            tablet=self.tablet_id[:8], replica=self.replica_id
+        )
+
+    # --- identity and life cycle
+
+    @property
+    def tablet_id(self) -> TabletId:
+        """The tablet this is a replica of."""
+        return self.superblock.tablet_id
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """Its own id, never used again."""
+        return self.superblock.replica_id
+
+    @property
+    def core(self) -> RaftCore | None:
+        """The raft core, None before start and for a replica whose log is damaged."""
+        return self._runtime.core if self._runtime is not None else None
+
+    @property
+    def applied_index(self) -> int:
+        """The last log index that is applied."""
+        return self._applier.applied_index if self._applier is not None else 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads and holds rows."""
+        return self.role is Role.LEADER and self._serves and self.running
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
+        return self.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
+
+    def run(self, stream: Any, machine: StateMachine | None, initial: InitialState) -> None:
+        """Start with what bootstrap found: the stream, the machine (None: a young witness) and the log's content."""
+        self.stream = stream
+        self.machine = machine
+        self._applier = Applier(
+            slice_ms=self.options.apply_slice_ms,
+            applied=self._entry_applied,
+            slice_done=self._slice_done,
+            failed=self._failed,
+        )
+        if machine is not None:
+            self._applier.attach(machine)
+            self.timestamps.in_log(machine.max_ceiling)
+        else:
+            self._applier.committed_index = initial.commit_index
+        self._remember(initial.config)
+        for entry in initial.entries:
+            if entry.kind is EntryKind.CEILING:
+                self.timestamps.in_log(decode_ceiling(entry.payload))
+            if entry.kind is EntryKind.CONFIG:
+                self._remember(decode_configuration(entry.payload))
+        core = RaftCore(self.options.raft, self.replica_id, initial, self.host)
+        status = core.status()
+        self.config, self.committed_config = status.config, status.committed_config
+        self.term = status.term
+        self._runtime = CoreRuntime(core, stream, self, self.host.now_ms)
+        self.state = ReplicaState.CONFIGURING
+        self._runtime.post(Start(self.host.now_ms()))
+        self.host.changed(self)
+
+    def fail(self, reason: str) -> None:
+        """Become FAILED: abstain, serve nothing, keep the files. The node goes on."""
+        if self.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
+            return
+        self._log.error("replica failed", error=reason)
+        self.state = ReplicaState.FAILED
+        self.error = reason
+        if self._runtime is not None:
+            self._runtime.post(ReportFailed(reason))
+        self._end_all(Retryable(f"this replica is FAILED: {reason}; ask another", code=Code.NOT_LEADER))
+        self.host.changed(self)
+
+    async def stop(self) -> None:
+        """Stop taking part and close the store. Idempotent."""
+        if self.state is ReplicaState.STOPPED:
+            return
+        self.state = ReplicaState.STOPPED
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._runtime is not None:
+            self._runtime.stop()
+        self._end_all(Retryable("this replica is stopping; ask another", code=Code.NOT_LEADER))
+        async with self._flushing:
+            machine, self.machine = self.machine, None
+        if machine is not None:
+            await self.host.in_thread(machine.close)
+
+    def _end_all(self, error: SteleError) -> None:
+        self._proposals.fail_all(error)
+        self._refuse_reads(error)
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(error)
+        self._answers.clear()
+        self._wake_ceiling_waiters(error)
+        if self._applier is not None:
+            self._applier.stop(error)
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed; called by the node for all its replicas, cheap when nothing is due."""
+        if self._runtime is None:
+            return
+        self._runtime.tick(now_ms)
+        if self.state is ReplicaState.CONFIGURING:
+            self._refresh_state()
+
+    def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
+        """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
+        if self._runtime is not None and self.state is not ReplicaState.STOPPED:
+            self._node_of[sender] = from_node
+            self._runtime.post(Received(sender, message, self.host.now_ms()))
+
+    def peer_node_failed(self, node_id: str) -> None:
+        """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
+        peer = self.config.peer_on(node_id)
+        if peer is not None and peer.replica_id != self.replica_id and self._runtime is not None:
+            self._runtime.post(PeerFailed(peer.replica_id))
+
+    # --- writes
+
+    def submit(self, payload: bytes) -> asyncio.Future[Outcome]:
+        """Propose a WRITE. The future is the replica's, not the caller's: cancel only a shield of it.
+
+        Raises:
+            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL.
+            Rejected: TOO_LARGE.
+        """
+        if len(payload) > self.options.write_bytes_max:
+            raise Rejected(
+                f"write of {len(payload)} bytes; at most {self.options.write_bytes_max}: send smaller ones",
+                code=Code.TOO_LARGE,
+            )
+        self.check_leader()
+        if self.host.low_space():
+            raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
+        if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
+            raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._proposals.add(Pending(payload, future))
+        self._schedule_pump()
+        return future
+
+    async def propose(self, payload: bytes, deadline_ms: int | None = None) -> Outcome:
+        """Propose a WRITE and wait until it is applied here.
+
+        Raises:
+            As `submit`, and UNKNOWN_OUTCOME when `deadline_ms` passes or leadership is lost meanwhile.
+        """
+        return await self.outcome(self.submit(payload), deadline_ms)
+
+    async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
+        """Wait for a submitted write; a deadline ends only the waiting (UNKNOWN_OUTCOME)."""
+        if deadline_ms is None:
+            return await asyncio.shield(future)
+        done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
+        if not done:
+            raise Retryable(
+                f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
+                code=Code.UNKNOWN_OUTCOME,
+            )
+        return future.result()
+
+    def check_leader(self) -> None:
+        """Raise unless this replica leads and holds rows."""
+        if self.is_leader:
+            return
+        if self.state is ReplicaState.BOOTSTRAPPING:
+            raise Retryable("the replica replays its log; try another or wait", code=Code.NOT_READY)
+        raise self._not_leader()
+
+    def _not_leader(self) -> SteleError:
+        where = f"replica {self.replica_id} of tablet {self.tablet_id}"
+        peer = self.config.peer(self.leader) if self.leader is not None else None
+        if peer is not None and peer.replica_id != self.replica_id:
+            return NotLeader(f"{where} is {self.role.name}, not the leader", leader_hint=peer.node_id)
+        silent_ms = self.host.now_ms() - self._leaderless_since_ms
+        if self.running and self.leader is None and silent_ms > self.options.raft.election_max_ms:
+            return Retryable(f"{where} has had no leader for {silent_ms} ms", code=Code.NO_QUORUM)
+        return NotLeader(f"{where} is {self.role.name}, and knows no leader yet")
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give waiting writes timestamps and hand them to the core."""
+        self._pump_scheduled = False
+        runtime = self._runtime
+        if runtime is None or not self.is_leader or not self._proposals.waiting:
+            return
+        self.last_write_ms = self.host.now_ms()
+        while self._proposals.waiting:
+            timestamp = self.timestamps.assign()
+            if timestamp is None:
+                break
+            pending = self._proposals.next_waiting()
+            pending.timestamp = timestamp
+            context = next(self._contexts)
+            self._proposals.posted(context, pending)
+            runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
+        self._want_ceiling()
+
+    def _want_ceiling(self, at_least: int = 0) -> None:
+        """Propose the next ceiling if one is due; if time must pass first, look again soon."""
+        if self._runtime is None or not self.is_leader:
+            return
+        ceiling = self.timestamps.next_ceiling(at_least)
+        if ceiling is not None:
+            context = next(self._contexts)
+            self._ceiling_contexts[context] = ceiling
+            stamp = self.timestamps.stamp()
+            self._runtime.post(Propose(context, EntryKind.CEILING, encode_ceiling(ceiling), stamp))
+        elif not self._ceiling_contexts and not self._ceilings:
+            self._look_again_soon(at_least)
+
+    def _look_again_soon(self, at_least: int = 0) -> None:
+        if self._retry is None and (self._proposals.waiting or self._ceiling_waiters):
+            self._retry = asyncio.get_running_loop().call_later(_CEILING_RETRY_S, self._look_again, at_least)
+
+    def _look_again(self, at_least: int) -> None:
+        self._retry = None
+        self._want_ceiling(at_least)
+        self._schedule_pump()
+
+    def _wake_ceiling_waiters(self, error: SteleError | None = None) -> None:
+        waiters, self._ceiling_waiters = self._ceiling_waiters, []
+        for future in waiters:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+    # --- reads
+
+    async def linearizable_read(self) -> None:
+        """Return once whatever was acknowledged before the call is applied here (ReadIndex).
+
+        Raises:
+            Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
+        """
+        self.check_leader()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        if not self._read_futures:
+            loop.call_soon(self._request_read)
+        self._read_futures.append(future)
+        async with self._deadline("a read"):
+            await self._wait_applied(await future)
+
+    def _request_read(self) -> None:
+        futures, self._read_futures = self._read_futures, []
+        if self._runtime is None or not futures:
+            return
+        context = next(self._contexts)
+        self._reads[context] = futures
+        self._runtime.post(RequestRead(context))
+
+    def _refuse_reads(self, error: SteleError) -> None:
+        waiting = [f for futures in self._reads.values() for f in futures] + self._read_futures
+        self._reads.clear()
+        self._read_futures = []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    async def _wait_applied(self, index: int) -> None:
+        if self._applier is None:
+            raise self._not_leader()
+        await self._applier.wait(index)
+
+    def _deadline(self, what: str) -> _Deadline:
+        return _Deadline(self.options.read_timeout_ms, f"{what} of tablet {self.tablet_id}")
+
+    async def latest_snapshot(self) -> HybridTime:
+        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`."""
+        await self.linearizable_read()
+        if self.timestamps.applied:
+            return HybridTime(self.timestamps.applied)
+        snapshot = self.timestamps.now()
+        await self.snapshot_ready(snapshot)
+        return snapshot
+
+    async def snapshot_ready(self, snapshot: int) -> None:
+        """Return once everything at or below `snapshot` is applied here and can never change.
+
+        Raises:
+            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT.
+            Rejected: CLOCK_AHEAD.
+        """
+        if snapshot <= self.timestamps.applied and self.running:
+            return
+        self.check_leader()
+        self.timestamps.reserve(snapshot)
+        async with self._deadline(f"snapshot {snapshot}"):
+            while not self.timestamps.covers(snapshot):
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._ceiling_waiters.append(future)
+                self._want_ceiling(snapshot)
+                await future
+            outstanding = self._proposals.outstanding(snapshot)
+            if outstanding:
+                await asyncio.wait(outstanding)
+            self.check_leader()
+
+    # --- membership and leadership
+
+    async def change_config(self, change_type: ChangeType, peer: Peer, cas_opid_index: int) -> Configuration:
+        """Change one member; returns the committed configuration.
+
+        Raises:
+            Retryable: NOT_LEADER, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
+            Rejected: CAS_FAILED, UNSAFE_CHANGE.
+        """
+        self.check_leader()
+        context = next(self._contexts)
+        config: Configuration = await self._ask(
+            context, ProposeChange(context, change_type, peer, cas_opid_index)
+        )
+        return config
+
+    async def transfer_leadership(self, target: ReplicaId | None = None) -> None:
+        """Hand leadership to `target`, or to the most advanced voter.
+
+        Raises:
+            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
+            Rejected: the target cannot lead.
+        """
+        self.check_leader()
+        context = next(self._contexts)
+        await self._ask(context, TransferLeadership(context, target, self.host.now_ms()))
+
+    async def _ask(self, context: int, event: ProposeChange | TransferLeadership) -> Any:
+        if self._runtime is None:
+            raise self._not_leader()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[context] = future
+        self._runtime.post(event)
+        return await asyncio.shield(future)
+
+    def add_role_listener(self, listener: RoleListener) -> None:
+        """Call `listener(role, term, leader)` at each change, and once now."""
+        self._role_listeners.append(listener)
+        listener(self.role, self.term, self.leader)
+
+    def leader_peer(self) -> Peer | None:
+        """The leader, where known."""
+        return self.config.peer(self.leader) if self.leader is not None else None
+
+    def config_at(self, index: int) -> Configuration:
+        """The configuration that was in force at a log index at or above the last flush."""
+        for config in reversed(self._configs):
+            if config.opid_index <= index:
+                return config
+        return self._configs[0]
+
+    def _remember(self, config: Configuration) -> None:
+        self._configs = [c for c in self._configs if c.opid_index < config.opid_index][-15:]
+        self._configs.append(config)
+
+    # --- flushing, the log's beginning, a witness's rows
+
+    async def flush(self) -> OpId:
+        """Write what is in memory to synced files and let the log go up to there; what the store holds then.
+
+        Raises:
+            Retryable: DISK_FULL, NOT_READY for a replica without rows.
+        """
+        async with self._flushing:
+            machine = self.machine
+            if machine is None or not self.running:
+                raise Retryable("this replica holds no rows to flush", code=Code.NOT_READY)
+            job = machine.begin_flush()
+            if job is not None:
+                await self.host.in_thread(job.write)
+                machine.finish_flush(job)
+                self.stream.set_flushed(machine.flushed.index)
+            return machine.flushed
+
+    def log_collected(self, start: OpId) -> None:
+        """The log up to and including `start` is gone."""
+        if self._runtime is not None:
+            self._runtime.post(Compacted(start))
+
+    async def data_arrived(self, machine: StateMachine) -> None:
+        """The rows of a young witness are here: bring them up to the log, then tell the leader."""
+        if self._applier is None or self._runtime is None:
+            raise Retryable("the replica is not running", code=Code.NOT_READY)
+        self.timestamps.in_log(machine.max_ceiling)
+        await self._applier.catch_up(machine, self.read_log)
+        self.machine = machine
+        self.stream.set_flushed(machine.flushed.index)
+        self._runtime.post(DataArrived())
+        self.host.changed(self)
+
+    # --- EffectSink
+
+    def send(self, to: ReplicaId, message: Message) -> None:
+        """A message may leave now."""
+        peer = self.config.peer(to) or self.committed_config.peer(to)
+        node_id = peer.node_id if peer is not None else self._node_of.get(to)
+        if node_id is not None:
+            self.host.send(self, node_id, to, message)
+
+    def appending(self, entries: tuple[Entry, ...]) -> None:
+        """Entries are about to be written: remember the ceilings among them."""
+        for entry in entries:
+            if entry.kind is EntryKind.CEILING:
+                self.timestamps.in_log(decode_ceiling(entry.payload))
+
+    def runtime_failed(self, error: Exception) -> None:
+        """Core or log refused to go on."""
+        self._failed(error)
+
+    async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries from the log, read in a thread."""
+        return tuple(await self.host.in_thread(self.stream.read_entries, first_index, bytes_max))
+
+    def effect(self, effect: fx.Effect) -> None:
+        """What the core says besides messages and appends."""
+        match effect:
+            case fx.Committed(entries):
+                self._committed(entries)
+            case fx.Proposed(context, opid):
+                if not self._proposals.proposed(context, opid) and context in self._ceiling_contexts:
+                    del self._ceiling_contexts[context]
+                    self._ceilings[opid.index] = opid.term
+            case fx.ProposalRefused(context, code, message):
+                self._proposal_refused(context, self._error(code, message))
+            case fx.ProposalLost(opid):
+                self._proposals.lost(opid)
+                if self._ceilings.pop(opid.index, None) is not None:
+                    self.timestamps.lost()
+            case fx.ReadReady(context, index):
+                for future in self._reads.pop(context, ()):
+                    if not future.done():
+                        future.set_result(index)
+            case fx.ReadRefused(context, code, message):
+                error = self._error(code, message)
+                for future in self._reads.pop(context, ()):
+                    if not future.done():
+                        future.set_exception(error)
+            case fx.RoleChanged():
+                self._role_changed(effect)
+            case fx.ConfigChanged(config, committed, cause):
+                self._config_changed(config, committed, cause)
+            case fx.ChangeCommitted(context, config):
+                self._answer(context, config, None)
+            case fx.TransferDone(context):
+                self._answer(context, None, None)
+            case fx.ChangeRefused(context, code, message) | fx.TransferFailed(context, code, message):
+                self._answer(context, None, self._error(code, message))
+            case fx.PeerNeedsCopy(replica_id, cause):
+                if replica_id not in self.needs_copy:
+                    self._log.warning("peer needs a copy", peer=replica_id, cause=cause)
+                self.needs_copy[replica_id] = cause
+
+    def _error(self, code: Code, message: str) -> SteleError:
+        if code is Code.NOT_LEADER:
+            return self._not_leader()
+        return error_for(code, message)
+
+    def _answer(self, context: int, value: Any, error: SteleError | None) -> None:
+        future = self._answers.pop(context, None)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+            future.exception()  # whoever asked may have gone
+
+    def _proposal_refused(self, context: int, error: SteleError) -> None:
+        if self._proposals.refused(context, error):
+            return
+        if self._ceiling_contexts.pop(context, None) is not None:
+            self.timestamps.lost()
+            self._look_again_soon()
+
+    def _committed(self, entries: tuple[Entry, ...]) -> None:
+        for entry in entries:
+            if entry.kind is EntryKind.CEILING and self._ceilings.pop(entry.index, None) == self.term:
+                self.timestamps.committed(decode_ceiling(entry.payload))
+                self._wake_ceiling_waiters()
+                self._schedule_pump()
+        if self._applier is not None:
+            self._applier.add(entries)
+        if self.state is ReplicaState.CONFIGURING and entries[-1].term == self.term:
+            self._refresh_state()
+
+    def _entry_applied(self, entry: Entry, outcome: Outcome) -> None:
+        if entry.timestamp > self.timestamps.applied:
+            self.timestamps.applied = entry.timestamp
+        if entry.kind is EntryKind.WRITE:
+            self._proposals.applied(entry, outcome)
+
+    def _slice_done(self, index: int) -> None:
+        if self._runtime is not None:
+            self._runtime.post(Applied(index))
+
+    def _role_changed(self, change: fx.RoleChanged) -> None:
+        led = self.role is Role.LEADER
+        if change.leader is None and (self.leader is not None or led):
+            self._leaderless_since_ms = self.host.now_ms()
+        self.role, self.term, self.leader = change.role, change.term, change.leader
+        self._serves = change.serves
+        self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
+        if self.role is Role.LEADER and not led:
+            self.timestamps.lead()
+            self._ceilings.clear()
+            self._ceiling_contexts.clear()
+        elif led and self.role is not Role.LEADER:
+            error = self._not_leader()
+            self._proposals.fail_waiting(error)
+            self._refuse_reads(error)
+            self._wake_ceiling_waiters(error)
+            self.needs_copy.clear()
+        if self.running:
+            self.state = ReplicaState.CONFIGURING
+            self._refresh_state()
+        for listener in self._role_listeners:
+            listener(self.role, self.term, self.leader)
+        self.host.changed(self)
+
+    def _config_changed(self, config: Configuration, committed: bool, cause: str) -> None:
+        if committed:
+            self.committed_config = config
+        else:
+            self.config = config
+        if committed and self.config.opid_index <= config.opid_index:
+            self.config = config
+        self._remember(config)
+        self._log.info("configuration", index=config.opid_index, committed=committed, cause=cause)
+        self.host.changed(self)
+
+    def _refresh_state(self) -> None:
+        """Leave CONFIGURING once an entry of the leader's current term is known committed."""
+        core = self.core
+        if core is not None and self.state is ReplicaState.CONFIGURING and core.status().term_committed:
+            self.state = ReplicaState.RUNNING
+            self.host.changed(self)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, Corrupt):
+            self.fail(str(error))
+        else:
+            self.fail(f"{error}; the node's log has more")
+
+
+class _Deadline:
+    """`async with`: a TimeoutError of the body becomes Retryable TIMED_OUT."""
+
+    def __init__(self, timeout_ms: int, what: str) -> None:
+        self._timeout = asyncio.timeout(timeout_ms / 1000)
+        self._what = what
+        self._timeout_ms = timeout_ms
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: Any, exc: Any, trace: Any) -> None:
+        try:
+            await self._timeout.__aexit__(kind, exc, trace)
+        except TimeoutError:
+            raise Retryable(
+                f"{self._what} was not ready within {self._timeout_ms} ms; try again", code=Code.TIMED_OUT
+            ) from None

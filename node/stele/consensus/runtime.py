@@ -1,0 +1,214 @@
+"""Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
+
+All events of one turn go to the core together, so a turn costs one Persist and one message per peer whatever the
+number of writes. Knows nothing of tablets; what an effect means to callers is its `EffectSink`'s business.
+
+Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from stele.model.entry import Entry
+from stele.model.errors import InvariantViolation, Retryable, SteleError
+from stele.model.ids import ReplicaId
+from stele.raft import effects as fx
+from stele.raft.core import RaftCore
+from stele.raft.events import Event, LogRead, Persisted, SyncStalled, Tick
+from stele.raft.messages import Message
+
+log = structlog.get_logger("stele.consensus")
+
+_RETRY_S = 0.005
+
+
+class ReplicaLog(Protocol):
+    """What the runtime needs of a stele.wal StreamLog."""
+
+    def append_term(self, term: int, done: Callable[[], None] | None = None) -> None:
+        """As LogPort."""
+
+    def append_vote(self, term: int, voted_for: ReplicaId, done: Callable[[], None] | None = None) -> None:
+        """As LogPort."""
+
+    def append_entries(self, entries: tuple[Entry, ...], done: Callable[[], None] | None = None) -> None:
+        """As LogPort."""
+
+    def pop_entries(self, from_index: int, done: Callable[[], None] | None = None) -> None:
+        """As LogPort."""
+
+    def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
+        """Entries from `first_index` on, about `bytes_max`; any thread."""
+
+
+class EffectSink(Protocol):
+    """Who learns of the effects that are not about log and transport."""
+
+    def send(self, to: ReplicaId, message: Message) -> None:
+        """The message may leave now."""
+
+    def effect(self, effect: fx.Effect) -> None:
+        """Any other effect, in order."""
+
+    def appending(self, entries: tuple[Entry, ...]) -> None:
+        """These entries are about to be written to the log."""
+
+    def runtime_failed(self, error: Exception) -> None:
+        """The core or the log refused to go on; nothing more will be fed or persisted."""
+
+    async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries of the log from `first_index` on, from memory or disk; none if they are gone."""
+
+
+class CoreRuntime:
+    """One core in one event loop."""
+
+    def __init__(
+        self, core: RaftCore, stream: ReplicaLog, sink: EffectSink, now_ms: Callable[[], int]
+    ) -> None:
+        self.core = core
+        self.deadline_ms = 0
+        self._stream = stream
+        self._sink = sink
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+        self._scheduled = False
+        self._stopped = False
+        self._held: deque[fx.Send] = deque()
+        self._durable = 0
+        self._appends: deque[Callable[[], None]] = deque()
+        self._unsynced: deque[tuple[int, int]] = deque()  # persist id, when it was handed to the log
+        self._stall_told = False
+        self._stall_ms = core.options.election_min_ms
+        self._reads: set[asyncio.Task[None]] = set()
+
+    def post(self, event: Event) -> None:
+        """Feed `event` to the core at the end of this turn of the loop."""
+        if self._stopped:
+            return
+        self._events.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed; cheap when nothing is due."""
+        if self._unsynced and not self._stall_told and now_ms - self._unsynced[0][1] > self._stall_ms:
+            self._stall_told = True
+            self.post(SyncStalled())
+        if now_ms >= self.deadline_ms:
+            self.post(Tick(now_ms))
+
+    def stop(self) -> None:
+        """Feed and persist nothing more."""
+        self._stopped = True
+        self._events.clear()
+        self._held.clear()
+        self._appends.clear()
+        for task in self._reads:
+            task.cancel()
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._stopped or not self._events:
+            return
+        events, self._events = self._events, []
+        try:
+            effects = self.core.step_many(events)
+            self.deadline_ms = self.core.next_deadline_ms
+            for effect in effects:
+                self._carry_out(effect)
+        except SteleError as exc:
+            self._fail(exc)
+        except Exception as exc:
+            self._fail(InvariantViolation(f"raft core: {exc!r}; this replica stops"))
+            log.exception("replica runtime failed")
+
+    def _fail(self, error: Exception) -> None:
+        self.stop()
+        self._sink.runtime_failed(error)
+
+    def _carry_out(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Send(to, message, after):
+                if after > self._durable:
+                    self._held.append(effect)
+                else:
+                    self._sink.send(to, message)
+            case fx.Persist():
+                self._persist(effect)
+            case fx.ReadLog():
+                task = self._loop.create_task(self._read_log(effect))
+                self._reads.add(task)
+                task.add_done_callback(self._reads.discard)
+            case _:
+                self._sink.effect(effect)
+
+    def _persist(self, persist: fx.Persist) -> None:
+        hard, pop, entries = persist.hard_state, persist.truncate_from, persist.entries
+        stream = self._stream
+        calls: list[Callable[[Callable[[], None] | None], None]] = []
+        if hard is not None:
+            if hard.voted_for is None:
+                term = hard.term
+                calls.append(lambda done: stream.append_term(term, done))
+            else:
+                term, vote = hard.term, hard.voted_for
+                calls.append(lambda done: stream.append_vote(term, vote, done))
+        if pop is not None:
+            from_index = pop
+            calls.append(lambda done: stream.pop_entries(from_index, done))
+        if entries:
+            self._sink.appending(entries)
+            calls.append(lambda done: stream.append_entries(entries, done))
+        last = len(calls) - 1
+        for i, call in enumerate(calls):
+            done = (lambda: self._persisted(persist.id)) if i == last else None
+            self._appends.append(lambda call=call, done=done: call(done))  # type: ignore[misc]
+        if not calls:
+            self._loop.call_soon(self._persisted, persist.id)
+            return
+        self._unsynced.append((persist.id, self._now_ms()))
+        if len(self._appends) == len(calls):
+            self._push_appends()
+
+    def _push_appends(self) -> None:
+        """Hand waiting calls to the log; one that is refused (queue full, disk full) is tried again, in order."""
+        while self._appends and not self._stopped:
+            try:
+                self._appends[0]()
+            except Retryable as exc:
+                log.debug("log pushes back", error=str(exc))
+                self._loop.call_later(_RETRY_S, self._push_appends)
+                return
+            except SteleError as exc:
+                self._fail(exc)
+                return
+            self._appends.popleft()
+
+    def _persisted(self, persist_id: int) -> None:
+        if self._stopped:
+            return
+        self._durable = max(self._durable, persist_id)
+        while self._unsynced and self._unsynced[0][0] <= persist_id:
+            self._unsynced.popleft()
+            self._stall_told = False
+        while self._held and self._held[0].after <= persist_id:
+            send = self._held.popleft()
+            self._sink.send(send.to, send.message)
+        self.post(Persisted(persist_id))
+
+    async def _read_log(self, request: fx.ReadLog) -> None:
+        try:
+            entries = await self._sink.read_log(request.first_index, request.bytes_max)
+        except SteleError as exc:
+            self._fail(exc)
+            return
+        self.post(LogRead(request.to, request.first_index, entries))

@@ -1,0 +1,122 @@
+"""Hybrid timestamps of one replica and the ceiling that keeps two leaders' apart. Owned by Replica; no I/O.
+
+A leader assigns a timestamp, or serves a snapshot, only below a committed ceiling; a new leader begins above the
+highest ceiling in its log. So two leaders' timestamps are disjoint and a snapshot never changes.
+
+Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from stele.model.clock import HybridClock, from_physical_us
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.ids import HybridTime
+
+_CEILING = struct.Struct("<Q")
+
+
+def encode_ceiling(ceiling: int) -> bytes:
+    """Payload of a CEILING entry."""
+    return _CEILING.pack(ceiling)
+
+
+def decode_ceiling(payload: bytes) -> int:
+    """The ceiling in a CEILING entry.
+
+    Raises:
+        Corrupt: if it is not eight bytes.
+    """
+    if len(payload) != _CEILING.size:
+        raise Corrupt(f"ceiling entry: {len(payload)} bytes, expected {_CEILING.size}")
+    return int(_CEILING.unpack(payload)[0])
+
+
+class Timestamps:
+    """The clock and the ceilings of one replica. `ahead_us` is how far a ceiling runs ahead of the wall clock."""
+
+    def __init__(self, wall_us: Callable[[], int], ahead_us: int, error_max_us: int) -> None:
+        self._wall_us = wall_us
+        self._ahead_us = ahead_us
+        self._error_max_us = error_max_us
+        self._clock = HybridClock(wall_us)
+        self._highest = 0  # of any ceiling in the log, committed or not
+        self._committed = 0  # usable: committed by this leader in this term
+        self._proposed = 0  # on its way, 0: none
+        self.applied = 0  # all at or below it is applied here, and will never change
+
+    def in_log(self, ceiling: int) -> None:
+        """A ceiling stands in the log; whoever leads next begins above it."""
+        self._highest = max(self._highest, ceiling)
+
+    def lead(self) -> None:
+        """This replica has become leader: begin above everything an earlier leader may have assigned."""
+        self._clock.observe(self._highest)
+        self._committed = 0
+        self._proposed = 0
+
+    def committed(self, ceiling: int) -> None:
+        """A ceiling that this leader proposed is committed."""
+        self._committed = max(self._committed, ceiling)
+        if ceiling >= self._proposed:
+            self._proposed = 0
+
+    def lost(self) -> None:
+        """A proposed ceiling was refused or lost."""
+        self._proposed = 0
+
+    def next_ceiling(self, at_least: int = 0) -> int | None:
+        """A ceiling to propose now, or None: the present one lasts, one is on its way, or time must pass first.
+
+        Called at each use, so an unused tablet writes nothing. A new one is due when less than half of the lead is
+        left, or when `at_least` is above the present one.
+        """
+        if self._proposed:
+            return None
+        wall = self._wall_us()
+        due = from_physical_us(wall + self._ahead_us // 2)
+        if self._committed >= max(due, at_least):
+            return None
+        ceiling = from_physical_us(wall + self._ahead_us)
+        if ceiling <= max(self._highest, self._committed):
+            return None
+        self._proposed = ceiling
+        return ceiling
+
+    def assign(self) -> HybridTime | None:
+        """A fresh timestamp below the committed ceiling; None: wait for a ceiling."""
+        last = self._clock.last
+        now = from_physical_us(self._wall_us())
+        if max(last + 1, now) > self._committed:
+            return None
+        return self._clock.now()
+
+    def stamp(self) -> HybridTime:
+        """The timestamp of a CEILING entry: later entries of this leader have higher ones."""
+        return self._clock.now()
+
+    def covers(self, snapshot: int) -> bool:
+        """Whether a snapshot lies below the committed ceiling."""
+        return snapshot <= self._committed
+
+    def reserve(self, snapshot: int) -> None:
+        """Assign nothing at or below `snapshot` from now on.
+
+        Raises:
+            Rejected: CLOCK_AHEAD, if it lies further ahead of the wall clock than clocks may be apart.
+        """
+        limit = from_physical_us(self._wall_us() + self._error_max_us)
+        if snapshot > limit:
+            ahead_ms = ((snapshot >> 12) - self._wall_us()) // 1000
+            raise Rejected(
+                f"snapshot {snapshot} is {ahead_ms} ms ahead of this node's clock, at most "
+                f"{self._error_max_us // 1000} ms is taken; set the clocks right",
+                code=Code.CLOCK_AHEAD,
+            )
+        self._clock.observe(snapshot)
+
+    def now(self) -> HybridTime:
+        """A time above all assigned so far, for a snapshot that is to see them."""
+        return self._clock.now()
