@@ -1,0 +1,217 @@
+"""What single built-in kinds do beyond the generic: defaults on creation, fields that may not change, own rules.
+
+Called by `registry` only. Defaults are those that a real API server writes into the object and that our parts or a user
+of kubectl may look at; the ones left out are listed in tests/kube_contract/README.md."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+from stele_local.objects import find, quantity
+from stele_local.status import Cause, forbidden, invalid, not_offered
+
+Json = dict[str, Any]
+PVC_PROTECTION = "kubernetes.io/pvc-protection"
+_serial = itertools.count(10)
+
+
+def on_create(plural: str, obj: Json) -> None:
+    """Fills in defaults in place; raises ApiError (invalid, or 501 for a part of a pod that no kubelet here runs)."""
+    match plural:
+        case "pods":
+            _pod(obj)
+        case "persistentvolumeclaims":
+            spec = obj.setdefault("spec", {})
+            spec.setdefault("volumeMode", "Filesystem")
+            spec.setdefault("storageClassName", "local")
+            obj["status"] = {"phase": "Pending"}
+            finalizers = obj["metadata"].setdefault("finalizers", [])
+            if PVC_PROTECTION not in finalizers:
+                finalizers.append(PVC_PROTECTION)
+        case "persistentvolumes":
+            obj["spec"].setdefault("persistentVolumeReclaimPolicy", "Retain")
+            obj["spec"].setdefault("volumeMode", "Filesystem")
+            obj["status"] = {"phase": "Pending"}
+            obj["metadata"].setdefault("finalizers", ["kubernetes.io/pv-protection"])
+        case "services":
+            _service(obj)
+        case "namespaces":
+            obj["spec"] = {"finalizers": ["kubernetes"]}
+            obj["status"] = {"phase": "Active"}
+            obj["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
+        case "nodes":
+            obj.setdefault("spec", {})
+            obj.setdefault("status", {})
+        case "secrets":
+            obj.setdefault("type", "Opaque")
+        case "poddisruptionbudgets":
+            obj["status"] = {
+                "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
+            }  # fmt: skip
+
+
+def _pod(obj: Json) -> None:
+    spec = obj.setdefault("spec", {})
+    if not spec.get("containers"):
+        name = obj["metadata"].get("name", "")
+        raise invalid("Pod", "", name, [Cause("FieldValueRequired", "Required value", "spec.containers")])
+    for word in ("initContainers", "ephemeralContainers", "topologySpreadConstraints", "schedulingGates"):
+        if spec.get(word):
+            raise not_offered(f"spec.{word} of a Pod")
+    for container in spec["containers"]:
+        container.setdefault("resources", {})
+        container.setdefault("terminationMessagePath", "/dev/termination-log")
+        container.setdefault("terminationMessagePolicy", "File")
+        container.setdefault("imagePullPolicy", _pull_policy(container.get("image", "")))
+        _container_resources(container["resources"])
+        for port in container.get("ports") or ():
+            port.setdefault("protocol", "TCP")
+        for word in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if probe := container.get(word):
+                _probe(probe, word)
+        for variable in container.get("env") or ():
+            reference = find(variable, "valueFrom", "fieldRef")
+            if reference:
+                reference.setdefault("apiVersion", "v1")
+    for volume in spec.get("volumes") or ():
+        for word, key in (
+            ("configMap", "defaultMode"),
+            ("secret", "defaultMode"),
+            ("downwardAPI", "defaultMode"),
+        ):
+            if word in volume:
+                volume[word].setdefault(key, 420)
+    spec.setdefault("restartPolicy", "Always")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    spec.setdefault("dnsPolicy", "ClusterFirst")
+    spec.setdefault("serviceAccountName", "default")
+    spec.setdefault("serviceAccount", spec["serviceAccountName"])
+    spec.setdefault("securityContext", {})
+    spec.setdefault("schedulerName", "default-scheduler")
+    spec.setdefault("enableServiceLinks", True)
+    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+    spec.setdefault("priority", 0)
+    tolerations = spec.setdefault("tolerations", [])
+    for word in ("not-ready", "unreachable"):
+        key = f"node.kubernetes.io/{word}"
+        if not any(
+            t.get("key") in (key, None) and t.get("effect") in ("NoExecute", None) for t in tolerations
+        ):
+            tolerations.append(
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            )
+    obj["status"] = {"phase": "Pending", "qosClass": _qos(spec)}
+
+
+def _container_resources(resources: Json) -> None:
+    for name, value in (resources.get("limits") or {}).items():
+        resources.setdefault("requests", {}).setdefault(name, value)
+
+
+def _qos(spec: Json) -> str:
+    resources = [container["resources"] for container in spec["containers"]]
+    if not any(r.get("limits") or r.get("requests") for r in resources):
+        return "BestEffort"
+    full = all(
+        set(r.get("limits") or ()) >= {"cpu", "memory"} and r.get("requests") == r.get("limits")
+        for r in resources
+    )
+    return "Guaranteed" if full else "Burstable"
+
+
+def _pull_policy(image: str) -> str:
+    tag = image.rsplit("/", 1)[-1].partition(":")[2]
+    return "Always" if tag in ("", "latest") else "IfNotPresent"
+
+
+def _probe(probe: Json, word: str) -> None:
+    for other in ("exec", "grpc"):
+        if other in probe:
+            raise not_offered(f"probes by {other} ({word})")
+    if "httpGet" in probe:
+        probe["httpGet"].setdefault("path", "/")
+        probe["httpGet"].setdefault("scheme", "HTTP")
+    probe.setdefault("timeoutSeconds", 1)
+    probe.setdefault("periodSeconds", 10)
+    probe.setdefault("successThreshold", 1)
+    probe.setdefault("failureThreshold", 3)
+
+
+def _service(obj: Json) -> None:
+    spec = obj.setdefault("spec", {})
+    spec.setdefault("type", "ClusterIP")
+    if spec["type"] != "ClusterIP":
+        raise not_offered(f"services of type {spec['type']}")
+    for port in spec.get("ports") or ():
+        port.setdefault("protocol", "TCP")
+        port.setdefault("targetPort", port["port"])
+    # An address that nobody answers on: names of a service resolve to its pods' addresses (see `dns`).
+    spec.setdefault("clusterIP", f"10.96.0.{next(_serial) % 250}")
+    spec.setdefault("clusterIPs", [spec["clusterIP"]])
+    spec.setdefault("sessionAffinity", "None")
+    spec.setdefault("ipFamilies", ["IPv4"])
+    spec.setdefault("ipFamilyPolicy", "SingleStack")
+    spec.setdefault("internalTrafficPolicy", "Cluster")
+    obj["status"] = {"loadBalancer": {}}
+
+
+def on_update(plural: str, old: Json, new: Json) -> None:
+    """Refuses what may not change; raises ApiError."""
+    name = new["metadata"]["name"]
+    if plural == "pods":
+        _pod_update(name, old, new)
+    elif plural == "persistentvolumeclaims":
+        _claim_update(name, old, new)
+    elif plural in ("configmaps", "secrets") and old.get("immutable"):
+        kind = "ConfigMap" if plural == "configmaps" else "Secret"
+        for word in ("data", "binaryData", "stringData"):
+            if old.get(word) != new.get(word):
+                cause = Cause(
+                    "FieldValueForbidden", "Forbidden: field is immutable when `immutable` is set", word
+                )
+                raise invalid(kind, "", name, [cause])
+
+
+_POD_MAY_CHANGE = (
+    "spec.containers[*].image,spec.initContainers[*].image,spec.activeDeadlineSeconds,spec.tolerations "
+    "(only additions to existing tolerations),spec.terminationGracePeriodSeconds (allow it to be set to 1 if it was previously negative)"
+)
+
+
+def _pod_update(name: str, old: Json, new: Json) -> None:
+    def fixed(obj: Json) -> Json:
+        spec = copy.deepcopy(obj["spec"])
+        for word in ("activeDeadlineSeconds", "tolerations", "nodeName"):
+            spec.pop(word, None)
+        for container in spec["containers"]:
+            container.pop("image", None)
+        return spec
+
+    if fixed(old) != fixed(new):
+        why = (
+            f"Forbidden: pod updates may not change fields other than `{_POD_MAY_CHANGE.replace(',', '`,`')}`"
+        )
+        raise invalid("Pod", "", name, [Cause("FieldValueForbidden", why, "spec")])
+
+
+def _claim_update(name: str, old: Json, new: Json) -> None:
+    before, after = old["spec"], new["spec"]
+    size = ("resources", "requests", "storage")
+    fixed_before = {**before, "resources": None, "volumeName": None}
+    fixed_after = {**after, "resources": None, "volumeName": None}
+    if fixed_before != fixed_after or (
+        before.get("volumeName") and before.get("volumeName") != after.get("volumeName")
+    ):
+        why = "Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
+        raise invalid("PersistentVolumeClaim", "", name, [Cause("FieldValueForbidden", why, "spec")])
+    if find(before, *size) == find(after, *size):
+        return
+    if quantity(find(after, *size, default="0")) < quantity(find(before, *size, default="0")):
+        why = "Forbidden: field can not be less than status.capacity"
+        cause = Cause("FieldValueForbidden", why, "spec.resources.requests.storage")
+        raise invalid("PersistentVolumeClaim", "", name, [cause])
+    if find(old, "status", "phase") != "Bound":
+        why = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
+        raise forbidden("persistentvolumeclaims", "", name, why)

@@ -1,0 +1,50 @@
+"""Cluster DNS without root: Python resolves cluster names from a file. Lies on the PYTHONPATH of pods' processes only.
+
+STELE_LOCAL_HOSTS names a JSON file {name: [address, ...]} that stele_local keeps current; STELE_LOCAL_NAMESPACE is
+the pod's, for short names. A name below `svc.cluster.local` that is not in the file does not exist. Other names take
+the system's way. Programs that are not Python see nothing of this."""
+
+import json
+import os
+import socket
+
+DOMAIN = "cluster.local"
+_system_getaddrinfo = socket.getaddrinfo
+_hosts_path = os.environ.get("STELE_LOCAL_HOSTS", "")
+_namespace = os.environ.get("STELE_LOCAL_NAMESPACE", "default")
+_read = (0, {})
+
+
+def _hosts():
+    global _read
+    changed = os.stat(_hosts_path).st_mtime_ns
+    if changed != _read[0]:
+        with open(_hosts_path, encoding="utf-8") as file:
+            _read = (changed, json.load(file))
+    return _read[1]
+
+
+def addresses(name):
+    """Addresses of a cluster name; None where it is not ours to answer."""
+    name = name.rstrip(".").lower()
+    hosts = _hosts()
+    for suffix in ("", f".{_namespace}.svc.{DOMAIN}", f".svc.{DOMAIN}", f".{DOMAIN}"):
+        if name + suffix in hosts:
+            return hosts[name + suffix]
+    return [] if name.endswith((f".{DOMAIN}", ".svc")) else None
+
+
+def _getaddrinfo(host, port, family=0, type=0, proto=0, flags=0):
+    text = host.decode() if isinstance(host, bytes) else host
+    found = addresses(text) if text else None
+    if found is None:
+        return _system_getaddrinfo(host, port, family, type, proto, flags)
+    if not found:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [
+        row for address in found for row in _system_getaddrinfo(address, port, family, type, proto, flags)
+    ]
+
+
+if _hosts_path:
+    socket.getaddrinfo = _getaddrinfo

@@ -1,0 +1,114 @@
+"""What the API server answers when it refuses. Owns: the `Status` body; the sentences that do not depend on a schema.
+
+Raised anywhere below `http`, turned into a response there and nowhere else. Sentences are those of a real API server
+(tests/kube_contract)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+Json = dict[str, Any]
+Path = NewType("Path", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One fault of an object: `field` is a path as the API server writes it (`spec.list[0].name`)."""
+
+    reason: str
+    message: str
+    field: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP code and the reason that clients switch on."""
+
+    def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message, self.details = code, reason, message, details
+
+    def body(self) -> Json:
+        body: Json = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        }
+        if self.details is not None:
+            body["details"] = self.details
+        return body
+
+
+def _details(name: str, group: str, kind: str, **more: Any) -> Json:
+    details: Json = {"name": name, "group": group, "kind": kind, **more}
+    return {key: value for key, value in details.items() if value}
+
+
+def _qualified(plural: str, group: str) -> str:
+    return f"{plural}.{group}" if group else plural
+
+
+def not_found(plural: str, group: str, name: str) -> ApiError:
+    message = f'{_qualified(plural, group)} "{name}" not found'
+    return ApiError(404, "NotFound", message, _details(name, group, plural))
+
+
+def no_such_path() -> ApiError:
+    return ApiError(404, "NotFound", "the server could not find the requested resource", {})
+
+
+def already_exists(plural: str, group: str, name: str) -> ApiError:
+    message = f'{_qualified(plural, group)} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, _details(name, group, plural))
+
+
+def conflict(kind: str, group: str, name: str, why: str) -> ApiError:
+    message = f'Operation cannot be fulfilled on {_qualified(kind, group)} "{name}": {why}'
+    return ApiError(409, "Conflict", message, _details(name, group, kind))
+
+
+def modified(plural: str, group: str, name: str) -> ApiError:
+    why = "the object has been modified; please apply your changes to the latest version and try again"
+    return conflict(plural, group, name, why)
+
+
+def invalid(kind: str, group: str, name: str, causes: Sequence[Cause]) -> ApiError:
+    """All faults of an object in one answer."""
+    told = list(
+        dict.fromkeys(str(cause) for cause in causes)
+    )  # the sentence names each fault once, the list all
+    sentence = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    message = f'{_qualified(kind, group)} "{name}" is invalid: {sentence}'
+    listed = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
+    return ApiError(422, "Invalid", message, _details(name, group, kind, causes=listed))
+
+
+def bad_request(message: str) -> ApiError:
+    return ApiError(400, "BadRequest", message)
+
+
+def forbidden(plural: str, group: str, name: str, why: str, **more: Any) -> ApiError:
+    message = f'{_qualified(plural, group)} "{name}" is forbidden: {why}'
+    return ApiError(403, "Forbidden", message, _details(name, group, plural, **more))
+
+
+def expired(message: str) -> ApiError:
+    return ApiError(410, "Expired", message)
+
+
+def not_offered(what: str) -> ApiError:
+    """For all that stele_local leaves out: a plain no, never a wrong answer."""
+    return ApiError(501, "NotImplemented", f"stele_local does not offer {what}; use a real Kubernetes for it")
+
+
+def media_type(accepted: Sequence[str]) -> ApiError:
+    message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(accepted)}"
+    return ApiError(415, "UnsupportedMediaType", message)

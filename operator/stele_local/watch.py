@@ -1,0 +1,109 @@
+"""Watch streams: from a version on, through a selector, to JSON events. Used by `http`; writes no objects.
+
+Invariant: a stream that starts at version V yields every later change of its selection once, in order, or says 410."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stele_local.kinds import Kind
+from stele_local.selection import Test
+from stele_local.status import expired
+from stele_local.store import Change, Store
+
+Json = dict[str, Any]
+BOOKMARK_SECONDS = 60.0
+LAST_BOOKMARK_SECONDS = 2.0  # a bookmark goes out this long before a stream ends by its time-out
+INITIAL_END = {"k8s.io/initial-events-end": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """`version` None or 0: begin with what there is. `initial` asks for the bookmark that ends it."""
+
+    namespace: str | None
+    chosen: Test
+    version: int | None
+    timeout_seconds: float
+    bookmarks: bool = False
+    initial: bool = False
+
+
+def _bookmark(kind: Kind, version: int, annotations: Json | None = None) -> Json:
+    metadata: Json = {"resourceVersion": str(version)}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {
+        "type": "BOOKMARK",
+        "object": {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata},
+    }
+
+
+def _event(change: Change, options: WatchOptions) -> Json | None:
+    """A change as this selection sees it: an object that leaves the selection is DELETED for it."""
+    if options.namespace is not None and change.obj["metadata"].get("namespace", "") != options.namespace:
+        return None
+    held = change.before is not None and options.chosen(change.before)
+    holds = not change.deleted and options.chosen(change.obj)
+    if holds:
+        return {"type": "MODIFIED" if held else "ADDED", "object": change.obj}
+    if held:
+        last = (
+            change.obj
+            if change.deleted
+            else {
+                **(change.before or {}),
+                "metadata": {**(change.before or {})["metadata"], "resourceVersion": str(change.version)},
+            }
+        )
+        return {"type": "DELETED", "object": last}
+    return None
+
+
+async def stream(
+    store: Store, kind: Kind, options: WatchOptions, ended: Callable[[], bool]
+) -> AsyncIterator[Json]:
+    """Events until the time-out, the end of the kind, or `ended()`."""
+    loop = asyncio.get_running_loop()
+    queue = store.open_watch(kind.key)
+    try:
+        start = options.version
+        if start and start < store.oldest(kind.key):
+            refusal = expired(f"too old resource version: {start} ({store.oldest(kind.key)})")
+            yield {"type": "ERROR", "object": refusal.body()}
+            return
+        if not start:
+            version = store.version
+            for obj in store.objects(kind.key, options.namespace):
+                if options.chosen(obj):
+                    yield {"type": "ADDED", "object": obj}
+            if options.bookmarks:
+                yield _bookmark(kind, version, INITIAL_END)
+        else:
+            for change in store.since(kind.key, start):
+                if event := _event(change, options):
+                    yield event
+            version = store.version
+        deadline = loop.time() + options.timeout_seconds
+        bookmark_at = min(loop.time() + BOOKMARK_SECONDS, max(loop.time(), deadline - LAST_BOOKMARK_SECONDS))
+        while not ended():
+            until = min(deadline, bookmark_at) if options.bookmarks else deadline
+            try:
+                change = await asyncio.wait_for(queue.get(), max(0.0, until - loop.time()))
+            except TimeoutError:
+                if loop.time() >= deadline:
+                    return
+                yield _bookmark(kind, store.version)
+                next_at = loop.time() + BOOKMARK_SECONDS
+                last_at = deadline - LAST_BOOKMARK_SECONDS
+                bookmark_at = min(next_at, last_at) if last_at > loop.time() else deadline + 1
+                continue
+            if change is None:
+                return
+            if change.version > version and (event := _event(change, options)):
+                yield event
+    finally:
+        store.close_watch(kind.key, queue)
