@@ -48,6 +48,10 @@ class CoreBase:
         self.log = LogView(
             initial.log_start, initial.config, initial.entries, initial.commit_index, options.tail_bytes_max
         )
+        # A copied tablet brings entries of terms that its new replica never took part in.
+        raised = self.log.last_term > self.term
+        if raised:
+            self.term, self.voted_for = self.log.last_term, None
         self.commit_index = initial.commit_index
         self.applied_index = initial.commit_index
         self.role = Role.NON_PARTICIPANT
@@ -69,7 +73,7 @@ class CoreBase:
         self._persists: list[Effect] = []
         self._sends: list[Effect] = []
         self._out: list[Effect] = []
-        self._hard_dirty = False
+        self._hard_dirty = raised
         self._persist_id = 0  # the last one issued
         self._persist_durable = 0
         self._hard_persist = 0  # the last one that holds hard state

@@ -49,7 +49,9 @@ class LeaderPart(ElectionPart):
         now = self._now_ms
         for peer in config.peers:
             if peer.replica_id != self.self_replica and peer.replica_id not in self._progress:
-                self._progress[peer.replica_id] = Progress(peer.replica_id, self.log.last_index + 1, now)
+                self._progress[peer.replica_id] = Progress(
+                    peer.replica_id, self.log.last_index + 1, now, self.options.inflight_bytes_max
+                )
         for progress in self._progress.values():
             if config.peer(progress.replica_id) is not None:
                 progress.departing_until_ms = None
@@ -107,7 +109,7 @@ class LeaderPart(ElectionPart):
     def _stream(self, progress: Progress) -> bool:
         options = self.options
         sent = False
-        while progress.next <= self.log.last_index and progress.inflight_bytes < options.inflight_bytes_max:
+        while progress.next <= self.log.last_index and progress.inflight_bytes < progress.window_bytes:
             if progress.next < self.log.tail_first:
                 if progress.next <= self.log.start.index:
                     self._needs_copy(progress)
@@ -129,6 +131,7 @@ class LeaderPart(ElectionPart):
 
     def _needs_copy(self, progress: Progress) -> None:
         progress.needs_copy(self.log.start.index + 1)
+        progress.moved_ms = self._now_ms
         cause = f"it has nothing after {progress.match} that matches; this log begins after {self.log.start}"
         self._out.append(PeerNeedsCopy(progress.replica_id, cause))
 
@@ -261,6 +264,8 @@ class LeaderPart(ElectionPart):
             elif progress.state is PeerState.PROBE:
                 progress.probe_sent = False  # a lost probe is sent again by the turn's end
             else:
+                if now - progress.moved_ms > self.options.election_max_ms:
+                    self._needs_copy(progress)  # once more, in case nobody could act on it
                 self._heartbeat(progress)
         if gone:
             del self._progress[gone]

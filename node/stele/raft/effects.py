@@ -171,7 +171,10 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerNeedsCopy:
-    """The peer's log ends before this log begins; only a copy of the tablet can bring it back."""
+    """The peer's log ends before this log begins; only a copy of the tablet can bring it back.
+
+    Said again each election timeout while it lasts.
+    """
 
     replica_id: ReplicaId
     cause: str

@@ -34,9 +34,11 @@ class Progress:
         "round_start_ms",
         "round_target",
         "state",
+        "window_bytes",
+        "window_bytes_max",
     )
 
-    def __init__(self, replica_id: ReplicaId, next_index: int, now_ms: int) -> None:
+    def __init__(self, replica_id: ReplicaId, next_index: int, now_ms: int, window_bytes_max: int) -> None:
         self.replica_id = replica_id
         self.state = PeerState.PROBE
         self.match = 0
@@ -44,6 +46,8 @@ class Progress:
         self.probe_sent = False
         self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each message under way
         self.inflight_bytes = 0
+        self.window_bytes_max = window_bytes_max
+        self.window_bytes = window_bytes_max
         self.base_ms = now_ms  # silence counts from here until the first answer
         self.heard_ms: int | None = None
         self.moved_ms = now_ms  # when match last rose, or the first message went out
@@ -67,6 +71,10 @@ class Progress:
 
     def probe_from(self, next_index: int) -> None:
         """Fall back to one message at a time, beginning at `next_index`."""
+        if self.state is PeerState.REPLICATE:
+            # A pipeline that broke begins again with one message and doubles, so that a network which reorders or
+            # drops is not flooded with what must be sent again.
+            self.window_bytes = 1
         self.state = PeerState.PROBE
         self.next = max(next_index, self.match + 1)
         self.probe_sent = False
@@ -97,6 +105,9 @@ class Progress:
         if rose:
             self.match = match
             self.moved_ms = now_ms
+            if self.window_bytes < self.window_bytes_max:
+                grown = 2 * max(self.window_bytes, self.inflight_bytes)
+                self.window_bytes = min(grown, self.window_bytes_max)
             inflight = self.inflight
             while inflight and inflight[0][0] <= match:
                 self.inflight_bytes -= inflight.popleft()[1]

@@ -1,0 +1,137 @@
+"""What must hold of a core at any moment, of a step of it, and of all cores of a group together.
+
+Called by tests and the simulator after every step; a node does not pay for it. One function checks a state, one a
+step, one a group.
+
+Each raises InvariantViolation with what was seen and what the paper demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stele.model.errors import ensure
+from stele.raft.core import RaftCore
+from stele.raft.effects import Role
+
+
+class Facts(NamedTuple):
+    """What a step is judged by; cheap to take."""
+
+    term: int
+    voted_for: int | None
+    role: Role
+    commit_index: int
+    handed_index: int
+    last_term: int
+    last_index: int
+    config_index: int
+
+
+_ROLE_STEPS: dict[Role, tuple[Role, ...]] = {
+    Role.NON_PARTICIPANT: (Role.LEARNER, Role.FOLLOWER),
+    Role.LEARNER: (Role.FOLLOWER, Role.NON_PARTICIPANT),
+    Role.FOLLOWER: (Role.CANDIDATE, Role.LEARNER, Role.NON_PARTICIPANT),
+    Role.CANDIDATE: (Role.LEADER, Role.FOLLOWER, Role.LEARNER, Role.NON_PARTICIPANT),
+    Role.LEADER: (Role.FOLLOWER,),
+}
+"""DESIGN "Raft", roles. A step that takes several events may pass through more than one."""
+
+
+def facts(core: RaftCore) -> Facts:
+    """What `check_step` compares."""
+    log = core.log
+    return Facts(
+        core.term,
+        core.voted_for,
+        core.role,
+        core.commit_index,
+        log.handed_index,
+        log.last_term,
+        log.last_index,
+        log.config_index,
+    )
+
+
+def check(core: RaftCore) -> None:
+    """A state: the order of the log's marks, and what a leader must be."""
+    log = core.log
+    ensure(
+        log.start.index <= log.handed_index <= core.commit_index <= log.last_index,
+        f"log marks out of order: start {log.start}, handed {log.handed_index}, commit {core.commit_index}, "
+        f"last {log.last_opid}",
+    )
+    ensure(
+        log.handed_index <= log.durable_index <= log.issued_index <= log.last_index,
+        f"log marks out of order: handed {log.handed_index}, durable {log.durable_index}, issued {log.issued_index}",
+    )
+    ensure(log.last_term <= core.term, f"entry of term {log.last_term} in a log at term {core.term}")
+    if core.role is Role.LEADER:
+        me = core.config.peer(core.self_replica)
+        ensure(me is not None and me.votes, "the leader is no voter of its configuration")
+        ensure(not core.failed, "a FAILED replica leads")
+        ensure(
+            core.voted_for == core.self_replica, f"the leader of term {core.term} voted for {core.voted_for}"
+        )
+
+
+def check_step(before: Facts, after: Facts) -> None:
+    """A step: what never falls, never changes within a term, and which role follows which."""
+    ensure(after.term >= before.term, f"the term fell from {before.term} to {after.term}")
+    if after.term == before.term and before.voted_for is not None:
+        ensure(
+            after.voted_for == before.voted_for,
+            f"the vote of term {after.term} changed from {before.voted_for} to {after.voted_for}",
+        )
+    ensure(after.commit_index >= before.commit_index, f"the commit index fell below {before.commit_index}")
+    ensure(
+        after.handed_index >= before.handed_index,
+        f"entries handed out were taken back below {before.handed_index}",
+    )
+    ensure(
+        after.last_index >= before.commit_index, f"committed entries up to {before.commit_index} were dropped"
+    )
+    if before.role is Role.LEADER and after.role is Role.LEADER and before.term == after.term:
+        ensure(
+            after.last_index >= before.last_index, "a leader dropped entries of its own log (Raft figure 3)"
+        )
+
+
+def check_role_step(before: Role, after: Role) -> None:
+    """One change of role, as RoleChanged reports it."""
+    ensure(
+        before is after or after in _ROLE_STEPS[before], f"role {before.value} cannot become {after.value}"
+    )
+
+
+def check_group(cores: Sequence[RaftCore]) -> None:
+    """All replicas of a group: one leader per term, and log matching as far as memory holds the logs (Raft figure 3)."""
+    leaders: dict[int, int] = {}
+    for core in cores:
+        if core.role is Role.LEADER:
+            other = leaders.setdefault(core.term, core.self_replica)
+            ensure(other == core.self_replica, f"{other} and {core.self_replica} both lead term {core.term}")
+    for at, one in enumerate(cores):
+        for two in cores[at + 1 :]:
+            _check_matching(one, two)
+
+
+def _check_matching(one: RaftCore, two: RaftCore) -> None:
+    low = max(one.log.start.index, two.log.start.index)
+    high = min(one.log.last_index, two.log.last_index)
+    # Downwards: below the highest index where the terms agree, everything must agree.
+    meet = high
+    while meet >= low and one.log.term_at(meet) != two.log.term_at(meet):
+        meet -= 1
+    floor = min(one.commit_index, two.commit_index)
+    ensure(
+        meet >= min(floor, high) or (meet < low and floor <= low),
+        f"replicas {one.self_replica} and {two.self_replica} both committed up to {floor} but agree only up to {meet}",
+    )
+    low = max(low + 1, one.log.tail_first, two.log.tail_first)
+    first, second = one.log.tail(), two.log.tail()
+    for index in range(low, meet + 1):
+        a = first[index - one.log.tail_first]
+        b = second[index - two.log.tail_first]
+        ensure(a == b, f"replicas {one.self_replica} and {two.self_replica} differ at {a.opid} / {b.opid}")

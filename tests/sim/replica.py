@@ -1,0 +1,346 @@
+"""One simulated replica: the real core, a disk that forgets, a clock of its own, and the owner's duties in between.
+
+Invariant: it keeps the duties that `stele.raft.effects` numbers; nothing of it but the disk outlives a crash.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+from stele.model.config import Configuration
+from stele.model.ids import OpId, ReplicaId
+from stele.raft import RaftCore
+from stele.raft.effects import (
+    ChangeCommitted,
+    ChangeRefused,
+    Committed,
+    ConfigChanged,
+    Effect,
+    PeerNeedsCopy,
+    Persist,
+    ProposalLost,
+    ProposalRefused,
+    Proposed,
+    ReadLog,
+    ReadReady,
+    ReadRefused,
+    Role,
+    RoleChanged,
+    Send,
+    TransferDone,
+    TransferFailed,
+)
+from stele.raft.events import (
+    Applied,
+    Compacted,
+    DataArrived,
+    Event,
+    InitialState,
+    LogRead,
+    Persisted,
+    ReportFailed,
+    Start,
+    SyncStalled,
+    Tick,
+)
+from stele.raft.invariants import check, check_role_step, check_step, facts
+from stele.raft.ports import fold_records, write_persist
+from tests.sim.disk import SimLog
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class SimReplica:
+    """A replica, running or crashed."""
+
+    def __init__(
+        self, world: World, replica_id: ReplicaId, start: OpId, config: Configuration, witness: bool
+    ) -> None:
+        self.world = world
+        self.replica_id = replica_id
+        self.log = SimLog()
+        self.log.end_snapshot(start, config)
+        self.log.sync(1)
+        # On disk beside the log
+        self.has_data = not witness
+        self.failed = False
+        # Clock: own = offset + rate * world
+        skew = world.plan.clock_skew
+        self._rate = 1.0 + world.rng.uniform(-skew, skew)
+        self._offset = world.rng.uniform(0, 100_000)
+        self.core: RaftCore | None = None
+        self.life = 0
+        self.stalled_until = 0.0
+        self.slow_disk_until = 0.0
+        self._inbox: list[Event] = []
+        self._turn_set = False
+        self._wake_at = 0.0
+        self._waiting: deque[tuple[int, Send]] = deque()
+        self._durable_persist = 0
+        self._syncing = False
+        self.applied = 0
+        self._reads_ready: list[tuple[int, int]] = []
+
+    # Time
+
+    def now_ms(self) -> int:
+        """This replica's own clock."""
+        return int(self._offset + self._rate * self.world.now)
+
+    def _world_time(self, own_ms: int) -> float:
+        return (own_ms - self._offset) / self._rate + 0.01
+
+    # Life
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        return self.core is not None
+
+    def start(self, hint: ReplicaId | None) -> None:
+        """Read the disk, build a core, start it."""
+        loaded = fold_records(self.log.load())
+        config = loaded.config
+        assert config is not None
+        self.life += 1
+        self.applied = loaded.start.index
+        self._durable_persist = 0
+        initial = InitialState(
+            term=loaded.hard_state.term,
+            voted_for=loaded.hard_state.voted_for,
+            log_start=loaded.start,
+            config=config,
+            entries=loaded.entries,
+            commit_index=loaded.start.index,
+            witness_without_data=not self.has_data,
+            failed=self.failed,
+            leader_hint=hint,
+        )
+        rng = random.Random(f"{self.world.plan.seed}/{self.replica_id}/{self.life}")
+        self.core = self.world.core_class(self.world.plan.options, self.replica_id, initial, rng)
+        self.world.trace(
+            "{} starts at term {} with log {}", self.replica_id, initial.term, self.core.log.last_opid
+        )
+        self.feed(Start(self.now_ms()))
+
+    def crash(self) -> None:
+        """Power off: memory is gone, and what was not synced, mostly."""
+        self.world.trace("{} crashes", self.replica_id)
+        self.core = None
+        self.life += 1
+        self.log.crash(self.world.rng)
+        self._inbox.clear()
+        self._waiting.clear()
+        self._reads_ready.clear()
+        self._turn_set = False
+        self._syncing = False
+        self._wake_at = 0.0
+        self.world.forget_contexts(self.replica_id)
+
+    # Turns
+
+    def feed(self, event: Event) -> None:
+        """An event; taken at the next turn, together with what else has come."""
+        if self.core is None:
+            return
+        self._inbox.append(event)
+        if not self._turn_set:
+            self._turn_set = True
+            at = max(self.world.now + self.world.rng.random(), self.stalled_until)
+            self.world.at(at, self._turn, self.life)
+
+    def _turn(self, life: int) -> None:
+        if life != self.life or self.core is None:
+            return
+        self._turn_set = False
+        events, self._inbox = self._inbox, []
+        if self.now_ms() >= self.core.next_deadline_ms:
+            events.append(Tick(self.now_ms()))  # after the messages, so that a stall is no silence
+        self._step(events)
+
+    def _step(self, events: list[Event]) -> None:
+        core = self.core
+        assert core is not None
+        before = facts(core)
+        effects = core.step_many(events)
+        check_step(before, facts(core))
+        check(core)
+        role = before.role
+        for effect in effects:
+            if isinstance(effect, RoleChanged):
+                check_role_step(role, effect.role)
+                role = effect.role
+            self._do(effect)
+        self._begin_sync()
+        self._set_wake()
+
+    def _set_wake(self) -> None:
+        assert self.core is not None
+        deadline = self.core.next_deadline_ms
+        if deadline > self.now_ms() + 1_000_000:
+            return
+        at = max(self._world_time(deadline), self.world.now)
+        if self._wake_at <= self.world.now or at < self._wake_at:
+            self._wake_at = at
+            self.world.at(at, self._wake, self.life)
+
+    def _wake(self, life: int) -> None:
+        if life != self.life or self.core is None:
+            return
+        if self.world.now < self.stalled_until:
+            self.world.at(self.stalled_until, self._wake, life)
+            return
+        self._wake_at = 0.0
+        if self.now_ms() >= self.core.next_deadline_ms:
+            events, self._inbox = self._inbox, []
+            self._step([*events, Tick(self.now_ms())])
+        else:
+            self._set_wake()
+
+    # Effects
+
+    def _do(self, effect: Effect) -> None:
+        world = self.world
+        match effect:
+            case Persist(id=persist_id):
+                write_persist(self.log, effect, lambda: self._persisted(persist_id))
+            case Send(after=after):
+                if after > self._durable_persist:
+                    self._waiting.append((after, effect))
+                else:
+                    world.send(self.replica_id, effect.to, effect.message)
+            case Committed(entries):
+                world.history.handed_out(self.replica_id, entries)
+                self.applied = entries[-1].index
+                for entry in entries:
+                    world.clients.committed(self.replica_id, entry.opid)
+                self.feed(Applied(self.applied))
+                self._serve_reads()
+            case ReadReady(context, index):
+                self._reads_ready.append((context, index))
+                self._serve_reads()
+            case RoleChanged(role=role):
+                world.trace("{} is {} of term {}: {}", self.replica_id, role.value, effect.term, effect.cause)
+                if role is Role.LEADER:
+                    assert self.core is not None
+                    world.history.elected(self.core)
+            case ReadLog(to, first_index, bytes_max):
+                self._read_log(to, first_index, bytes_max)
+            case ProposalLost(opid):
+                world.history.lost(self.replica_id, opid)
+                world.clients.lost(self.replica_id, opid)
+            case Proposed(context, opid):
+                world.clients.proposed(self.replica_id, context, opid)
+            case ProposalRefused() | ReadRefused() | TransferFailed() | ChangeRefused():
+                world.clients.over(self.replica_id, effect.context)
+                world.trace("{} refuses {}: {}", self.replica_id, effect.context, effect.message)
+            case TransferDone() | ChangeCommitted():
+                world.clients.over(self.replica_id, effect.context)
+            case PeerNeedsCopy(replica_id):
+                world.driver.copy_to(replica_id, self.replica_id)
+            case ConfigChanged(config, committed):
+                world.trace(
+                    "{} has configuration {} ({}): {}",
+                    self.replica_id,
+                    config.opid_index,
+                    committed,
+                    effect.cause,
+                )
+
+    def _serve_reads(self) -> None:
+        later = []
+        for context, index in self._reads_ready:
+            if self.applied >= index:
+                self.world.clients.read_served(self.replica_id, context, index, self.applied)
+            else:
+                later.append((context, index))
+        self._reads_ready = later
+
+    def _read_log(self, to: ReplicaId, first_index: int, bytes_max: int) -> None:
+        entries = []
+        size = 0
+        index = first_index
+        while (entry := self.log.entry(index)) is not None and (
+            not entries or size + entry.size_bytes <= bytes_max
+        ):
+            entries.append(entry)
+            size += entry.size_bytes
+            index += 1
+        answer = LogRead(to, first_index, tuple(entries))
+        life = self.life
+        self.world.at(self.world.now + self.world.rng.uniform(0.1, 5.0), self._feed_if, life, answer)
+
+    def _feed_if(self, life: int, event: Event) -> None:
+        if life == self.life:
+            self.feed(event)
+
+    # Disk
+
+    def _persisted(self, persist_id: int) -> None:
+        self._durable_persist = persist_id
+        self.feed(Persisted(persist_id))
+        while self._waiting and self._waiting[0][0] <= persist_id:
+            _, send = self._waiting.popleft()
+            self.world.send(self.replica_id, send.to, send.message)
+
+    def _begin_sync(self) -> None:
+        if self._syncing or not self.log.pending:
+            return
+        self._syncing = True
+        world = self.world
+        took = world.rng.uniform(0.05, world.plan.sync_ms)
+        if world.now < self.slow_disk_until:
+            took += world.rng.uniform(5.0, self.slow_disk_until - world.now + 5.0)
+        world.at(world.now + took, self._end_sync, self.life, self.log.pending)
+        if took > world.plan.options.election_max_ms:
+            world.at(world.now + world.plan.options.election_max_ms, self._feed_if, self.life, SyncStalled())
+
+    def _end_sync(self, life: int, count: int) -> None:
+        if life != self.life:
+            return
+        self._syncing = False
+        self.log.sync(count)
+        self._begin_sync()
+
+    # The store
+
+    def flush(self, index: int) -> None:
+        """The store holds all up to `index` on its own disk; the log before may go."""
+        core = self.core
+        if core is None or not core.log.start.index < index <= min(self.applied, core.log.handed_index):
+            return
+        opid = core.log.opid_at(index)
+        self.log.begin_snapshot(opid)
+        self.log.end_snapshot(opid, core.log.config_at(index))
+        self.feed(Compacted(opid))
+        self._begin_sync()
+
+    def install(self, opid: OpId, config: Configuration) -> None:
+        """A copy has come whole: what is behind it in the log goes; term and vote stay."""
+        was_up = self.up
+        if was_up:
+            core = self.core
+            assert core is not None
+            if core.log.start.index >= opid.index:
+                return
+            self.crash()
+        self.log.begin_snapshot(opid)
+        self.log.end_snapshot(opid, config)
+        self.log.sync(self.log.pending)
+        self.has_data = True
+        self.world.trace("{} takes a copy at {}", self.replica_id, opid)
+        if was_up:
+            self.start(None)
+
+    def data_arrived(self) -> None:
+        """The rows of a witness are here and meet its log."""
+        self.has_data = True
+        self.feed(DataArrived())
+
+    def fail(self) -> None:
+        """Its disk is found damaged: it abstains for good."""
+        self.failed = True
+        self.feed(ReportFailed("its log is damaged"))
