@@ -15,7 +15,30 @@ from stele.model.config import Configuration
 from stele.model.entry import Entry
 from stele.model.errors import ensure
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.model.logrecord import (
+    EntryRecord,
+    LogRecord,
+    PromoteRecord,
+    SnapshotRecord,
+    TermRecord,
+    VoteRecord,
+)
 from stele.raft.effects import HardState, Persist
+
+__all__ = [
+    "Chance",
+    "Done",
+    "EntryRecord",
+    "LoadedLog",
+    "LogPort",
+    "LogRecord",
+    "PromoteRecord",
+    "SnapshotRecord",
+    "TermRecord",
+    "VoteRecord",
+    "fold_records",
+    "write_persist",
+]
 
 Done = Callable[[], None]
 
@@ -25,47 +48,6 @@ class Chance(Protocol):
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
-
-
-@dataclass(frozen=True, slots=True)
-class TermRecord:
-    """The term was raised; no vote in it yet."""
-
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class VoteRecord:
-    """A vote was given in this term (which it also raises)."""
-
-    term: int
-    voted_for: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class PromoteRecord:
-    """An administrator made `leader` the leader of `term`, by force."""
-
-    term: int
-    leader: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class EntryRecord:
-    """An entry; it voids all earlier ones at or above its index."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRecord:
-    """The log starts after `opid`, with `config` in force there; comes before all entries."""
-
-    opid: OpId
-    config: Configuration
-
-
-LogRecord = TermRecord | VoteRecord | PromoteRecord | EntryRecord | SnapshotRecord
 
 
 class LogPort(Protocol):
