@@ -69,6 +69,10 @@ class TabletGroupSpec(Model):
                 "a column of the primary key cannot be nullable",
             ),
             rule(
+                "self.columns.all(c, !(c.name in self.primaryKey) || !(c.type in ['float', 'double']))",
+                "a column of the primary key cannot be float or double: use an integer or a decimal",
+            ),
+            rule(
                 "!has(self.partitioning) || !has(self.partitioning.hash) || "
                 "self.partitioning.hash.all(h, h.columns.all(k, k in self.primaryKey))",
                 "partitioning.hash names a column that is not in primaryKey",

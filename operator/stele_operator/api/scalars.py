@@ -93,4 +93,5 @@ Quantity = Annotated[
 Zone = Annotated[str, Field(min_length=1, max_length=63)]
 """A value of the machines' label topology.kubernetes.io/zone."""
 
-ColumnName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s`'\"]+$")]
+ColumnName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""As stele.model.schema takes them."""

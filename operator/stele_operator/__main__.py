@@ -1,0 +1,102 @@
+"""The command line `stele-operator`. Reads settings, reports what is wrong with them in one line, starts app.
+
+Exit codes: 0 clean, 2 a wrong setting, 75 the lease was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+
+import click
+
+from stele.model.errors import SteleError
+from stele.rpc.logging import setup
+from stele_operator.app import Options
+from stele_operator.app import run as run_app
+from stele_operator.kube import BadKubeconfig, KubeError
+
+EXIT_USAGE = 2
+
+
+def _identity() -> str:
+    # A pod's name cannot be held by two containers at once, so a restarted one may go on without waiting.
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+@click.group(context_settings={"auto_envvar_prefix": "STELE_OPERATOR", "help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """The controller of TabletClusters and TabletGroups."""
+
+
+@main.command()
+@click.option(
+    "--kubeconfig",
+    default="",
+    help="File that says how to reach Kubernetes; default: the pod's own account, KUBECONFIG, or ~/.kube/config.",
+)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    help="Namespace to serve; may be given several times. Default: all.",
+)
+@click.option(
+    "--image",
+    default="stele/node:0.1.0",
+    show_default=True,
+    help="Image of masters and nodes where a TabletCluster names none.",
+)
+@click.option("--metrics-host", default="0.0.0.0", show_default=True, help="Address for /metrics and /livez.")
+@click.option(
+    "--metrics-port", default=8080, show_default=True, help="Port for /metrics and /livez; 0: any free one."
+)
+@click.option(
+    "--lease-namespace", default="", help="Where the Lease is; default: the operator's own namespace."
+)
+@click.option(
+    "--identity",
+    default="",
+    help="Name in the Lease; default: POD_NAME, or one made of host and process. A restart under the same name need not wait.",
+)
+@click.option(
+    "--log-level",
+    default="info",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    show_default=True,
+    help="What to log.",
+)
+def run(
+    kubeconfig: str,
+    namespaces: tuple[str, ...],
+    image: str,
+    metrics_host: str,
+    metrics_port: int,
+    lease_namespace: str,
+    identity: str,
+    log_level: str,
+) -> None:
+    """Run the operator until SIGTERM."""
+    setup(level=log_level)
+    options = Options(
+        image=image,
+        identity=identity or _identity(),
+        kubeconfig=kubeconfig,
+        namespaces=namespaces,
+        lease_namespace=lease_namespace,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+    )
+    try:
+        asyncio.run(run_app(options))
+    except (BadKubeconfig, KubeError, SteleError) as exc:
+        message = exc.args[0] if exc.args else str(exc)
+        print(f"stele-operator: {message}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()

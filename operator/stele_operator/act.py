@@ -1,0 +1,119 @@
+"""Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
+
+Invariant: what others count on (a compare-and-set, a registration) ends the list when it fails; the next pass plans
+anew from what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from stele.model.errors import SteleError
+from stele_operator import metrics
+from stele_operator.kube import Conflict, Kube, KubeError
+from stele_operator.masters import MasterLink
+from stele_operator.plan.actions import (
+    Action,
+    ConfirmFormation,
+    CreateObject,
+    CreateTable,
+    DeleteObject,
+    DeletePod,
+    DeleteTable,
+    PatchObject,
+    RegisterNode,
+    ReplaceIdentity,
+    SetFinalizers,
+)
+
+log = structlog.get_logger("stele.operator.act")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an action. `error` is empty when it was done; `changed_under` when it was planned on old news."""
+
+    action: Action
+    error: str = ""
+    changed_under: bool = False
+
+
+class Actor:
+    """Carries actions out for one cluster."""
+
+    def __init__(self, kube: Kube, namespace: str, link: MasterLink | None) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._link = link
+
+    async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
+        """Each action once, in order; stops early where the rest counts on one that failed."""
+        outcomes = []
+        for action in actions:
+            outcome = await self._one(action)
+            outcomes.append(outcome)
+            kind = type(action).__name__
+            metrics.ACTIONS.labels(kind, "failed" if outcome.error else "done").inc()
+            if not outcome.error:
+                log.info("done", action=kind, reason=action.reason)
+                continue
+            log.info("not done", action=kind, reason=action.reason, error=outcome.error)
+            if isinstance(action, ReplaceIdentity | RegisterNode):
+                break
+        return outcomes
+
+    async def _one(self, action: Action) -> Outcome:
+        try:
+            await self._give(action)
+        except Conflict as exc:
+            return Outcome(action, str(exc), changed_under=True)
+        except (KubeError, SteleError) as exc:
+            return Outcome(action, str(exc))
+        return Outcome(action)
+
+    async def _give(self, action: Action) -> None:
+        match action:
+            case CreateObject():
+                await self._create(action)
+            case PatchObject():
+                metadata: dict[str, Any] = {"resourceVersion": action.resource_version}
+                if action.uid:
+                    metadata["uid"] = action.uid
+                patch = {**action.patch, "metadata": {**action.patch.get("metadata", {}), **metadata}}
+                await self._kube.patch(action.kind, self._namespace, action.name, patch)
+            case DeleteObject():
+                force = isinstance(action, DeletePod) and action.force
+                await self._kube.delete(
+                    action.kind, self._namespace, action.name, action.uid, action.resource_version, force
+                )
+            case SetFinalizers():
+                metadata = {
+                    "finalizers": list(action.finalizers) or None,
+                    "uid": action.uid,
+                    "resourceVersion": action.resource_version,
+                }
+                await self._kube.patch("TabletGroup", self._namespace, action.group, {"metadata": metadata})
+            case RegisterNode():
+                await self._masters().register(action.node_id, action.role, action.name)
+            case ConfirmFormation():
+                await self._masters().confirm(action.address, action.node_id, action.masters)
+            case CreateTable():
+                await self._masters().create_table(action.table_id, action.name, action.spec)
+            case DeleteTable():
+                await self._masters().delete_table(action.table_id)
+
+    async def _create(self, action: CreateObject) -> None:
+        try:
+            await self._kube.create(action.kind, self._namespace, action.manifest)
+        except Conflict as exc:
+            if action.must_be_new or exc.reason != "AlreadyExists":
+                raise
+
+    def _masters(self) -> MasterLink:
+        if self._link is None:
+            raise KubeError(0, "NoMasters", "the cluster's identity is not known yet")
+        return self._link

@@ -1,0 +1,125 @@
+"""The whole operator: connection, lease, probes, sweep, watches. Called by the command line.
+
+Owns the order of starting and stopping. Invariant: nothing acts before the lease is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import kopf
+import structlog
+from kubernetes.aio.client.configuration import Configuration
+from prometheus_client import generate_latest
+
+from stele.rpc.http import HttpServer, Reply, Route
+from stele_operator import metrics
+from stele_operator.fleet import Fleet
+from stele_operator.handlers import registry, settings
+from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration
+from stele_operator.lease import Lease
+from stele_operator.report import Reporter
+
+log = structlog.get_logger("stele.operator")
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of a process. `namespaces`: empty for all. `metrics_port` 0: any free one."""
+
+    image: str
+    identity: str
+    kubeconfig: str = ""
+    namespaces: tuple[str, ...] = ()
+    lease_namespace: str = ""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 8080
+
+
+async def run(options: Options) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        BadKubeconfig: the API server cannot be used as given; one line that says what to do.
+        Rejected: the metrics port is in use.
+    """
+    found = await configuration(options.kubeconfig)
+    kube = Kube(found)
+    try:
+        await _introduce(kube, found, options)
+        reporter = Reporter(kube, options.identity)
+        fleet = Fleet(kube, reporter, options.namespaces, options.image)
+        server = HttpServer(_routes(fleet))
+        port = await server.start(options.metrics_host, options.metrics_port)
+        log.info("serving probes and metrics", host=options.metrics_host, port=port)
+        try:
+            await _lead(kube, fleet, options)
+        finally:
+            await server.close()
+    finally:
+        await kube.close()
+
+
+async def _introduce(kube: Kube, found: Configuration, options: Options) -> None:
+    """Wait for the CustomResourceDefinitions; whatever else is wrong is said at once."""
+    told = False
+    while True:
+        try:
+            if await kube.serves_our_resources():
+                return
+        except KubeError as exc:
+            given = f"kubeconfig {options.kubeconfig}" if options.kubeconfig else "the kubeconfig in use"
+            advice = "check its server and credentials, or give another with --kubeconfig"
+            raise BadKubeconfig(
+                f"the API server {found.host} cannot be used ({exc}); {given}: {advice}"
+            ) from exc
+        if not told:
+            log.warning("the CustomResourceDefinitions are missing; waiting: kubectl apply -f crds/")
+            told = True
+        await asyncio.sleep(2.0)
+
+
+async def _lead(kube: Kube, fleet: Fleet, options: Options) -> None:
+    lease = Lease(kube, options.lease_namespace or _own_namespace(options), options.identity)
+    await lease.acquire()
+    keepers = [asyncio.create_task(lease.keep_for_ever(), name="lease")]
+    try:
+        await fleet.sweep()
+        keepers.append(asyncio.create_task(fleet.sweep_for_ever(), name="sweep"))
+        watching = registry(fleet, lambda: configuration(options.kubeconfig))
+        await kopf.operator(
+            registry=watching,
+            settings=settings(),
+            standalone=True,
+            clusterwide=not options.namespaces,
+            namespaces=options.namespaces,
+        )
+    finally:
+        await fleet.close()
+        for keeper in keepers:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        await lease.release()
+
+
+def _own_namespace(options: Options) -> str:
+    if _OWN_NAMESPACE.is_file():
+        return _OWN_NAMESPACE.read_text().strip()
+    return options.namespaces[0] if options.namespaces else "default"
+
+
+def _routes(fleet: Fleet) -> dict[str, Route]:
+    async def live() -> Reply:
+        why = fleet.not_live()
+        return Reply(503 if why else 200, (why or "ok").encode() + b"\n")
+
+    async def measured() -> Reply:
+        body = await asyncio.to_thread(generate_latest, metrics.registry)
+        return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
+
+    return {"/livez": live, "/metrics": measured}

@@ -1,0 +1,143 @@
+"""All cluster tasks of this process, and the sweep that tells a dead watch from a quiet one. Used by app and handlers.
+
+Owns the tasks. Events are hints: they wake a task sooner; the sweep, an authoritative list every 30 s, starts every
+task that events forgot to. Invariant: at most one task per namespace and name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from stele_operator import metrics
+from stele_operator.kube import Kube, KubeError
+from stele_operator.observe import cluster_of
+from stele_operator.reconcile import ClusterTask
+from stele_operator.report import Reporter
+
+log = structlog.get_logger("stele.operator.fleet")
+Json = dict[str, Any]
+SWEEP_S = 30.0
+WATCH_LAG_MAX_S = 120.0
+STUCK_S = 180.0
+_KINDS = ("TabletCluster", "TabletGroup")
+
+
+class Fleet:
+    """Starts, wakes and ends cluster tasks. `namespaces`: empty for all."""
+
+    def __init__(self, kube: Kube, reporter: Reporter, namespaces: Sequence[str], image: str) -> None:
+        self._kube = kube
+        self._reporter = reporter
+        self._namespaces = tuple(namespaces) or ("",)
+        self._image = image
+        self._tasks: dict[tuple[str, str], tuple[ClusterTask, asyncio.Task[None]]] = {}
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._behind: dict[str, float] = {}
+        self._marks: dict[str, tuple[Any, ...]] = {}
+        self._swept = self._passed = time.monotonic()
+        self._closed = False
+
+    def wake(self, namespace: str, name: str) -> None:
+        """Look at a cluster now; starts its task if there is none."""
+        if self._closed or not name:
+            return
+        entry = self._tasks.get((namespace, name))
+        if entry is not None and not entry[1].done():
+            entry[0].wake()
+            return
+        task = ClusterTask(self._kube, self._reporter, namespace, name, self._image, self._note_pass)
+        self._tasks[namespace, name] = (
+            task,
+            asyncio.create_task(task.run(), name=f"cluster {namespace}/{name}"),
+        )
+
+    def saw(self, raw: Json, *, deleted: bool) -> None:
+        """A watch brought news of a TabletCluster or TabletGroup. Own status writes wake nobody."""
+        metadata = raw["metadata"]
+        uid = metadata["uid"]
+        self._seen[uid] = (metadata["resourceVersion"], time.monotonic())
+        mark = (
+            metadata.get("generation"),
+            metadata.get("deletionTimestamp"),
+            tuple(metadata.get("finalizers") or ()),
+        )
+        known = self._marks.get(uid)
+        self._marks[uid] = mark
+        if deleted:
+            for memory in (self._seen, self._behind, self._marks):
+                memory.pop(uid, None)
+            self._reporter.forget(uid)
+        if deleted or known != mark:
+            self.wake(metadata["namespace"], _cluster_name(raw))
+
+    def _note_pass(self) -> None:
+        self._passed = time.monotonic()
+        metrics.LAST_PASS.set_to_current_time()
+
+    async def sweep_for_ever(self) -> None:
+        """List what there is, every 30 s, and keep a task for each."""
+        while True:
+            try:
+                await self.sweep()
+            except KubeError as exc:
+                log.warning("cannot list our resources; is the API server there, and may we?", error=str(exc))
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> None:
+        """One sweep.
+
+        Raises:
+            KubeError: a list did not come.
+        """
+        now = time.monotonic()
+        listed: dict[str, str] = {}
+        for namespace in self._namespaces:
+            for kind in _KINDS:
+                for raw in await self._kube.list(kind, namespace):
+                    metadata = raw["metadata"]
+                    listed[metadata["uid"]] = metadata["resourceVersion"]
+                    key = (metadata["namespace"], _cluster_name(raw))
+                    if key not in self._tasks or self._tasks[key][1].done():
+                        self.wake(*key)
+        self._compare(listed, now)
+        self._swept = time.monotonic()
+
+    def _compare(self, listed: dict[str, str], now: float) -> None:
+        """For how long has the watch owed us a change that the list shows?"""
+        for uid, version in listed.items():
+            seen_version, seen_at = self._seen.get(uid, ("", 0.0))
+            if seen_version == version:
+                self._behind.pop(uid, None)
+            elif self._behind.setdefault(uid, now) < seen_at:
+                self._behind[uid] = now  # it does bring news, only not yet the newest
+        for uid in [u for u in self._behind if u not in listed]:
+            del self._behind[uid]
+        metrics.WATCH_LAG_SECONDS.set(now - min(self._behind.values(), default=now))
+
+    def not_live(self) -> str:
+        """Why this process should be restarted; empty while it works."""
+        now = time.monotonic()
+        if now - self._swept > STUCK_S:
+            return f"no list of our resources for {now - self._swept:.0f} s"
+        running = any(not task.done() for _, task in self._tasks.values())
+        if running and now - self._passed > STUCK_S:
+            return f"no pass over any cluster has ended for {now - self._passed:.0f} s"
+        lag = now - min(self._behind.values(), default=now)
+        return f"the watch is dead: it owes a change for {lag:.0f} s" if lag > WATCH_LAG_MAX_S else ""
+
+    async def close(self) -> None:
+        """End all tasks. What they were about, the next process goes on with."""
+        self._closed = True
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cluster_name(raw: Json) -> str:
+    return cluster_of(raw) if raw.get("kind") == "TabletGroup" else str(raw["metadata"]["name"])

@@ -1,0 +1,72 @@
+"""The kopf side: watches that wake cluster tasks, and do no work themselves. Made by app.
+
+Event handlers only, so kopf writes no annotation and no finalizer, and nothing hangs while no operator runs.
+Invariant: a handler returns at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+
+from stele_operator.api import GROUP, VERSION
+from stele_operator.fleet import Fleet
+from stele_operator.plan.naming import LABEL_CLUSTER
+
+
+def settings() -> kopf.OperatorSettings:
+    """How kopf is to behave: it watches, and that is all."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.scanning.disabled = True
+    made.peering.standalone = True
+    made.watching.connect_timeout = 10
+    # A watch that says nothing for so long is opened again; the sweep finds what it missed meanwhile.
+    made.watching.server_timeout = 240
+    for resource in ("pods", "persistentvolumeclaims"):
+        made.watching.label_selectors["", "v1", resource] = LABEL_CLUSTER
+    return made
+
+
+def connection(found: Configuration) -> kopf.ConnectionInfo:
+    """The credentials of our own client, as kopf wants them."""
+    header = str((found.api_key or {}).get("BearerToken") or (found.api_key or {}).get("authorization") or "")
+    scheme, _, token = header.rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=found.host,
+        ca_path=found.ssl_ca_cert or None,
+        insecure=not found.verify_ssl,
+        username=found.username or None,
+        password=found.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=found.cert_file or None,
+        private_key_path=found.key_file or None,
+    )
+
+
+def registry(fleet: Fleet, login: Any) -> kopf.OperatorRegistry:
+    """The handlers. `login`: a coroutine function that gives the credentials anew, as tokens expire."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=made)
+    async def on_login(**_: Any) -> kopf.ConnectionInfo:
+        return connection(await login())
+
+    @kopf.on.cleanup(registry=made)
+    async def on_cleanup(**_: Any) -> None:
+        await fleet.close()
+
+    @kopf.on.event(GROUP, VERSION, "tabletclusters", registry=made)
+    @kopf.on.event(GROUP, VERSION, "tabletgroups", registry=made)
+    async def on_resource(body: kopf.Body, type: str | None, **_: Any) -> None:
+        fleet.saw(dict(body), deleted=type == "DELETED")
+
+    @kopf.on.event("", "v1", "pods", labels={LABEL_CLUSTER: kopf.PRESENT}, registry=made)
+    @kopf.on.event("", "v1", "persistentvolumeclaims", labels={LABEL_CLUSTER: kopf.PRESENT}, registry=made)
+    async def on_part(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        fleet.wake(namespace or "", labels[LABEL_CLUSTER])
+
+    return made

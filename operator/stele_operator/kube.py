@@ -1,0 +1,204 @@
+"""The Kubernetes API, as few verbs as the operator needs. Called by observe, act, report and lease.
+
+Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: what a call did not find is None, what
+changed under it is `Conflict`, and everything else that failed is `KubeError` with the server's own sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio import config as untyped_config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from stele_operator.api import API_VERSION
+
+config: Any = untyped_config  # the package says it is typed; these functions are not
+Json = dict[str, Any]
+_TIMEOUT_S = 15.0
+_MERGE = "application/merge-patch+json"
+_PAGE = 500
+
+
+class KubeError(Exception):
+    """The API server refused, or was not reached. `status` is the HTTP status, 0 without an answer."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Conflict(KubeError):
+    """The object is not what was seen (409, 422 on preconditions): look again."""
+
+
+class BadKubeconfig(Exception):
+    """The settings to reach Kubernetes are wrong; the message is one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Where objects of a kind live."""
+
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str, name: str = "", sub: str = "") -> str:
+        """The URL path of a collection, an object or a subresource."""
+        base = "/api" if "/" not in self.api_version else "/apis"
+        parts = [base, self.api_version]
+        if self.namespaced and namespace:
+            parts += ["namespaces", quote(namespace)]
+        parts.append(self.plural)
+        parts += [quote(part) for part in (name, sub) if part]
+        return "/".join(parts)
+
+
+RESOURCES: dict[str, Resource] = {
+    "Pod": Resource("v1", "pods"),
+    "PersistentVolumeClaim": Resource("v1", "persistentvolumeclaims"),
+    "ConfigMap": Resource("v1", "configmaps"),
+    "Service": Resource("v1", "services"),
+    "Event": Resource("v1", "events"),
+    "Node": Resource("v1", "nodes", namespaced=False),
+    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
+    "Lease": Resource("coordination.k8s.io/v1", "leases"),
+    "TabletCluster": Resource(API_VERSION, "tabletclusters"),
+    "TabletGroup": Resource(API_VERSION, "tabletgroups"),
+}
+
+
+async def configuration(kubeconfig: str = "") -> Configuration:
+    """How to reach Kubernetes: the file given, else the pod's own account, else KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        BadKubeconfig: with one line that says what to do.
+    """
+    made = Configuration()
+    if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240 - once, before anything is served
+        raise BadKubeconfig(f"kubeconfig {kubeconfig}: no such file; give the right path with --kubeconfig")
+    try:
+        if not kubeconfig and os.environ.get("KUBERNETES_SERVICE_HOST"):
+            config.load_incluster_config(client_configuration=made)
+        else:
+            await config.load_kube_config(config_file=kubeconfig or None, client_configuration=made)
+    except Exception as exc:
+        where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        told = " ".join(str(exc).split())[:200] or type(exc).__name__
+        raise BadKubeconfig(
+            f"kubeconfig {where} cannot be used ({told}); give a kubeconfig with --kubeconfig, or run inside Kubernetes"
+        ) from exc
+    return made
+
+
+class Kube:
+    """A connection to one API server."""
+
+    def __init__(self, settings: Configuration) -> None:
+        self._api: Any = ApiClient(configuration=settings)
+        self.settings = settings
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._api.close()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, Any]] | None = None,
+        body: Any = None,
+        content: str = "",
+    ) -> Json:
+        headers = {"Accept": "application/json", "Content-Type": content or "application/json"}
+        parameters = await self._api.param_serialize(
+            method,
+            path,
+            query_params=query or [],
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = await self._api.call_api(*parameters, _request_timeout=_TIMEOUT_S)
+            raw = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+            raise KubeError(0, "Unreachable", f"{method} {path}: {exc or type(exc).__name__}") from exc
+        try:
+            answer: Json = json.loads(raw) if raw else {}
+        except ValueError:
+            answer = {"message": raw[:200].decode("utf-8", "replace")}
+        if 200 <= response.status < 300:
+            return answer
+        reason, message = str(answer.get("reason", "")), str(answer.get("message", "no message"))
+        error = Conflict if response.status == 409 else KubeError
+        raise error(response.status, reason, message)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """The object, or None."""
+        try:
+            return await self._request("GET", RESOURCES[kind].path(namespace, name))
+        except KubeError as exc:
+            if exc.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        """All objects of a kind as the API server has them now: never from its cache."""
+        items: list[Json] = []
+        token = ""
+        while True:
+            query: list[tuple[str, Any]] = [("limit", _PAGE)]
+            if selector:
+                query.append(("labelSelector", selector))
+            if token:
+                query.append(("continue", token))
+            answer = await self._request("GET", RESOURCES[kind].path(namespace), query)
+            items.extend(answer.get("items") or [])
+            token = (answer.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return items
+
+    async def create(self, kind: str, namespace: str, manifest: Json) -> Json:
+        """Create. Raises `Conflict` with reason AlreadyExists if it is there."""
+        return await self._request("POST", RESOURCES[kind].path(namespace), body=manifest)
+
+    async def patch(self, kind: str, namespace: str, name: str, patch: Json, sub: str = "") -> Json:
+        """Merge patch. Put metadata.uid and metadata.resourceVersion in for preconditions."""
+        return await self._request(
+            "PATCH", RESOURCES[kind].path(namespace, name, sub), body=patch, content=_MERGE
+        )
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, resource_version: str, force: bool = False
+    ) -> None:
+        """Delete, if it still is what was seen. That it is gone already counts as done."""
+        preconditions = {"uid": uid}
+        if resource_version:
+            preconditions["resourceVersion"] = resource_version
+        body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        if force:
+            body["gracePeriodSeconds"] = 0
+        try:
+            await self._request("DELETE", RESOURCES[kind].path(namespace, name), body=body)
+        except KubeError as exc:
+            if exc.status != 404:
+                raise
+
+    async def serves_our_resources(self) -> bool:
+        """Whether the CustomResourceDefinitions are there."""
+        try:
+            answer = await self._request("GET", f"/apis/{API_VERSION}")
+        except KubeError as exc:
+            if exc.status == 404:
+                return False
+            raise
+        return {"tabletclusters", "tabletgroups"} <= {r.get("name") for r in answer.get("resources", ())}

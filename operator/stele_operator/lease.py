@@ -1,0 +1,137 @@
+"""One Lease, so that one operator acts. Called by app; a loop of its own, because nothing offers fencing.
+
+Invariant: a process that could not renew for two thirds of the Lease's time is dead before anyone else may take it.
+Whatever it sent before that carries uid, resourceVersion or the driver's epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import time
+from typing import Any
+
+import structlog
+
+from stele_operator.kube import Conflict, Kube, KubeError
+
+log = structlog.get_logger("stele.operator.lease")
+Json = dict[str, Any]
+NAME = "stele-operator"
+DURATION_S = 12
+RENEW_S = 3.0
+EXIT_LOST = 75
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Lease:
+    """Holds the Lease `stele-operator` of one namespace under `identity`."""
+
+    def __init__(self, kube: Kube, namespace: str, identity: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._identity = identity
+
+    async def acquire(self) -> None:
+        """Wait until this process holds the Lease. A holder is taken for dead by our clock, not by its own."""
+        seen: tuple[str, str] | None = None
+        since = time.monotonic()
+        told = False
+        while True:
+            try:
+                there = await self._kube.get("Lease", self._namespace, NAME)
+                if there is None:
+                    await self._kube.create("Lease", self._namespace, self._manifest())
+                    return
+                spec = there.get("spec") or {}
+                mark = (str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
+                if mark != seen:
+                    seen, since = mark, time.monotonic()
+                waited = time.monotonic() - since
+                if mark[0] in ("", self._identity) or waited > float(
+                    spec.get("leaseDurationSeconds") or DURATION_S
+                ):
+                    await self._take(there)
+                    return
+                if not told:
+                    log.info("waiting for the lease", holder=mark[0], namespace=self._namespace)
+                    told = True
+            except Conflict:
+                continue  # somebody was faster: look again
+            except KubeError as exc:
+                if exc.status == 403:
+                    raise
+                log.warning("lease not reachable", error=str(exc))
+            await asyncio.sleep(1.0)
+
+    def _manifest(self) -> Json:
+        now = _now()
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": NAME, "namespace": self._namespace},
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": DURATION_S,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": 0,
+            },
+        }
+
+    async def _take(self, there: Json) -> None:
+        spec, now = there.get("spec") or {}, _now()
+        patch = {
+            "metadata": {"resourceVersion": there["metadata"]["resourceVersion"]},
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": DURATION_S,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
+            },
+        }
+        await self._kube.patch("Lease", self._namespace, NAME, patch)
+        log.info("lease taken", identity=self._identity, before=spec.get("holderIdentity"))
+
+    async def keep_for_ever(self) -> None:
+        """Renew until it is lost, then end the process at once: another may act from now on."""
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                async with asyncio.timeout(RENEW_S):
+                    there = await self._kube.get("Lease", self._namespace, NAME)
+                    if there is None or (there.get("spec") or {}).get("holderIdentity") != self._identity:
+                        _die("another operator holds the lease")
+                    patch = {
+                        "metadata": {"resourceVersion": (there or {})["metadata"]["resourceVersion"]},
+                        "spec": {"renewTime": _now()},
+                    }
+                    await self._kube.patch("Lease", self._namespace, NAME, patch)
+                renewed = time.monotonic()
+            except (KubeError, TimeoutError) as exc:
+                log.warning("lease not renewed", error=str(exc) or "no answer")
+                if time.monotonic() - renewed > DURATION_S * 2 / 3:
+                    _die("the lease could not be renewed in time")
+
+    async def release(self) -> None:
+        """Let it go, so that the next operator need not wait."""
+        try:
+            there = await self._kube.get("Lease", self._namespace, NAME)
+            if there is not None and (there.get("spec") or {}).get("holderIdentity") == self._identity:
+                metadata = {"resourceVersion": there["metadata"]["resourceVersion"]}
+                await self._kube.patch(
+                    "Lease", self._namespace, NAME, {"metadata": metadata, "spec": {"holderIdentity": ""}}
+                )
+        except KubeError as exc:
+            log.info("lease not released, it will expire", error=str(exc))
+
+
+def _die(why: str) -> None:
+    log.error("stopping at once", reason=why)
+    os._exit(EXIT_LOST)  # no clean-up: another process may already be acting

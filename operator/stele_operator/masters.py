@@ -1,0 +1,152 @@
+"""What the operator asks of the masters. Called by observe and act; owns the connections of one cluster.
+
+Invariant: every call carries the cluster's UUID, so an address that another cluster took over answers with a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from stele.driver.executor import Executor
+from stele.driver.masters import Masters
+from stele.driver.progress import Progress
+from stele.driver.wire import view_from_pb
+from stele.model.errors import Code, Rejected, SteleError
+from stele.model.ids import ClusterId
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.observation import Catalog, Column, MasterReport, Table
+
+_ASK_TIMEOUT_S = 2.0
+
+
+class MasterLink:
+    """Connections to the masters of one cluster, and its driver. Rebuilt at will; closing it loses nothing."""
+
+    def __init__(self, cluster_id: str, holder: str, on_progress: Callable[[Progress], None]) -> None:
+        self.cluster_id = cluster_id
+        self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id)))
+        self._masters = Masters(self._pool, ())
+        self.driver = Executor(self._pool, (), holder=holder, on_progress=on_progress)
+
+    async def close(self) -> None:
+        """Give the driver's claim back and hang up."""
+        await self.driver.release()
+        await self._pool.close()
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Where masters are now."""
+        self._masters.learn(addresses)
+        self.driver.masters.learn(addresses)
+
+    async def reports(self, addresses: Sequence[str]) -> tuple[MasterReport, ...]:
+        """What each master at these addresses says of itself; those that do not answer are left out."""
+        found = await asyncio.gather(*(self._report(a) for a in addresses))
+        return tuple(r for r in found if r is not None)
+
+    async def _report(self, address: str) -> MasterReport | None:
+        request = tserver_pb2.GetNodeStatusRequest()
+        try:
+            answer = await self._pool.unary(
+                address, TabletServerServiceStub, "GetNodeStatus", request, timeout_s=_ASK_TIMEOUT_S
+            )
+        except SteleError:
+            return None
+        return MasterReport(
+            node_id=id_from_pb(answer.node_id),
+            cluster_id=id_from_pb(answer.cluster_id),
+            address=answer.address or address,
+            format_id=answer.format_id,
+            formed=answer.formed,
+        )
+
+    async def catalog(self) -> Catalog:
+        """The cluster as the leader master sees it.
+
+        Raises:
+            SteleError: no master leads, or none answers.
+        """
+        answer = await self._masters.call("GetClusterView", master_pb2.GetClusterViewRequest(), rounds=1)
+        return Catalog(
+            view=view_from_pb(answer),
+            tables=tuple(_table(t) for t in answer.tables),
+            formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
+        )
+
+    async def register(self, node_id: str, role: str, name: str) -> None:
+        """Make a node known before its pod starts."""
+        request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(node_id), role=role, name=name)
+        await self._masters.call("RegisterNode", request)
+
+    async def confirm(self, address: str, node_id: str, masters: Sequence[tuple[str, str, str]]) -> None:
+        """Tell one first master who forms the cluster."""
+        request = master_pb2.ConfirmFormationRequest(
+            cluster_id=id_to_pb(self.cluster_id),
+            masters=[
+                master_pb2.FirstMasterPB(node_id=id_to_pb(n), format_id=f, address=a) for n, f, a in masters
+            ],
+        )
+        await self._pool.unary(
+            address, MasterServiceStub, "ConfirmFormation", request, timeout_s=5.0, to_node=node_id
+        )
+
+    async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
+        """Create a table under an id that the caller chose; that it is there already is as good."""
+        ids = {column.name: position for position, column in enumerate(spec.columns)}
+        schema = common_pb2.SchemaPB(
+            version=1,
+            columns=[
+                common_pb2.ColumnPB(id=ids[c.name], name=c.name, type=c.type, nullable=c.nullable)
+                for c in spec.columns
+            ],
+            key_column_ids=[ids[k] for k in spec.primaryKey],
+            next_column_id=len(ids),
+        )
+        partitioning = common_pb2.PartitioningPB(
+            hash=[
+                common_pb2.HashPartitionPB(column_ids=[ids[c] for c in level.columns], buckets=level.buckets)
+                for level in spec.partitioning.hash
+            ]
+        )
+        request = master_pb2.CreateTableRequest(
+            name=name,
+            schema=schema,
+            partitioning=partitioning,
+            replication_factor=spec.replicationFactor,
+            table_id=id_to_pb(table_id),
+        )
+        await self._masters.call("CreateTable", request, timeout_s=10.0)
+
+    async def delete_table(self, table_id: str) -> None:
+        """Drop a table; that it is gone already is as good."""
+        try:
+            request = master_pb2.DeleteTableRequest(table_id=id_to_pb(table_id))
+            await self._masters.call("DeleteTable", request, timeout_s=10.0)
+        except Rejected as exc:
+            if exc.code is not Code.NOT_FOUND:
+                raise
+
+
+def _table(pb: master_pb2.TableInfoPB) -> Table:
+    names = {c.id: c.name for c in pb.schema.columns}
+    ranged = pb.partitioning.HasField("range") and len(pb.partitioning.range.column_ids) > 0
+    return Table(
+        table_id=id_from_pb(pb.table_id),
+        name=pb.name,
+        state=pb.state,
+        columns=tuple(Column(c.name, c.type, c.nullable) for c in pb.schema.columns),
+        primary_key=tuple(names.get(i, f"#{i}") for i in pb.schema.key_column_ids),
+        hash=tuple(
+            (tuple(names.get(i, f"#{i}") for i in level.column_ids), level.buckets)
+            for level in pb.partitioning.hash
+        ),
+        ranged=ranged,
+        replication_factor=pb.replication_factor,
+        tablets=pb.tablets,
+    )

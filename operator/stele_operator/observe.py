@@ -1,0 +1,299 @@
+"""Observe: authoritative lists, parsed once, at the edge. Called by reconcile; changes nothing.
+
+Invariant: an answer that did not come raises; it never becomes an empty list. Machines are the one thing that the
+operator may be denied, and the masters the one thing that may not be there yet: both are then None, and planned so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import time
+from typing import Any
+
+import pydantic
+import structlog
+
+from stele.model.errors import SteleError
+from stele.model.ids import is_id, new_id
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.api.scalars import byte_count
+from stele_operator.kube import Kube, KubeError
+from stele_operator.masters import MasterLink
+from stele_operator.plan import naming
+from stele_operator.plan.observation import (
+    Catalog,
+    Claim,
+    ClusterObject,
+    Condition,
+    Existing,
+    FirstMaster,
+    GroupObject,
+    Identity,
+    Machine,
+    MasterReport,
+    Observation,
+    Pod,
+    Role,
+)
+
+log = structlog.get_logger("stele.operator.observe")
+Json = dict[str, Any]
+_FRESH_IDS = 128  # more than 1 cluster, 5 masters and 100 nodes
+
+
+def seconds_of(timestamp: str | None) -> float:
+    """Seconds since 1970 of a Kubernetes timestamp; 0 for none."""
+    if not timestamp:
+        return 0.0
+    return datetime.datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+
+
+def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:
+    """Every fault that a model found, as `field: what is wrong`."""
+    return tuple(f"spec.{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
+
+
+def parse_cluster(raw: Json) -> ClusterObject:
+    """A TabletCluster as the API server gave it."""
+    metadata = raw["metadata"]
+    spec: TabletClusterSpec | None = None
+    faults: tuple[str, ...] = ()
+    try:
+        spec = TabletClusterSpec.model_validate(raw.get("spec") or {})
+    except pydantic.ValidationError as exc:
+        faults = faults_of(exc)
+    return ClusterObject(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation", 0)),
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        faults=faults,
+        conditions=_conditions(raw),
+    )
+
+
+def parse_group(raw: Json) -> GroupObject:
+    """A TabletGroup as the API server gave it."""
+    metadata = raw["metadata"]
+    spec: TabletGroupSpec | None = None
+    faults: tuple[str, ...] = ()
+    try:
+        spec = TabletGroupSpec.model_validate(raw.get("spec") or {})
+    except pydantic.ValidationError as exc:
+        faults = faults_of(exc)
+    return GroupObject(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=int(metadata.get("generation", 0)),
+        created=str(metadata.get("creationTimestamp", "")),
+        deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        spec=spec,
+        faults=faults,
+        conditions=_conditions(raw),
+    )
+
+
+def _conditions(raw: Json) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(
+            c["type"],
+            c["status"],
+            c.get("reason", ""),
+            c.get("message", ""),
+            c.get("lastTransitionTime", ""),
+            int(c.get("observedGeneration", 0)),
+        )
+        for c in (raw.get("status") or {}).get("conditions") or ()
+    )
+
+
+def parse_identity(raw: Json) -> Identity:
+    """The identity ConfigMap.
+
+    Raises:
+        KubeError: someone changed it so that it cannot be read; nothing is done on a guess.
+    """
+    data = raw.get("data") or {}
+    try:
+        return Identity(
+            resource_version=raw["metadata"]["resourceVersion"],
+            cluster_id=data["clusterUUID"],
+            owner_uid=data.get("ownerUID", ""),
+            next_serial={"master": int(data["nextMaster"]), "node": int(data["nextNode"])},
+            first_masters=tuple(
+                FirstMaster(name, node_id) for name, node_id in json.loads(data["firstMasters"])
+            ),
+            formed=json.loads(data["formed"]) if data.get("formed") else {},
+        )
+    except (KeyError, ValueError, TypeError) as exc:
+        log.error(
+            "identity ConfigMap is not as it was written", name=raw["metadata"]["name"], error=repr(exc)
+        )
+        raise KubeError(
+            0, "IdentityBroken", f"ConfigMap {raw['metadata']['name']} is not as it was written: {exc!r}"
+        ) from exc
+
+
+def _role(metadata: Json) -> Role | None:
+    role = (metadata.get("labels") or {}).get(naming.LABEL_ROLE)
+    return role if role in ("master", "node") else None
+
+
+def parse_claim(raw: Json) -> Claim | None:
+    """A claim that carries an identity; None for one that someone else made."""
+    metadata, spec = raw["metadata"], raw["spec"]
+    annotations = metadata.get("annotations") or {}
+    role, node_id = _role(metadata), annotations.get(naming.ANNOTATION_NODE_ID, "")
+    if role is None or not is_id(node_id):
+        return None
+    released = annotations.get(naming.ANNOTATION_RELEASED)
+    return Claim(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        role=role,
+        node_id=node_id,
+        cluster_id=annotations.get(naming.ANNOTATION_CLUSTER_ID, ""),
+        serial=int(annotations.get(naming.ANNOTATION_SERIAL, "0")),
+        zone=annotations.get(naming.ANNOTATION_ZONE, ""),
+        phase=(raw.get("status") or {}).get("phase", "Pending"),
+        deleting="deletionTimestamp" in metadata,
+        selected_machine=annotations.get(naming.ANNOTATION_SELECTED_MACHINE, ""),
+        requested_bytes=byte_count(str(spec["resources"]["requests"]["storage"])),
+        created_s=seconds_of(metadata.get("creationTimestamp")),
+        owned=any(r.get("kind") == "TabletCluster" for r in metadata.get("ownerReferences") or ()),
+        format_id=annotations.get(naming.ANNOTATION_FORMAT_ID, ""),
+        released_s=float(released) if released else None,
+    )
+
+
+def parse_pod(raw: Json) -> Pod | None:
+    """A pod of ours; None for one that someone else made."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    role = _role(metadata)
+    if role is None:
+        return None
+    annotations = metadata.get("annotations") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    container: Json = next(iter(status.get("containerStatuses") or ()), {})
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+    waiting = state.get("waiting") or {}
+    scheduled = conditions.get("PodScheduled") or {}
+    unschedulable = scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else ""
+    waits = " ".join(str(waiting[k]) for k in ("reason", "message") if waiting.get(k))
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        role=role,
+        node_id=annotations.get(naming.ANNOTATION_NODE_ID, ""),
+        claim_uid=annotations.get(naming.ANNOTATION_CLAIM_UID, ""),
+        machine=raw["spec"].get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        phase=status.get("phase", "Pending"),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        created_s=seconds_of(metadata.get("creationTimestamp")),
+        spec_hash=annotations.get(naming.ANNOTATION_HASH, ""),
+        running="running" in state,
+        restarts=int(container.get("restartCount", 0)),
+        exit_code=ended.get("exitCode"),
+        exit_message=str(ended.get("message") or status.get("message") or "").strip()[:300],
+        waiting="" if waits == "ContainerCreating" else waits[:300],
+        unschedulable=unschedulable[:300],
+    )
+
+
+def parse_machine(raw: Json) -> Machine:
+    """A Kubernetes node."""
+    metadata = raw["metadata"]
+    conditions = {c["type"]: c["status"] for c in (raw.get("status") or {}).get("conditions") or ()}
+    return Machine(
+        name=metadata["name"],
+        ready=conditions.get("Ready") == "True",
+        zone=(metadata.get("labels") or {}).get(naming.LABEL_ZONE, ""),
+        schedulable=not raw.get("spec", {}).get("unschedulable", False),
+    )
+
+
+def _existing(kind: str, raw: Json) -> Existing:
+    metadata = raw["metadata"]
+    digest = (metadata.get("annotations") or {}).get(naming.ANNOTATION_DIGEST, "")
+    return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest)
+
+
+async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
+    """All machines, or None where no ClusterRole lets the operator read them."""
+    try:
+        return tuple(parse_machine(m) for m in await kube.list("Node", ""))
+    except KubeError as exc:
+        if exc.status in (401, 403):
+            return None
+        raise
+
+
+async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> Observation:
+    """Everything of one cluster that Kubernetes knows. `raw` is its TabletCluster, just read.
+
+    Raises:
+        KubeError: a list did not come.
+    """
+    cluster = parse_cluster(raw)
+    namespace, selector = cluster.namespace, f"{naming.LABEL_CLUSTER}={cluster.name}"
+    pods, claims, services, budgets, groups = await asyncio.gather(
+        kube.list("Pod", namespace, selector),
+        kube.list("PersistentVolumeClaim", namespace, selector),
+        kube.list("Service", namespace, selector),
+        kube.list("PodDisruptionBudget", namespace, selector),
+        kube.list("TabletGroup", namespace),
+    )
+    identity, machines = await asyncio.gather(
+        kube.get("ConfigMap", namespace, naming.identity_name(cluster.name)), machines_if_allowed(kube)
+    )
+    return Observation(
+        now_s=time.time(),
+        cluster=cluster,
+        default_image=default_image,
+        identity=parse_identity(identity) if identity is not None else None,
+        claims=tuple(c for c in map(parse_claim, claims) if c is not None),
+        pods=tuple(p for p in map(parse_pod, pods) if p is not None),
+        machines=machines,
+        existing=tuple(
+            _existing(kind, item)
+            for kind, items in (("Service", services), ("PodDisruptionBudget", budgets))
+            for item in items
+        ),
+        groups=tuple(parse_group(g) for g in groups if cluster_of(g) == cluster.name),
+        fresh_ids=tuple(new_id() for _ in range(_FRESH_IDS)),
+    )
+
+
+def cluster_of(group: Json) -> str:
+    """The name of the TabletCluster that a TabletGroup names."""
+    reference = (group.get("spec") or {}).get("clusterRef")
+    return str(reference.get("name", "")) if isinstance(reference, dict) else ""
+
+
+async def observe_masters(
+    link: MasterLink, o: Observation
+) -> tuple[tuple[MasterReport, ...], Catalog | None, str]:
+    """What the masters say: each of itself while the cluster forms, and the leader's view. The text says why not."""
+    addresses = [f"{p.ip}:{naming.PORT_MASTER}" for p in o.pods if p.role == "master" and p.ip and p.running]
+    link.learn(addresses)
+    reports = await link.reports(addresses)
+    if o.identity is None or not o.identity.formed:
+        return reports, None, "the cluster has not formed"
+    if not addresses:
+        return reports, None, "no master pod runs"
+    try:
+        return reports, await link.catalog(), ""
+    except SteleError as exc:
+        return reports, None, str(exc)

@@ -1,0 +1,11 @@
+"""What to do next, and why: from an observation to actions and findings. Called by reconcile and by the tests.
+
+Pure: no kopf, no Kubernetes client, no clock, no I/O. Invariant: the same observation gives the same plan; every
+action is safe to repeat, and a plan made after any prefix of it was carried out leads to the same end.
+"""
+
+from stele_operator.plan.actions import Action
+from stele_operator.plan.observation import Observation
+from stele_operator.plan.planner import Plan, make_plan
+
+__all__ = ["Action", "Observation", "Plan", "make_plan"]

@@ -1,0 +1,217 @@
+"""What became of a member, and what it is called. Called by planner and status; pure.
+
+The masters' heartbeats decide that a member is silent; Kubernetes only says why. Invariant: the table is read from
+the top, so the same facts give the same fate, and a fate never by itself takes anything away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stele.driver.view import NodeState, NodeView
+from stele.model.ids import NodeId
+from stele_operator.api.cluster import Healing
+from stele_operator.api.scalars import seconds
+from stele_operator.plan import naming
+from stele_operator.plan.observation import ROLES, Claim, Identity, Machine, Observation, Pod, Role
+
+SILENT_S = 3.0
+"""Three heartbeats missed."""
+
+
+class Fate(StrEnum):
+    """Why a member is not serving."""
+
+    NONE = ""
+    RESTARTING = "Restarting"
+    MACHINE_SILENT = "MachineSilent"
+    MACHINE_LOST = "MachineLost"
+    MACHINE_DELETED = "MachineDeleted"
+    VOLUME_LOST = "VolumeLost"
+    VOLUME_EMPTY = "VolumeEmpty"
+
+
+class State(StrEnum):
+    """A member in one word, as status shows it."""
+
+    READY = "Ready"
+    STARTING = "Starting"
+    PENDING = "Pending"
+    SILENT = "Silent"
+    LOST = "Lost"
+    DRAINING = "Draining"
+    RETIRED = "Retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node or master: its claim, its pod, and its entry in the catalog, whichever of them are there."""
+
+    role: Role
+    name: str
+    node_id: str
+    claim: Claim | None
+    pod: Pod | None
+    node: NodeView | None
+    state: State
+    fate: Fate
+    why: str
+    silent_s: float
+    formed: bool
+    given_up: bool
+    """Its fate's own time-out is over: it may be drained, retired and replaced."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it counts towards the replicas that the spec asks for."""
+        if self.claim is None:
+            return self.node is not None and self.node.state is NodeState.ACTIVE and self.formed
+        if self.claim.released_s is not None or self.claim.deleting:
+            return False
+        return self.node is None or self.node.state is NodeState.ACTIVE
+
+    @property
+    def lost(self) -> bool:
+        """Silent for longer than the policy allows, and not yet retired."""
+        return self.state is State.LOST
+
+
+def members(o: Observation) -> tuple[Member, ...]:
+    """Everyone that a claim or the catalog knows, in the order of roles and serials."""
+    healing = o.cluster.spec.healing if o.cluster.spec else Healing()
+    nodes = {n.node_id: n for n in o.catalog.view.nodes} if o.catalog else {}
+    formed = o.catalog.formed_nodes if o.catalog else frozenset()
+    found: list[Member] = []
+    known: set[str] = set()
+    for claim in sorted(o.claims, key=lambda c: (ROLES.index(c.role), c.serial)):
+        pod = o.pod(claim.name)
+        known.add(claim.node_id)
+        node = nodes.get(NodeId(claim.node_id))
+        found.append(_member(o, healing, claim.role, claim.name, claim.node_id, claim, pod, node, formed))
+    for node in sorted(nodes.values(), key=lambda n: (n.role, n.node_id)):
+        if node.node_id not in known and node.role in ROLES and node.state is not NodeState.RETIRED:
+            role: Role = "master" if node.role == "master" else "node"
+            pod = next((p for p in o.pods if p.node_id == node.node_id), None)
+            name = pod.name if pod else f"{o.cluster.name}-{role}-?{node.node_id[:8]}"
+            found.append(_member(o, healing, role, name, node.node_id, None, pod, node, formed))
+    return tuple(found)
+
+
+def _member(
+    o: Observation,
+    healing: Healing,
+    role: Role,
+    name: str,
+    node_id: str,
+    claim: Claim | None,
+    pod: Pod | None,
+    node: NodeView | None,
+    formed_nodes: frozenset[str],
+) -> Member:
+    formed = node_id in formed_nodes
+    silent_s = node.heartbeat_age_ms / 1000 if node is not None else 0.0
+    heard = node is not None and silent_s < SILENT_S and node.ever_heard
+    fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node_id, role)
+    state = _state(healing, claim, pod, node, heard, formed, silent_s, fate)
+    if state in (State.READY, State.STARTING, State.PENDING) and fate not in (
+        Fate.VOLUME_LOST,
+        Fate.VOLUME_EMPTY,
+    ):
+        fate, why = Fate.NONE, _waiting(pod)
+    given_up = (
+        node is not None
+        and node.state is not NodeState.RETIRED
+        and fate is not Fate.NONE
+        and silent_s >= SILENT_S
+        and (not formed or silent_s >= time_out_s(fate, healing, o.machines is not None))
+    )
+    return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
+
+
+def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:
+    """Silence after which a member with this fate is given up. Where nothing is known of machines: the longest."""
+    silent, lost = seconds(healing.silentAfter), seconds(healing.machineLostAfter)
+    match fate:
+        case Fate.MACHINE_LOST:
+            return lost
+        case Fate.MACHINE_DELETED:
+            return seconds(healing.machineDeletedAfter)
+        case Fate.VOLUME_LOST | Fate.VOLUME_EMPTY:
+            return seconds(healing.volumeLostAfter)
+        case _:
+            return silent if machines_known else max(silent, lost)
+
+
+_EXITS = {
+    naming.EXIT_VOLUME_EMPTY: (Fate.VOLUME_EMPTY, "its volume is empty, though it once held data"),
+    naming.EXIT_VOLUME_FOREIGN: (Fate.VOLUME_EMPTY, "its volume belongs to another node or cluster"),
+    naming.EXIT_DISK_CORRUPT: (Fate.VOLUME_LOST, "its disk is damaged beyond single replicas"),
+}
+
+
+def _fate(o: Observation, claim: Claim | None, pod: Pod | None, node_id: str, role: Role) -> tuple[Fate, str]:
+    if claim is None:
+        return Fate.VOLUME_LOST, "its claim is gone"
+    if claim.phase == "Lost":
+        return Fate.VOLUME_LOST, "its volume is gone"
+    if pod is not None and pod.claim_uid and pod.claim_uid != claim.uid:
+        return Fate.VOLUME_LOST, "its claim was made anew by someone else"
+    if pod is not None and not pod.running and pod.exit_code in _EXITS:
+        fate, why = _EXITS[pod.exit_code]
+        return fate, f"{why}: {pod.exit_message}" if pod.exit_message else why
+    if role == "master" and _formatted_anew(o.identity, o, node_id):
+        return Fate.VOLUME_EMPTY, "its volume was formatted again after the cluster had formed"
+    name = (pod.machine if pod else "") or claim.selected_machine
+    machine: Machine | None = o.machine(name)
+    if name and o.machines is not None and machine is None:
+        return Fate.MACHINE_DELETED, f"machine {name} is no longer part of Kubernetes"
+    if machine is not None and not machine.ready:
+        return Fate.MACHINE_LOST, f"machine {name} is not ready"
+    if pod is not None and pod.running and not pod.deleting:
+        return Fate.MACHINE_SILENT, f"its pod runs on {name or 'a machine'}, the masters do not hear it"
+    return Fate.RESTARTING, _waiting(pod) or "its pod is being started again"
+
+
+def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:
+    if identity is None or node_id not in identity.formed:
+        return False
+    return any(r.node_id == node_id and r.format_id != identity.formed[node_id] for r in o.master_reports)
+
+
+def _waiting(pod: Pod | None) -> str:
+    if pod is None:
+        return ""
+    if pod.unschedulable:
+        return f"no machine takes it: {pod.unschedulable}"
+    if pod.waiting:
+        return pod.waiting
+    return f"ended with {pod.exit_code}: {pod.exit_message}" if pod.exit_message and not pod.running else ""
+
+
+def _state(
+    healing: Healing,
+    claim: Claim | None,
+    pod: Pod | None,
+    node: NodeView | None,
+    heard: bool,
+    formed: bool,
+    silent_s: float,
+    fate: Fate,
+) -> State:
+    if (node is not None and node.state is NodeState.RETIRED) or (
+        claim is not None and claim.released_s is not None
+    ):
+        return State.RETIRED
+    if node is not None and node.state is NodeState.DRAINING:
+        return State.DRAINING
+    if node is None or not formed:
+        if pod is None or not pod.machine:
+            return State.PENDING
+        return State.READY if pod.ready and (node is None or heard) else State.STARTING
+    if heard:
+        return State.READY if pod is None or pod.ready else State.STARTING
+    gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)
+    if silent_s >= seconds(healing.witnessAfter) or (gone and silent_s >= SILENT_S):
+        return State.LOST
+    return State.SILENT if silent_s >= SILENT_S else State.STARTING

@@ -1,0 +1,172 @@
+"""The cluster's identity and how its first masters become a cluster. Called by planner; pure.
+
+Invariant: identities stand in the ConfigMap and on the claims before any pod starts; a cluster is formed once, by one
+compare-and-set, with exactly the volumes that have synced; what was formed is never formed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.plan import manifests, naming
+from stele_operator.plan.actions import Action, ConfirmFormation, CreateObject, PatchObject, ReplaceIdentity
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.observation import Claim, FirstMaster, Identity, Observation, Role
+
+
+def plan_identity(
+    o: Observation, spec: TabletClusterSpec
+) -> tuple[Identity | None, list[Action], list[Finding]]:
+    """The identity to go on with, or None and the action that makes one."""
+    if o.identity is None:
+        identity = _rebuilt(o) if o.claims else _new(o, spec, {"master": 0, "node": 0})
+        reason = (
+            f"the identity of {o.cluster.name} was gone; read back from its claims"
+            if o.claims
+            else f"a new cluster with {spec.masters.replicas} first masters"
+        )
+        if identity is None:
+            message = (
+                f"the claims of {o.cluster.name} carry different cluster UUIDs and the ConfigMap "
+                f"{naming.identity_name(o.cluster.name)} is gone; put it back, or remove the claims that do not belong"
+            )
+            return None, [], [Finding(Kind.STALLED, "IdentityLost", message)]
+        manifest = manifests.identity_config_map(o.cluster, identity)
+        return None, [CreateObject(reason=reason, manifest=manifest, must_be_new=True)], []
+    if o.identity.owner_uid == o.cluster.uid:
+        return o.identity, [], []
+    # The TabletCluster was deleted and made again. With volumes it takes them over; with none it is a new cluster.
+    if any(c.cluster_id == o.identity.cluster_id for c in o.claims):
+        adopted = replace(o.identity, owner_uid=o.cluster.uid)
+        return (
+            None,
+            [replace_identity(o, adopted, "this TabletCluster takes over the volumes of an earlier one")],
+            [],
+        )
+    fresh = _new(o, spec, o.identity.next_serial)
+    return (
+        None,
+        [replace_identity(o, fresh, "a new cluster: the earlier one of this name left no volume")],
+        [],
+    )
+
+
+def replace_identity(o: Observation, identity: Identity, reason: str) -> ReplaceIdentity:
+    """Compare-and-set of the whole ConfigMap."""
+    return ReplaceIdentity(
+        reason=reason,
+        kind="ConfigMap",
+        name=naming.identity_name(o.cluster.name),
+        uid="",
+        resource_version=o.identity.resource_version if o.identity else "",
+        patch={"data": manifests.identity_data(identity)},
+    )
+
+
+def _new(o: Observation, spec: TabletClusterSpec, serials: dict[Role, int]) -> Identity:
+    first = int(serials["master"])
+    count = spec.masters.replicas
+    masters = tuple(
+        FirstMaster(naming.member_name(o.cluster.name, "master", first + n), o.fresh_ids[n + 1])
+        for n in range(count)
+    )
+    return Identity(
+        resource_version="",
+        cluster_id=o.fresh_ids[0],
+        owner_uid=o.cluster.uid,
+        next_serial={"master": first + count, "node": int(serials["node"])},
+        first_masters=masters,
+    )
+
+
+def _rebuilt(o: Observation) -> Identity | None:
+    """From the claims. Formed, if every first master's claim carries a format id: those are noted before forming."""
+    cluster_ids = {c.cluster_id for c in o.claims}
+    if len(cluster_ids) != 1:
+        return None
+    masters = sorted((c for c in o.claims if c.role == "master"), key=lambda c: c.serial)
+    noted = {c.node_id: c.format_id for c in masters if c.format_id}
+    reported = {r.node_id: r.format_id for r in o.master_reports if r.formed and r.format_id}
+    formed = {**noted, **reported} if reported or len(noted) == len(masters) else {}
+    highest = {
+        role: max((c.serial for c in o.claims if c.role == role), default=-1) + 1
+        for role in ("master", "node")
+    }
+    return Identity(
+        resource_version="",
+        cluster_id=cluster_ids.pop(),
+        owner_uid=o.cluster.uid,
+        next_serial={"master": highest["master"], "node": highest["node"]},
+        first_masters=tuple(
+            FirstMaster(c.name, c.node_id) for c in masters if not formed or c.node_id in formed
+        ),
+        formed=formed,
+    )
+
+
+def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], list[Finding]]:
+    """The next step towards a formed cluster; nothing once every first master knows it is formed."""
+    reports = {r.node_id: r for r in o.master_reports if r.cluster_id == identity.cluster_id and r.format_id}
+    claims = {c.node_id: c for c in o.claims}
+    if identity.formed:
+        return _confirmations(o, identity), []
+    unnoted: list[Action] = []
+    for first in identity.first_masters:
+        report, claim = reports.get(first.node_id), claims.get(first.node_id)
+        if report is not None and claim is not None and claim.format_id != report.format_id:
+            unnoted.append(_note_format(claim, report.format_id))
+    missing = [m.name for m in identity.first_masters if m.node_id not in reports]
+    if missing:
+        message = f"waiting for the first masters {', '.join(missing)} to format their volumes"
+        return unnoted, [Finding(Kind.NOT_READY, "Forming", message)]
+    waiting = Finding(
+        Kind.NOT_READY, "Forming", "all first masters have formatted their volumes; confirming them"
+    )
+    if unnoted:
+        return unnoted, [waiting]
+    formed = replace(
+        identity, formed={m.node_id: reports[m.node_id].format_id for m in identity.first_masters}
+    )
+    names = ", ".join(m.name for m in identity.first_masters)
+    return [replace_identity(o, formed, f"{names} have formatted their volumes: they form the cluster")], [
+        waiting
+    ]
+
+
+def _note_format(claim: Claim, format_id: str) -> PatchObject:
+    return PatchObject(
+        reason=f"{claim.name} has formatted its volume",
+        kind="PersistentVolumeClaim",
+        name=claim.name,
+        uid=claim.uid,
+        resource_version=claim.resource_version,
+        patch={"metadata": {"annotations": {naming.ANNOTATION_FORMAT_ID: format_id}}},
+    )
+
+
+def _confirmations(o: Observation, identity: Identity) -> list[Action]:
+    names = {m.node_id: m.name for m in identity.first_masters}
+    addresses = {
+        node_id: f"{naming.peer_host(o.cluster.name, o.cluster.namespace, name)}:{naming.PORT_MASTER}"
+        for node_id, name in names.items()
+    }
+    # The address a master gave itself is the pod's; a name outlives the pod, but only the pod's can be dialled before
+    # the peers' Service has it.
+    for report in o.master_reports:
+        addresses[report.node_id] = report.address or addresses.get(report.node_id, "")
+    masters = tuple(
+        (node_id, format_id, addresses.get(node_id, ""))
+        for node_id, format_id in sorted(identity.formed.items())
+    )
+    return [
+        ConfirmFormation(
+            reason=f"{names.get(report.node_id, report.node_id)} is a first master of {o.cluster.name}",
+            address=report.address,
+            node_id=report.node_id,
+            cluster_id=identity.cluster_id,
+            masters=masters,
+        )
+        for report in o.master_reports
+        if not report.formed and identity.formed.get(report.node_id) == report.format_id
+    ]

@@ -1,0 +1,96 @@
+"""How well the tablets are. Called by planner, tables and status; pure.
+
+Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.driver.view import NodeView, ReplicaState, TabletView
+from stele.model.config import MemberType
+from stele.model.ids import CATALOG_TABLET_ID
+from stele_operator.plan.fates import SILENT_S, Member
+from stele_operator.plan.observation import Observation
+
+_SERVED = ("PREPARING", "CREATING", "RUNNING")
+
+
+@dataclass(frozen=True, slots=True)
+class TabletCounts:
+    """Tablets of tables, counted; the catalog's own is not among them."""
+
+    total: int = 0
+    healthy: int = 0
+    under_replicated: int = 0
+    unavailable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TabletHealth:
+    """One tablet. `reason` is empty when it is healthy; else NoLeader, VoterLost or Creating."""
+
+    tablet_id: str
+    table_id: str
+    reason: str
+
+
+def _heard(node: NodeView | None) -> bool:
+    return node is not None and node.ever_heard and node.heartbeat_age_ms < SILENT_S * 1000
+
+
+def live_voters(o: Observation, tablet: TabletView) -> int:
+    """Voters that hold the rows, on nodes that are heard, and that have not FAILED."""
+    view = o.catalog.view if o.catalog else None
+    if view is None:
+        return 0
+    count = 0
+    for peer in tablet.config.peers:
+        report = tablet.report(peer.replica_id)
+        failed = report is not None and report.state is ReplicaState.FAILED
+        if peer.member_type is MemberType.VOTER and _heard(view.node(peer.node_id)) and not failed:
+            count += 1
+    return count
+
+
+def tablet_health(o: Observation) -> tuple[TabletHealth, ...]:
+    """Every tablet of every table, in the catalog's order."""
+    if o.catalog is None:
+        return ()
+    found = []
+    for tablet in o.catalog.view.tablets:
+        if tablet.tablet_id == CATALOG_TABLET_ID or tablet.state not in _SERVED:
+            continue
+        if tablet.state != "RUNNING":
+            reason = "Creating"
+        elif not tablet.leader_node or not _heard(o.catalog.view.node(tablet.leader_node)):
+            reason = "NoLeader"
+        elif live_voters(o, tablet) < tablet.replication_factor:
+            reason = "VoterLost"
+        else:
+            reason = ""
+        found.append(TabletHealth(tablet.tablet_id, tablet.table_id, reason))
+    return tuple(found)
+
+
+def tablet_counts(o: Observation, table_id: str | None = None) -> TabletCounts:
+    """The counts of one table, or of all."""
+    chosen = [t for t in tablet_health(o) if table_id is None or t.table_id == table_id]
+    return TabletCounts(
+        total=len(chosen),
+        healthy=sum(not t.reason for t in chosen),
+        under_replicated=sum(t.reason == "VoterLost" for t in chosen),
+        unavailable=sum(t.reason in ("NoLeader", "Creating") for t in chosen),
+    )
+
+
+def catalog_tablet(o: Observation) -> TabletView | None:
+    """The catalog's own tablet, or None before the masters told."""
+    tablets = o.catalog.view.tablets if o.catalog else ()
+    return next((t for t in tablets if t.tablet_id == CATALOG_TABLET_ID), None)
+
+
+def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Lost nodes that a configuration still counts on. One whose tablets have all moved away is no longer a risk."""
+    named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers} if o.catalog else set()
+    return tuple(m for m in everyone if m.role == "node" and m.lost and m.node_id in named)

@@ -1,0 +1,317 @@
+"""Kubernetes objects as the operator wants them. Called by plan; pure functions from values to manifests.
+
+Invariant: nothing in a running pod's manifest depends on what may change under it; addresses are names, so pods come
+and go without their peers being restarted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from stele_operator.api import API_VERSION
+from stele_operator.api.cluster import DeletionPolicy, MachineSpread, Resources, Storage, TabletClusterSpec
+from stele_operator.plan import naming
+from stele_operator.plan.actions import Json
+from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
+
+RENDER_REVISION = 1
+"""Raised when a new operator renders pods in a way that they should be made anew for."""
+_GRACE_S = 30  # 10 s to hand leaders over, the rest for the log's last sync on a slow disk
+_DATA = "/data"
+
+
+def owner(cluster: ClusterObject) -> Json:
+    """The reference by which an object goes when its TabletCluster goes."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "TabletCluster",
+        "name": cluster.name,
+        "uid": cluster.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def digest(part: Json) -> str:
+    """Sixteen hex digits that stand for a part of a manifest."""
+    text = json.dumps(part, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def identity_data(identity: Identity) -> dict[str, str]:
+    """The ConfigMap's data, as observe reads it back."""
+    return {
+        "clusterUUID": identity.cluster_id,
+        "ownerUID": identity.owner_uid,
+        "nextMaster": str(identity.next_serial["master"]),
+        "nextNode": str(identity.next_serial["node"]),
+        "firstMasters": json.dumps([[m.name, m.node_id] for m in identity.first_masters]),
+        "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
+    }
+
+
+def identity_config_map(cluster: ClusterObject, identity: Identity) -> Json:
+    """The identity ConfigMap. It has no owner: it must outlive the TabletCluster as the volumes do."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": naming.identity_name(cluster.name),
+            "namespace": cluster.namespace,
+            "labels": naming.labels(cluster.name),
+        },
+        "data": identity_data(identity),
+    }
+
+
+def claim(
+    cluster: ClusterObject,
+    spec: TabletClusterSpec,
+    role: Role,
+    serial: int,
+    node_id: str,
+    cluster_id: str,
+    zone: str,
+) -> Json:
+    """A member's claim, with its identity on it."""
+    storage = storage_of(spec, role)
+    name = naming.member_name(cluster.name, role, serial)
+    body: Json = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": storage.size}},
+    }
+    if storage.className is not None:
+        body["storageClassName"] = storage.className
+    metadata: Json = {
+        "name": name,
+        "namespace": cluster.namespace,
+        "labels": naming.labels(cluster.name, role),
+        "annotations": {
+            naming.ANNOTATION_NODE_ID: node_id,
+            naming.ANNOTATION_CLUSTER_ID: cluster_id,
+            naming.ANNOTATION_SERIAL: str(serial),
+            naming.ANNOTATION_ZONE: zone,
+        },
+    }
+    if spec.deletionPolicy is DeletionPolicy.DELETE:
+        metadata["ownerReferences"] = [owner(cluster)]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": body}
+
+
+def storage_of(spec: TabletClusterSpec, role: Role) -> Storage:
+    """What the spec says of the volumes of a role."""
+    return spec.masters.storage if role == "master" else spec.nodes.storage
+
+
+def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
+    """Stands for what a user can change in a pod; another hash means RestartPending."""
+    resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
+    return digest({"image": image, "resources": resources, "revision": RENDER_REVISION})
+
+
+def pod(
+    cluster: ClusterObject,
+    spec: TabletClusterSpec,
+    member: Claim,
+    image: str,
+    masters: Sequence[str],
+    formation: Sequence[str],
+) -> Json:
+    """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met."""
+    role, port = member.role, naming.port_of(member.role)
+    hosts = [f"{naming.peer_host(cluster.name, cluster.namespace, m)}:{naming.PORT_MASTER}" for m in masters]
+    arguments = [
+        "--data-dir", f"{_DATA}/stele",
+        "--node-id", member.node_id,
+        "--cluster-id", member.cluster_id,
+        "--listen", f"$(POD_IP):{port}",
+        "--advertise", f"$(POD_IP):{port}",
+        "--masters", ",".join(hosts),
+        "--machine", "$(MACHINE)",
+        "--zone", member.zone,
+        "--http-port", str(naming.PORT_HTTP),
+        "--flight-port", str(naming.PORT_FLIGHT),
+        *formation,
+    ]  # fmt: skip
+    container: Json = {
+        "name": "stele",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["stele", role, "run"],
+        "args": arguments,
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "STELE_TERMINATION_LOG", "value": "/dev/termination-log"},
+        ],
+        "ports": [
+            {"name": "grpc", "containerPort": port},
+            {"name": "flight", "containerPort": naming.PORT_FLIGHT},
+            {"name": "http", "containerPort": naming.PORT_HTTP},
+        ],
+        # Startup follows the replay of a log of any length; liveness asks the event loop only.
+        "startupProbe": _probe("/startupz", period_s=1, failures=3600),
+        "livenessProbe": _probe("/livez", period_s=10, failures=6),
+        "readinessProbe": _probe("/readyz", period_s=2, failures=2),
+        "volumeMounts": [{"name": "data", "mountPath": _DATA}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
+    if resources:
+        container["resources"] = resources
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": member.name,
+            "namespace": cluster.namespace,
+            "labels": naming.labels(cluster.name, role),
+            "annotations": {
+                naming.ANNOTATION_NODE_ID: member.node_id,
+                naming.ANNOTATION_CLAIM_UID: member.uid,
+                naming.ANNOTATION_HASH: spec_hash(spec, role, image),
+            },
+            "ownerReferences": [owner(cluster)],
+        },
+        "spec": {
+            "hostname": member.name,
+            "subdomain": naming.peers_service(cluster.name),
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "runAsGroup": 1000,
+                "fsGroup": 1000,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "affinity": _affinity(cluster.name, spec, role, member.zone),
+            # For ever: Kubernetes names a fate, the masters decide loss, and nobody else moves a pod off its volume.
+            "tolerations": [
+                {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
+                for taint in ("not-ready", "unreachable")
+            ],
+            "containers": [container],
+            "volumes": [
+                {"name": "data", "persistentVolumeClaim": {"claimName": member.name}},
+            ],
+        },
+    }
+
+
+def _resources(resources: Resources | None) -> Json:
+    """As in the spec, with the memory limit equal to the request unless one was given."""
+    if resources is None:
+        return {}
+    requests, limits = dict(resources.requests or {}), dict(resources.limits or {})
+    if "memory" in requests:
+        limits.setdefault("memory", requests["memory"])
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _probe(path: str, period_s: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": naming.PORT_HTTP},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _affinity(cluster: str, spec: TabletClusterSpec, role: Role, zone: str) -> Json:
+    term = {
+        "labelSelector": {"matchLabels": {naming.LABEL_CLUSTER: cluster, naming.LABEL_ROLE: role}},
+        "topologyKey": naming.LABEL_HOST,
+    }
+    required = role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
+    spread: Json = (
+        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        if required
+        else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    )
+    affinity: Json = {"podAntiAffinity": spread}
+    if zone:
+        expression = {"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}
+        affinity["nodeAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [expression]}]
+            }
+        }
+    return affinity
+
+
+def peers_service(cluster: ClusterObject) -> Json:
+    """Headless: a DNS name for every pod, ready or not, for the members themselves."""
+    return _service(
+        cluster,
+        naming.peers_service(cluster.name),
+        {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {naming.LABEL_CLUSTER: cluster.name},
+            "ports": [{"name": "http", "port": naming.PORT_HTTP, "targetPort": naming.PORT_HTTP}],
+        },
+    )
+
+
+def masters_service(cluster: ClusterObject) -> Json:
+    """Ready masters only, for clients."""
+    return _service(
+        cluster,
+        naming.masters_service(cluster.name),
+        {
+            "selector": {naming.LABEL_CLUSTER: cluster.name, naming.LABEL_ROLE: "master"},
+            "ports": [{"name": "grpc", "port": naming.PORT_MASTER, "targetPort": naming.PORT_MASTER}],
+        },
+    )
+
+
+def _service(cluster: ClusterObject, name: str, spec: Json) -> Json:
+    return _digested(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": name,
+                "namespace": cluster.namespace,
+                "labels": naming.labels(cluster.name),
+                "ownerReferences": [owner(cluster)],
+            },
+            "spec": spec,
+        }
+    )
+
+
+def disruption_budget(cluster: ClusterObject, role: Role, min_available: int) -> Json:
+    """How many pods of a role must stay when machines are drained."""
+    return _digested(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {
+                "name": f"{cluster.name}-{role}s",
+                "namespace": cluster.namespace,
+                "labels": naming.labels(cluster.name),
+                "ownerReferences": [owner(cluster)],
+            },
+            "spec": {
+                "minAvailable": min_available,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": {naming.LABEL_CLUSTER: cluster.name, naming.LABEL_ROLE: role}},
+            },
+        }
+    )
+
+
+def _digested(manifest: Json) -> Json:
+    manifest["metadata"]["annotations"] = {naming.ANNOTATION_DIGEST: digest(manifest["spec"])}
+    return manifest

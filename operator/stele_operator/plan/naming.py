@@ -1,0 +1,77 @@
+"""Names, labels and annotations. Imported by plan, observe and act.
+
+Invariant: a name made of a serial is never used again; the label `stele.dev/cluster` is on everything the operator
+makes, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from stele_operator.api import GROUP
+from stele_operator.plan.observation import Role
+
+LABEL_CLUSTER = f"{GROUP}/cluster"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_MANAGED = "app.kubernetes.io/managed-by"
+MANAGER = "stele-operator"
+
+ANNOTATION_NODE_ID = f"{GROUP}/node-id"
+ANNOTATION_CLUSTER_ID = f"{GROUP}/cluster-id"
+ANNOTATION_SERIAL = f"{GROUP}/serial"
+ANNOTATION_ZONE = f"{GROUP}/zone"
+ANNOTATION_FORMAT_ID = f"{GROUP}/format-id"
+ANNOTATION_RELEASED = f"{GROUP}/released-at"
+ANNOTATION_CLAIM_UID = f"{GROUP}/claim-uid"
+ANNOTATION_HASH = f"{GROUP}/spec-hash"
+ANNOTATION_DIGEST = f"{GROUP}/digest"
+FINALIZER_TABLE = f"{GROUP}/table"
+
+ANNOTATION_SELECTED_MACHINE = "volume.kubernetes.io/selected-node"
+LABEL_ZONE = "topology.kubernetes.io/zone"
+LABEL_HOST = "kubernetes.io/hostname"
+
+PORT_NODE = 7050
+PORT_MASTER = 7051
+PORT_FLIGHT = 7052
+PORT_HTTP = 7080
+
+EXIT_VOLUME_EMPTY = 3
+EXIT_VOLUME_FOREIGN = 4
+EXIT_DISK_CORRUPT = 5
+
+
+def member_name(cluster: str, role: Role, serial: int) -> str:
+    """Name of a member's pod and claim."""
+    return f"{cluster}-{role}-{serial}"
+
+
+def identity_name(cluster: str) -> str:
+    """Name of the identity ConfigMap."""
+    return f"{cluster}-identity"
+
+
+def peers_service(cluster: str) -> str:
+    """Name of the headless Service that gives every pod a DNS name, ready or not."""
+    return f"{cluster}-peers"
+
+
+def masters_service(cluster: str) -> str:
+    """Name of the Service for clients: ready masters only."""
+    return f"{cluster}-masters"
+
+
+def port_of(role: Role) -> int:
+    """The gRPC port of a role."""
+    return PORT_MASTER if role == "master" else PORT_NODE
+
+
+def peer_host(cluster: str, namespace: str, member: str) -> str:
+    """DNS name of a member, wherever its pod runs."""
+    return f"{member}.{peers_service(cluster)}.{namespace}.svc"
+
+
+def labels(cluster: str, role: Role | None = None) -> dict[str, str]:
+    """Labels of an object of this cluster."""
+    result = {LABEL_CLUSTER: cluster, LABEL_MANAGED: MANAGER}
+    if role is not None:
+        result[LABEL_ROLE] = role
+    return result

@@ -1,0 +1,228 @@
+"""What one pass saw: immutable values. Made by observe from authoritative lists; read by everything in plan.
+
+Invariant: nothing here is remembered from an earlier pass. Times are seconds since 1970 by the operator's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stele.driver.view import ClusterView
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.api.group import TabletGroupSpec
+
+Role = Literal["master", "node"]
+ROLES: tuple[Role, ...] = ("master", "node")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition as it stands in a status."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition: str = ""
+    observed_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObject:
+    """The TabletCluster. `spec` is None where it broke a rule; `faults` says which."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    deleting: bool
+    spec: TabletClusterSpec | None
+    faults: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupObject:
+    """A TabletGroup that names this cluster. `created` is its creation time as text, for who came first."""
+
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    created: str
+    deleting: bool
+    finalizers: tuple[str, ...]
+    spec: TabletGroupSpec | None
+    faults: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def table_name(self) -> str:
+        """The name of its table."""
+        return (self.spec.tableName if self.spec else None) or self.name
+
+    @property
+    def own_table_id(self) -> str:
+        """The id it gives to a table that it makes: its own uid, so that making it twice makes one."""
+        return self.uid.replace("-", "").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMaster:
+    """One of the masters that form the cluster."""
+
+    name: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The ConfigMap `<cluster>-identity`. `formed` maps each first master's UUID to its format id; empty: not formed."""
+
+    resource_version: str
+    cluster_id: str
+    owner_uid: str
+    next_serial: dict[Role, int]
+    first_masters: tuple[FirstMaster, ...]
+    formed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A PersistentVolumeClaim of this cluster. `selected_machine`: where the scheduler wants its volume."""
+
+    name: str
+    uid: str
+    resource_version: str
+    role: Role
+    node_id: str
+    cluster_id: str
+    serial: int
+    zone: str
+    phase: str
+    deleting: bool
+    selected_machine: str
+    requested_bytes: int
+    created_s: float
+    owned: bool
+    format_id: str = ""
+    released_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of this cluster. `exit_code` is of the container's last end, None if it never ended."""
+
+    name: str
+    uid: str
+    resource_version: str
+    role: Role
+    node_id: str
+    claim_uid: str
+    machine: str
+    ip: str
+    phase: str
+    ready: bool
+    deleting: bool
+    created_s: float
+    spec_hash: str
+    running: bool = False
+    restarts: int = 0
+    exit_code: int | None = None
+    exit_message: str = ""
+    waiting: str = ""
+    unschedulable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A Kubernetes node."""
+
+    name: str
+    ready: bool
+    zone: str
+    schedulable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MasterReport:
+    """What a master said of itself, asked directly."""
+
+    node_id: str
+    cluster_id: str
+    address: str
+    format_id: str
+    formed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table as the catalog has it."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the catalog has it. `hash`: columns and buckets of each level."""
+
+    table_id: str
+    name: str
+    state: str
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...]
+    hash: tuple[tuple[tuple[str, ...], int], ...]
+    ranged: bool
+    replication_factor: int
+    tablets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What the leader master told. `formed_nodes`: UUIDs that were ever seen with a formatted volume."""
+
+    view: ClusterView
+    tables: tuple[Table, ...] = ()
+    formed_nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A Service or PodDisruptionBudget that exists: what the operator compares of it."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything one pass saw. `machines` is None where the operator may not read them; `catalog` where no leader answered."""
+
+    now_s: float
+    cluster: ClusterObject
+    default_image: str
+    identity: Identity | None = None
+    claims: tuple[Claim, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    machines: tuple[Machine, ...] | None = None
+    existing: tuple[Existing, ...] = ()
+    groups: tuple[GroupObject, ...] = ()
+    master_reports: tuple[MasterReport, ...] = ()
+    catalog: Catalog | None = None
+    catalog_problem: str = ""
+    fresh_ids: tuple[str, ...] = ()
+    """Random identifiers, enough for all that one pass may make: chance is an argument."""
+
+    def machine(self, name: str) -> Machine | None:
+        """The machine of this name, or None."""
+        return next((m for m in self.machines or () if m.name == name), None)
+
+    def pod(self, name: str) -> Pod | None:
+        """The pod of this name, or None."""
+        return next((p for p in self.pods if p.name == name), None)

@@ -1,0 +1,54 @@
+"""In which zone a new member goes. Called by upkeep; pure.
+
+Invariant: members of a role are spread over the zones as evenly as live machines allow.
+"""
+
+from __future__ import annotations
+
+from stele_operator.api.cluster import MachineSpread, TabletClusterSpec
+from stele_operator.plan.observation import Observation, Role
+
+
+def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
+    """Zones of the spec that no machine carries; empty when machines cannot be read."""
+    if o.machines is None:
+        return ()
+    known = sorted({m.zone for m in o.machines if m.zone})
+    return tuple(
+        f"zones names {zone}, which no machine carries; there are: {', '.join(known) or 'none'}"
+        for zone in spec.zones
+        if zone not in known
+    )
+
+
+def choose_zones(o: Observation, spec: TabletClusterSpec, role: Role, count: int) -> list[str]:
+    """A zone for each of `count` new members; empty strings where the spec names none."""
+    if not spec.zones:
+        return [""] * count
+    taken = dict.fromkeys(spec.zones, 0)
+    room = _room(o, spec, role)
+    for claim in o.claims:
+        if claim.role == role and claim.released_s is None and claim.zone in taken:
+            taken[claim.zone] += 1
+    chosen = []
+    for _ in range(count):
+        able = [z for z in spec.zones if room is None or room.get(z, 0) > 0] or spec.zones
+        zone = min(able, key=lambda z: (taken[z], spec.zones.index(z)))
+        taken[zone] += 1
+        if room is not None:
+            room[zone] = room.get(zone, 0) - 1
+        chosen.append(zone)
+    return chosen
+
+
+def _room(o: Observation, spec: TabletClusterSpec, role: Role) -> dict[str, int] | None:
+    """Live machines per zone that could take a member of the role; None where machines cannot be read."""
+    if o.machines is None:
+        return None
+    alone = role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
+    occupied = {p.machine for p in o.pods if p.role == role} if alone else set()
+    room: dict[str, int] = {}
+    for machine in o.machines:
+        if machine.ready and machine.schedulable and machine.name not in occupied:
+            room[machine.zone] = room.get(machine.zone, 0) + (1 if alone else 100)
+    return room

@@ -1,0 +1,108 @@
+"""One pass: from an observation to actions, findings and how soon to look again. Called by reconcile and by tests.
+
+Pure. Invariant: what is unknown is never taken for gone: no claim is released and no table dropped for its absence
+from a list alone, and nothing at all is done to a cluster whose spec breaks a rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.driver.policy import Policy
+from stele_operator.api.scalars import byte_count, seconds
+from stele_operator.plan import formation, tables, upkeep
+from stele_operator.plan.actions import Action
+from stele_operator.plan.fates import Member, State, members
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.health import TabletCounts, lost_in_use, tablet_counts
+from stele_operator.plan.observation import Observation
+from stele_operator.plan.rules import cluster_faults
+
+QUIET_S = 30.0
+BUSY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`policy` is None where no healing may run. `wait_s`: when to look again if nobody wakes the task before."""
+
+    actions: tuple[Action, ...]
+    findings: tuple[Finding, ...]
+    members: tuple[Member, ...]
+    tablets: TabletCounts
+    policy: Policy | None
+    wait_s: float
+
+
+def make_plan(o: Observation) -> Plan:
+    """What to do next, and why."""
+    everyone = members(o)
+    counts = tablet_counts(o)
+    if o.cluster.deleting:
+        actions, findings = tables.plan_tables(o, everyone)
+        return Plan(tuple(actions), tuple(findings), everyone, counts, None, QUIET_S)
+    spec = o.cluster.spec
+    faults = o.cluster.faults or cluster_faults(o)
+    if spec is None or faults:
+        findings = [Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))]
+        return Plan((), tuple(findings), everyone, counts, None, QUIET_S)
+    if spec.paused:
+        finding = Finding(
+            Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed"
+        )
+        return Plan((), (finding,), everyone, counts, None, QUIET_S)
+
+    identity, actions, findings = formation.plan_identity(o, spec)
+    if identity is None:
+        return Plan(tuple(actions), tuple(findings), everyone, counts, None, BUSY_S)
+    steps: list[tuple[list[Action], list[Finding]]] = [
+        (upkeep.plan_services(o, spec, counts), []),
+        formation.plan_formation(o, identity),
+        upkeep.plan_members(o, spec, identity, everyone),
+        tables.plan_tables(o, everyone),
+    ]
+    for more_actions, more_findings in steps:
+        actions.extend(more_actions)
+        findings.extend(more_findings)
+    policy = _policy(o, everyone, findings)
+    return Plan(
+        tuple(actions), tuple(findings), everyone, counts, policy, _wait_s(o, everyone, actions, counts)
+    )
+
+
+def _policy(o: Observation, everyone: tuple[Member, ...], findings: list[Finding]) -> Policy | None:
+    """What the driver may do. With too many lost at once nothing is given up and nothing is healed."""
+    spec = o.cluster.spec
+    if o.catalog is None or spec is None:
+        return None
+    in_use = lost_in_use(o, everyone)
+    too_many = len(in_use) > spec.healing.maxLostNodes
+    if too_many:
+        names = ", ".join(m.name for m in in_use)
+        message = (
+            f"{len(in_use)} nodes are lost at once ({names}), more than healing.maxLostNodes={spec.healing.maxLostNodes}; "
+            "bring their machines back, or raise maxLostNodes to let their tablets be healed from what is left"
+        )
+        findings.insert(0, Finding(Kind.STALLED, "TooManyLost", message))
+    given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
+    copies = spec.budget.copies
+    return Policy(
+        dead_after_ms=int(seconds(spec.healing.witnessAfter) * 1000),
+        lost=given_up,
+        max_lost_nodes=spec.healing.maxLostNodes,
+        max_copies=copies,
+        bytes_per_second=max(1, byte_count(spec.budget.bytesPerSecond) // copies),
+    )
+
+
+def _wait_s(
+    o: Observation, everyone: tuple[Member, ...], actions: list[Action], counts: TabletCounts
+) -> float:
+    settled = (
+        not actions
+        and o.catalog is not None
+        and not o.catalog.view.intents
+        and all(m.state in (State.READY, State.RETIRED) for m in everyone)
+        and counts.healthy == counts.total
+    )
+    return QUIET_S if settled else BUSY_S

@@ -1,0 +1,100 @@
+"""The rules of the custom resources that a schema alone cannot state, repeated here. Called by planner and tables.
+
+The API server's CEL rules say the same, where there is one that runs them; what they let through is checked again
+against what is there. Invariant: all faults are found, not the first one only.
+"""
+
+from __future__ import annotations
+
+from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.api.scalars import byte_count
+from stele_operator.plan.manifests import storage_of
+from stele_operator.plan.observation import Observation, Table
+
+
+def cluster_faults(o: Observation) -> tuple[str, ...]:
+    """What is wrong with the TabletCluster; empty when nothing is."""
+    spec = o.cluster.spec
+    if spec is None:
+        return ("spec is missing",)
+    faults = []
+    if len(o.cluster.name) > CLUSTER_NAME_LENGTH_MAX:
+        faults.append(
+            f"metadata.name has {len(o.cluster.name)} characters, at most {CLUSTER_NAME_LENGTH_MAX} are possible: names "
+            "of pods are made of it"
+        )
+    if spec.masters.replicas not in (1, 3, 5):
+        faults.append(f"masters.replicas is {spec.masters.replicas}; it must be 1, 3 or 5")
+    if (
+        o.identity is not None
+        and not o.identity.formed
+        and len(o.identity.first_masters) != spec.masters.replicas
+    ):
+        faults.append(
+            f"masters.replicas cannot change: the cluster began with {len(o.identity.first_masters)}"
+        )
+    for role in ("master", "node"):
+        largest = max(
+            (c.requested_bytes for c in o.claims if c.role == role and c.released_s is None), default=0
+        )
+        size = storage_of(spec, "master" if role == "master" else "node").size
+        if byte_count(size) < largest:
+            faults.append(
+                f"{role}s.storage.size is {size}, smaller than a volume that exists; it can only grow"
+            )
+    return tuple(faults)
+
+
+def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
+    """What is wrong with a TabletGroup by itself; empty when nothing is."""
+    faults = []
+    names = [c.name for c in spec.columns]
+    columns = {c.name: c for c in spec.columns}
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        faults.append(f"columns names {name} twice")
+    for name in sorted({k for k in spec.primaryKey if spec.primaryKey.count(k) > 1}):
+        faults.append(f"primaryKey names {name} twice")
+    for key in spec.primaryKey:
+        if key not in columns:
+            faults.append(f"primaryKey names a column that columns does not have: {key}")
+        elif columns[key].nullable:
+            faults.append(f"a column of the primary key cannot be nullable: {key}")
+        elif columns[key].type in ("float", "double"):
+            faults.append(
+                f"a column of the primary key cannot be {columns[key].type}: {key}; use an integer or a decimal"
+            )
+    for level in spec.partitioning.hash:
+        for name in level.columns:
+            if name not in spec.primaryKey:
+                faults.append(f"partitioning.hash names a column that is not in primaryKey: {name}")
+    if spec.replicationFactor not in (1, 3, 5, 7):
+        faults.append(f"replicationFactor is {spec.replicationFactor}; it must be 1, 3, 5 or 7")
+    return tuple(faults)
+
+
+def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
+    """How a table that exists differs from what the TabletGroup asks for; empty when it does not."""
+    differences = []
+    wanted = {c.name: (c.type.replace(" ", ""), c.nullable) for c in spec.columns}
+    there = {c.name: (c.type.replace(" ", ""), c.nullable) for c in table.columns}
+    for name in [*wanted, *(n for n in there if n not in wanted)]:
+        if name not in there:
+            differences.append(f"column {name} is not in the table")
+        elif name not in wanted:
+            differences.append(f"the table has a column {name} that the TabletGroup lacks")
+        elif wanted[name] != there[name]:
+            differences.append(
+                f"column {name} is {_typed(there[name])} in the table, {_typed(wanted[name])} is asked for"
+            )
+    if tuple(spec.primaryKey) != table.primary_key:
+        differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")
+    if tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash) != table.hash or table.ranged:
+        differences.append("the table is partitioned in another way")
+    if spec.replicationFactor != table.replication_factor:
+        differences.append(f"the table has replication factor {table.replication_factor}")
+    return tuple(differences)
+
+
+def _typed(column: tuple[str, bool]) -> str:
+    return f"{column[0]}{' nullable' if column[1] else ''}"

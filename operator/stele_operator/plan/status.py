@@ -1,0 +1,262 @@
+"""The statuses, from what was seen, found and done. Called by report; pure.
+
+Conditions follow kstatus: Ready is true when it is so; Reconciling, Degraded and Stalled are true when something is
+the matter. Invariant: a status stays below 64 KiB, whatever the cluster; tablets never enter it one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stele.driver.progress import Progress
+from stele_operator.plan import naming
+from stele_operator.plan.fates import Member, State
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.health import TabletCounts, catalog_tablet, live_voters, tablet_counts, tablet_health
+from stele_operator.plan.manifests import spec_hash
+from stele_operator.plan.observation import Condition, GroupObject, Observation
+from stele_operator.plan.planner import Plan
+from stele_operator.plan.tables import REMOVED, table_of
+
+Json = dict[str, Any]
+MEMBERS_MAX = 100
+HEALS_MAX = 20
+WORST_MAX = 10
+_MESSAGE_MAX = 1_000
+_TEXT_MAX = 300
+
+_TROUBLE = (
+    State.LOST,
+    State.SILENT,
+    State.DRAINING,
+    State.PENDING,
+    State.STARTING,
+    State.READY,
+    State.RETIRED,
+)
+
+
+def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: str) -> Json:
+    """The status of a TabletCluster. `heals`: the driver's newest words; `now`: as Kubernetes writes times."""
+    status: Json = {
+        "observedGeneration": o.cluster.generation,
+        "selector": f"{naming.LABEL_CLUSTER}={o.cluster.name},{naming.LABEL_ROLE}=node",
+        "replicas": sum(m.role == "node" and m.active and m.claim is not None for m in plan.members),
+        "readyReplicas": sum(m.role == "node" and m.state is State.READY for m in plan.members),
+        "readyMasters": _serving_masters(o, plan),
+        "conditions": _written(o.cluster.conditions, _cluster_conditions(o, plan), o.cluster.generation, now),
+        "members": [_member(m) for m in _by_trouble(plan.members)[:MEMBERS_MAX]],
+    }
+    if o.identity is not None:
+        status["clusterUUID"] = o.identity.cluster_id
+    if o.catalog is not None:
+        status["tablets"] = _counts(plan.tablets)
+        status["healing"] = {"active": [_heal(p) for p in heals[:HEALS_MAX]], "total": len(heals)}
+    return status
+
+
+def _serving_masters(o: Observation, plan: Plan) -> int:
+    catalog = catalog_tablet(o)
+    named = {p.node_id for p in catalog.config.voters} if catalog is not None else set()
+    return sum(m.role == "master" and m.state is State.READY and m.node_id in named for m in plan.members)
+
+
+def _by_trouble(members: Sequence[Member]) -> list[Member]:
+    return sorted(members, key=lambda m: _TROUBLE.index(m.state))
+
+
+def _member(m: Member) -> Json:
+    entry: Json = {
+        "name": m.name,
+        "role": m.role,
+        "nodeUUID": m.node_id,
+        "state": m.state.value,
+        "machine": (m.pod.machine if m.pod else "") or (m.node.machine if m.node else ""),
+        "zone": (m.claim.zone if m.claim else "") or (m.node.zone if m.node else ""),
+        "fate": m.fate.value,
+        "message": m.why[:_TEXT_MAX],
+    }
+    if m.node is not None:
+        entry["replicas"] = m.node.replicas
+    return {key: value for key, value in entry.items() if value != ""}
+
+
+def _heal(p: Progress) -> Json:
+    reason = f"{p.reason}; not done: {p.error}" if p.error else p.reason
+    entry: Json = {"tablet": p.tablet_id, "table": p.table_name, "step": p.step, "reason": reason[:_TEXT_MAX]}
+    if p.bytes_total:
+        entry |= {"bytesDone": p.bytes_done, "bytesTotal": p.bytes_total}
+    if p.next:
+        entry["next"] = p.next
+    return entry
+
+
+def _counts(counts: TabletCounts) -> Json:
+    return {
+        "total": counts.total,
+        "healthy": counts.healthy,
+        "underReplicated": counts.under_replicated,
+        "unavailable": counts.unavailable,
+    }
+
+
+def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
+    found = [f for f in plan.findings if not f.group]
+    stalled = _first(found, Kind.STALLED)
+    not_ready = _first(found, Kind.NOT_READY) or _not_writable(o, plan)
+    degraded = _first(found, Kind.DEGRADED) or _weak(o, plan)
+    reconciling = _reconciling(o, plan, found)
+    return [
+        _condition(
+            "Ready", not not_ready, not_ready or ("Writable", "every tablet has a leader; tables can be made")
+        ),
+        _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found)),
+        _condition("Degraded", bool(degraded), degraded or ("Healthy", "every tablet has all its voters")),
+        _condition("Stalled", bool(stalled), stalled or ("None", "nothing waits for a human")),
+    ]
+
+
+Why = tuple[str, str]
+
+
+def _first(findings: Sequence[Finding], kind: Kind) -> Why | None:
+    """The first finding's reason, and the messages of all of that kind."""
+    chosen = [f for f in findings if f.kind is kind]
+    if not chosen:
+        return None
+    return chosen[0].reason, "; ".join(dict.fromkeys(f.message for f in chosen))
+
+
+def _not_writable(o: Observation, plan: Plan) -> Why | None:
+    if o.cluster.spec is None:
+        return "InvalidSpec", "the spec breaks a rule"
+    if o.identity is None or not o.identity.formed:
+        return "Forming", "the first masters are being started"
+    if o.catalog is None:
+        return "MastersUnavailable", f"no master leads: {o.catalog_problem}"
+    if plan.tablets.unavailable:
+        return "NoLeader", f"{plan.tablets.unavailable} of {plan.tablets.total} tablets have no leader"
+    nodes = sum(m.role == "node" and m.state is State.READY for m in plan.members)
+    if nodes * 2 <= o.cluster.spec.nodes.replicas:
+        return "NodesStarting", f"{nodes} of {o.cluster.spec.nodes.replicas} nodes are ready"
+    return None
+
+
+def _weak(o: Observation, plan: Plan) -> Why | None:
+    counts = plan.tablets
+    if counts.under_replicated or counts.unavailable:
+        return (
+            "UnderReplicated",
+            f"{counts.total - counts.healthy} of {counts.total} tablets lack a voter or a leader",
+        )
+    catalog = catalog_tablet(o)
+    if catalog is not None and o.cluster.spec is not None and o.identity is not None and o.identity.formed:
+        alive, wanted = live_voters(o, catalog), o.cluster.spec.masters.replicas
+        if alive < wanted:
+            return "MasterLost", f"{alive} of {wanted} masters hold the catalog"
+    return None
+
+
+def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | None:
+    first = _first(found, Kind.RECONCILING)
+    if first is not None:
+        return None if first[0] == "Paused" else first
+    if plan.actions:
+        return "Acting", "; ".join(dict.fromkeys(a.reason for a in plan.actions))
+    if o.catalog is not None and o.catalog.view.intents:
+        return "Healing", f"{len(o.catalog.view.intents)} tablets are being healed"
+    return None
+
+
+def _at_rest(o: Observation, found: Sequence[Finding]) -> Why:
+    paused = next((f for f in found if f.reason == "Paused"), None)
+    if paused is not None:
+        return paused.reason, paused.message
+    stale = restart_pending(o)
+    if stale:
+        return (
+            "RestartPending",
+            f"made from an older spec, and so until they are next made: {', '.join(stale)}",
+        )
+    return "AsAskedFor", "nothing is left to do"
+
+
+def restart_pending(o: Observation) -> tuple[str, ...]:
+    """Pods that were made from an older spec and keep it until they are made again."""
+    spec = o.cluster.spec
+    if spec is None:
+        return ()
+    image = spec.image or o.default_image
+    return tuple(p.name for p in o.pods if p.spec_hash != spec_hash(spec, p.role, image) and not p.deleting)
+
+
+def group_status(o: Observation, plan: Plan, group: GroupObject, now: str) -> Json:
+    """The status of a TabletGroup."""
+    table = table_of(o, group)
+    found = [f for f in plan.findings if f.group == group.name]
+    status: Json = {"observedGeneration": group.generation}
+    counts = TabletCounts()
+    if table is not None:
+        counts = tablet_counts(o, table.table_id)
+        worst = [t for t in tablet_health(o) if t.table_id == table.table_id and t.reason]
+        status |= {
+            "tableID": table.table_id,
+            "tablets": _counts(counts),
+            "worst": [{"tablet": t.tablet_id, "reason": t.reason} for t in worst[:WORST_MAX]],
+        }
+    serves = table is not None and table.state != REMOVED and counts.total > 0 and not counts.unavailable
+    stalled, degraded = _first(found, Kind.STALLED), _first(found, Kind.DEGRADED)
+    not_ready = (
+        None if serves else _first(found, Kind.NOT_READY) or stalled or ("Waiting", "not yet looked at")
+    )
+    waits = None if stalled else _first(found, Kind.NOT_READY) or _first(found, Kind.RECONCILING)
+    conditions = [
+        _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
+        _condition("Reconciling", bool(waits), waits or ("AsAskedFor", "nothing is left to do")),
+        _condition("Degraded", bool(degraded), degraded or ("Healthy", "every tablet has all its voters")),
+        _condition("Stalled", bool(stalled), stalled or ("None", "nothing waits for a human")),
+    ]
+    status["conditions"] = _written(group.conditions, conditions, group.generation, now)
+    return status
+
+
+def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
+    """The status of a TabletGroup whose TabletCluster does not exist."""
+    why = ("ClusterNotFound", f"there is no TabletCluster {cluster} in this namespace")
+    conditions = [
+        _condition("Ready", False, why),
+        _condition("Reconciling", True, why),
+        _condition("Degraded", False, ("Unknown", "nothing is known of it")),
+        _condition("Stalled", False, ("None", "it goes on as soon as the TabletCluster is made")),
+    ]
+    return {
+        "observedGeneration": group.generation,
+        "conditions": _written(group.conditions, conditions, group.generation, now),
+    }
+
+
+def _condition(kind: str, holds: bool, why: Why) -> Condition:
+    return Condition(kind, "True" if holds else "False", why[0], why[1][:_MESSAGE_MAX])
+
+
+def _written(
+    there: Sequence[Condition], wanted: Sequence[Condition], generation: int, now: str
+) -> list[Json]:
+    """As written down: a condition keeps the time of its last change of status."""
+    known = {c.type: c for c in there}
+    result = []
+    for condition in wanted:
+        before = known.get(condition.type)
+        same = before is not None and before.status == condition.status and before.last_transition
+        result.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastTransitionTime": before.last_transition if same and before is not None else now,
+                "observedGeneration": generation,
+            }
+        )
+    return result

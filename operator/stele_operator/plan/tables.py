@@ -1,0 +1,184 @@
+"""TabletGroups to tables. Called by planner; pure.
+
+Invariant: a table is dropped only for a TabletGroup that is being deleted under `deletionPolicy: Delete` and whose
+table it is; a TabletGroup that breaks a rule changes nothing.
+"""
+
+from __future__ import annotations
+
+from stele_operator.api.cluster import DeletionPolicy
+from stele_operator.plan.actions import Action, CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.fates import Member, State
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.health import tablet_counts
+from stele_operator.plan.naming import FINALIZER_TABLE
+from stele_operator.plan.observation import GroupObject, Observation, Table
+from stele_operator.plan.rules import group_faults, table_differences
+
+REMOVED = "REMOVED"
+_START_PATIENCE_S = 60.0
+
+
+def table_of(o: Observation, group: GroupObject) -> Table | None:
+    """The table that belongs to a TabletGroup: the one made under its uid, else one of its name."""
+    tables = o.catalog.tables if o.catalog else ()
+    own = next((t for t in tables if t.table_id == group.own_table_id), None)
+    if own is not None:
+        return own
+    if _rival(o, group) is not None:
+        return None
+    return next((t for t in tables if t.name == group.table_name and t.state != REMOVED), None)
+
+
+def plan_tables(o: Observation, everyone: tuple[Member, ...]) -> tuple[list[Action], list[Finding]]:
+    """What to do for every TabletGroup of the cluster, oldest first."""
+    actions: list[Action] = []
+    findings: list[Finding] = []
+    for group in sorted(o.groups, key=lambda g: (g.created, g.name)):
+        if group.deleting:
+            actions.extend(_leaving(o, group, findings))
+            continue
+        faults = group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",))
+        if faults:
+            findings.append(Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name))
+            continue
+        if o.cluster.deleting:
+            message = f"TabletCluster {o.cluster.name} is being deleted"
+            findings.append(Finding(Kind.NOT_READY, "ClusterGoing", message, group.name))
+            continue
+        actions.extend(_finalizer(group))
+        actions.extend(_staying(o, group, everyone, findings))
+    return actions, findings
+
+
+def _finalizer(group: GroupObject) -> list[Action]:
+    wanted = group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.DELETE
+    if wanted == (FINALIZER_TABLE in group.finalizers):
+        return []
+    others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
+    reason = (
+        "deletionPolicy is Delete: the table must be dropped before this resource may go"
+        if wanted
+        else "deletionPolicy is Retain: nothing to do when this resource goes"
+    )
+    finalizers = (*others, FINALIZER_TABLE) if wanted else others
+    return [SetFinalizers(reason, group.name, group.uid, group.resource_version, finalizers)]
+
+
+def let_go(group: GroupObject, reason: str) -> list[Action]:
+    """Take the finalizer off a TabletGroup that is being deleted."""
+    if FINALIZER_TABLE not in group.finalizers:
+        return []
+    others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
+    return [SetFinalizers(reason, group.name, group.uid, group.resource_version, others)]
+
+
+def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> list[Action]:
+    if FINALIZER_TABLE not in group.finalizers:
+        return []
+    if o.cluster.deleting:
+        return let_go(
+            group, f"TabletCluster {o.cluster.name} is going, and the table with it or with its volumes"
+        )
+    if o.identity is not None and not o.identity.formed:
+        return let_go(group, "the cluster has not formed: there is no table yet")
+    if o.catalog is None:
+        message = f"the table cannot be dropped while no master leads: {o.catalog_problem}"
+        findings.append(Finding(Kind.NOT_READY, "MastersUnavailable", message, group.name))
+        return []
+    table = table_of(o, group)
+    if table is None or table.state == REMOVED:
+        return let_go(group, "its table is gone")
+    reason = "the TabletGroup was deleted and its deletionPolicy is Delete"
+    return [DeleteTable(reason, group.name, table.table_id, table.name)]
+
+
+def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
+    """An older TabletGroup that has the same table."""
+    older = (g for g in o.groups if (g.created, g.name) < (group.created, group.name) and g.uid != group.uid)
+    return next((g for g in older if g.table_name == group.table_name), None)
+
+
+def _staying(
+    o: Observation, group: GroupObject, everyone: tuple[Member, ...], findings: list[Finding]
+) -> list[Action]:
+    spec, cluster = group.spec, o.cluster.spec
+
+    def found(kind: Kind, reason: str, message: str) -> list[Action]:
+        findings.append(Finding(kind, reason, message, group.name))
+        return []
+
+    if spec is None or cluster is None:
+        return found(
+            Kind.NOT_READY, "ClusterNotReady", f"TabletCluster {o.cluster.name} has a spec that breaks a rule"
+        )
+    if o.catalog is None:
+        return found(
+            Kind.NOT_READY, "ClusterNotReady", f"no master of {o.cluster.name} leads yet: {o.catalog_problem}"
+        )
+    table = table_of(o, group)
+    if table is not None:
+        if table.state == REMOVED:
+            return found(
+                Kind.STALLED,
+                "TableRemoved",
+                f"table {table.name} was dropped by someone else; delete this TabletGroup and make it again for a new one",
+            )
+        differences = table_differences(spec, table)
+        if differences:
+            found(
+                Kind.STALLED, "TableDiffers", f"table {table.name} is left as it is: {'; '.join(differences)}"
+            )
+        counts = tablet_counts(o, table.table_id)
+        if counts.total == 0 or counts.unavailable:
+            message = f"{counts.unavailable} of {counts.total} tablets have no leader"
+            found(Kind.NOT_READY, "Creating" if _creating(o, table) else "NoLeader", message)
+        if counts.under_replicated:
+            message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
+            found(Kind.DEGRADED, "VoterLost", message)
+        return []
+    rival = _rival(o, group)
+    if rival is not None:
+        return found(
+            Kind.STALLED,
+            "NameTaken",
+            f"table {group.table_name} belongs to TabletGroup {rival.name}; choose another name",
+        )
+    if spec.replicationFactor > cluster.nodes.replicas:
+        return found(
+            Kind.STALLED,
+            "TooFewNodes",
+            f"replicationFactor {spec.replicationFactor} needs as many nodes, TabletCluster {o.cluster.name} has "
+            f"nodes.replicas={cluster.nodes.replicas}; raise it, or make the table with fewer copies",
+        )
+    waiting = [m.name for m in everyone if m.role == "node" and m.active and _may_still_start(o, m)]
+    ready = sum(m.role == "node" and m.active and m.state is State.READY for m in everyone)
+    if waiting or ready < spec.replicationFactor:
+        message = (
+            f"waiting for nodes {', '.join(waiting)} to start"
+            if waiting
+            else f"{ready} nodes are ready, {spec.replicationFactor} are needed"
+        )
+        return found(Kind.NOT_READY, "NodesStarting", message)
+    found(Kind.NOT_READY, "Creating", f"table {group.table_name} is being created")
+    reason = f"TabletGroup {group.name} asks for table {group.table_name}"
+    return [CreateTable(reason, group.name, group.own_table_id, group.table_name, spec)]
+
+
+def _may_still_start(o: Observation, member: Member) -> bool:
+    """Worth waiting for: tablets placed on the nodes that came first would all sit there."""
+    if member.state is State.STARTING:
+        return member.pod is None or o.now_s - member.pod.created_s < _START_PATIENCE_S
+    pending_s = o.now_s - (
+        member.pod.created_s if member.pod else member.claim.created_s if member.claim else 0.0
+    )
+    return (
+        member.state is State.PENDING
+        and pending_s < _START_PATIENCE_S
+        and not (member.pod and member.pod.unschedulable)
+    )
+
+
+def _creating(o: Observation, table: Table) -> bool:
+    tablets = [t for t in (o.catalog.view.tablets if o.catalog else ()) if t.table_id == table.table_id]
+    return not tablets or any(t.state in ("PREPARING", "CREATING") for t in tablets)

@@ -1,0 +1,277 @@
+"""Pods, claims and Services: what should be there and is not, and what should go. Called by planner; pure.
+
+Invariant: a serial is set aside before the claim that uses it, a claim stands before its pod, a node is RETIRED before
+its pod goes, and its pod is gone before its claim is let go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
+from stele_operator.api.scalars import byte_count, seconds
+from stele_operator.plan import manifests, naming
+from stele_operator.plan.actions import (
+    Action,
+    CreateClaim,
+    CreateObject,
+    CreatePod,
+    DeleteClaim,
+    DeletePod,
+    Json,
+    PatchObject,
+    RegisterNode,
+    ReleaseClaim,
+)
+from stele_operator.plan.fates import Fate, Member, State
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.formation import replace_identity
+from stele_operator.plan.health import TabletCounts
+from stele_operator.plan.observation import ROLES, Claim, Identity, Observation, Role
+from stele_operator.plan.placement import choose_zones, zone_faults
+
+_UNBOUND_PATIENCE_S = 60.0
+Result = tuple[list[Action], list[Finding]]
+
+
+def plan_services(o: Observation, spec: TabletClusterSpec, counts: TabletCounts) -> list[Action]:
+    """Services and disruption budgets, made and kept as they should be."""
+    spare = 1 if counts.healthy == counts.total else 0
+    wanted: list[Json] = [
+        manifests.peers_service(o.cluster),
+        manifests.masters_service(o.cluster),
+        manifests.disruption_budget(o.cluster, "master", max(0, spec.masters.replicas - 1)),
+        manifests.disruption_budget(o.cluster, "node", max(0, spec.nodes.replicas - spare)),
+    ]
+    actions: list[Action] = []
+    for manifest in wanted:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        there = next((e for e in o.existing if (e.kind, e.name) == (kind, name)), None)
+        digest = manifest["metadata"]["annotations"][naming.ANNOTATION_DIGEST]
+        if there is None:
+            actions.append(CreateObject(reason=f"{kind} {name} is missing", manifest=manifest))
+        elif there.digest != digest:
+            patch = {
+                "metadata": {"annotations": {naming.ANNOTATION_DIGEST: digest}},
+                "spec": manifest["spec"],
+            }
+            reason = f"{kind} {name} is not as it should be"
+            actions.append(PatchObject(reason, kind, name, there.uid, there.resource_version, patch))
+    return actions
+
+
+def plan_members(
+    o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
+) -> Result:
+    """Claims and pods of all members."""
+    actions: list[Action] = []
+    findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
+    actions.extend(_first_claims(o, spec, identity))
+    for member in everyone:
+        actions.extend(_one(o, spec, identity, member, everyone))
+        findings.extend(_findings(spec, member))
+    known = {m.pod.name for m in everyone if m.pod is not None}
+    for pod in o.pods:
+        if pod.name not in known and not pod.deleting and o.catalog is not None:
+            reason = f"pod {pod.name} belongs to a node that is no longer part of the cluster"
+            actions.append(
+                DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=_gone(o, pod.machine))
+            )
+    if identity.formed and o.catalog is not None:
+        actions.extend(_newcomers(o, spec, identity, everyone))
+    return actions, findings
+
+
+def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
+    """The first masters' claims, until the cluster has formed: there is nothing on them that could be lost."""
+    if identity.formed:
+        return []
+    there = {c.name for c in o.claims}
+    missing = [m for m in identity.first_masters if m.name not in there]
+    zones = choose_zones(o, spec, "master", len(missing))
+    reason = "a first master of the cluster"
+    return [
+        CreateClaim(
+            f"{first.name}: {reason}",
+            manifests.claim(
+                o.cluster, spec, "master", _serial(first.name), first.node_id, identity.cluster_id, zone
+            ),
+        )
+        for first, zone in zip(missing, zones, strict=True)
+    ]
+
+
+def _serial(name: str) -> int:
+    return int(name.rsplit("-", 1)[-1])
+
+
+def _one(
+    o: Observation, spec: TabletClusterSpec, identity: Identity, member: Member, everyone: tuple[Member, ...]
+) -> list[Action]:
+    claim, pod = member.claim, member.pod
+    if claim is None:
+        return []
+    if member.state is State.RETIRED:
+        return _retired(o, spec, member, claim)
+    if claim.deleting:
+        return []
+    actions = _claim_upkeep(o, spec, claim)
+    if pod is None:
+        complete = {c.name for c in o.claims} >= {m.name for m in identity.first_masters}
+        if identity.formed or (member.role == "master" and complete):
+            actions.append(_start(o, spec, identity, member, claim, everyone))
+        return actions
+    if pod.deleting:
+        if member.fate is Fate.MACHINE_DELETED:
+            reason = f"{member.why}: nobody is left to stop pod {pod.name}"
+            actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=True))
+        return actions
+    if pod.phase in ("Failed", "Succeeded"):
+        reason = f"pod {pod.name} has ended ({pod.exit_message or pod.phase}); it is made again on its volume"
+        actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
+    elif pod.claim_uid != claim.uid:
+        reason = f"pod {pod.name} was made for another claim of this name"
+        actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
+    elif _stranded(o, claim, pod.created_s):
+        reason = f"the volume of {pod.name} was to be made on {claim.selected_machine}, which is down; chosen again"
+        actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=True))
+        actions.append(
+            DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)
+        )
+    return actions
+
+
+def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
+    machine = o.machine(claim.selected_machine)
+    down = claim.selected_machine and o.machines is not None and (machine is None or not machine.ready)
+    return bool(claim.phase == "Pending" and down and o.now_s - since_s > _UNBOUND_PATIENCE_S)
+
+
+def _start(
+    o: Observation,
+    spec: TabletClusterSpec,
+    identity: Identity,
+    member: Member,
+    claim: Claim,
+    everyone: tuple[Member, ...],
+) -> CreatePod:
+    first = {m.node_id for m in identity.first_masters}
+    flags: list[str] = []
+    if member.role == "master" and member.node_id in first and not identity.formed:
+        hosts = [
+            f"{m.node_id}={naming.peer_host(o.cluster.name, o.cluster.namespace, m.name)}:{naming.PORT_MASTER}"
+            for m in identity.first_masters
+        ]
+        flags, reason = ["--first-masters", ",".join(hosts)], "a first master of the cluster"
+    elif member.role == "master" and member.node_id not in identity.formed:
+        flags, reason = (
+            ["--join"],
+            "takes the place of a lost master" if not member.formed else "back on its volume",
+        )
+    else:
+        reason = "back on its volume" if member.formed else "a new node"
+    masters = [m.name for m in everyone if m.role == "master" and m.active]
+    masters = masters or [m.name for m in identity.first_masters]
+    image = spec.image or o.default_image
+    return CreatePod(f"{member.name}: {reason}", manifests.pod(o.cluster, spec, claim, image, masters, flags))
+
+
+def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim) -> list[Action]:
+    patch: Json = {}
+    reasons = []
+    size = manifests.storage_of(spec, claim.role).size
+    if claim.phase == "Bound" and claim.requested_bytes < byte_count(size):
+        patch["spec"] = {"resources": {"requests": {"storage": size}}}
+        reasons.append(f"storage.size is {size} now")
+    owned = spec.deletionPolicy is DeletionPolicy.DELETE
+    if owned != claim.owned:
+        patch["metadata"] = {"ownerReferences": [manifests.owner(o.cluster)] if owned else None}
+        reasons.append(f"deletionPolicy is {spec.deletionPolicy.value}")
+    if not patch:
+        return []
+    reason = f"{claim.name}: {', '.join(reasons)}"
+    return [
+        PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch),
+    ]
+
+
+def _gone(o: Observation, machine: str) -> bool:
+    """Whether nobody is left on that machine to stop a pod."""
+    seen = o.machine(machine)
+    return bool(machine) and o.machines is not None and (seen is None or not seen.ready)
+
+
+def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim) -> list[Action]:
+    """Retired → pod deleted → claim released → claim deleted, one after the other."""
+    pod = member.pod
+    if pod is not None:
+        force = _gone(o, pod.machine)
+        if pod.deleting and not force:
+            return []
+        reason = f"{member.name} is retired: no tablet counts on it any more"
+        return [DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=force)]
+    if claim.released_s is None:
+        patch = {"metadata": {"annotations": {naming.ANNOTATION_RELEASED: f"{o.now_s:.0f}"}}}
+        reason = f"{member.name} is retired; its claim stays for {spec.healing.keepFor}"
+        return [
+            ReleaseClaim(
+                reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
+            ),
+        ]
+    if not claim.deleting and o.now_s - claim.released_s >= seconds(spec.healing.keepFor):
+        reason = f"{claim.name} was released {spec.healing.keepFor} ago"
+        return [DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)]
+    return []
+
+
+def _newcomers(
+    o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
+) -> list[Action]:
+    """Members that are missing: their serials set aside first, then registered, then their claims."""
+    actions: list[Action] = []
+    registered = {n.node_id for n in o.catalog.view.nodes} if o.catalog else set()
+    for member in everyone:
+        if member.active and member.node_id not in registered:
+            reason = f"{member.name} is part of the cluster"
+            actions.append(RegisterNode(reason, member.node_id, member.role, member.name))
+    fresh = iter(o.fresh_ids)
+    wanted: dict[Role, int] = {"master": spec.masters.replicas, "node": spec.nodes.replicas}
+    missing = {
+        role: max(0, wanted[role] - sum(m.role == role and m.active for m in everyone)) for role in ROLES
+    }
+    if not any(missing.values()):
+        return actions
+    serials = {role: identity.next_serial[role] + missing[role] for role in ROLES}
+    reason = f"serials for {missing['master']} masters and {missing['node']} nodes"
+    actions.append(replace_identity(o, replace(identity, next_serial=serials), reason))
+    for role in ROLES:
+        for n, zone in enumerate(choose_zones(o, spec, role, missing[role])):
+            serial, node_id = identity.next_serial[role] + n, next(fresh)
+            name = naming.member_name(o.cluster.name, role, serial)
+            why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
+            actions.append(RegisterNode(why, node_id, role, name))
+            manifest = manifests.claim(o.cluster, spec, role, serial, node_id, identity.cluster_id, zone)
+            actions.append(CreateClaim(why, manifest))
+    return actions
+
+
+def _findings(spec: TabletClusterSpec, member: Member) -> list[Finding]:
+    title = "Master" if member.role == "master" else "Node"
+    match member.state:
+        case State.LOST | State.DRAINING:
+            doing = "lost" if member.state is State.LOST else "being taken out"
+            fate = f" ({member.fate.value}: {member.why})" if member.fate is not Fate.NONE else ""
+            return [Finding(Kind.DEGRADED, f"{title}Lost", f"{member.name} is {doing}{fate}")]
+        case State.SILENT:
+            message = f"{member.name} is not heard ({member.fate.value}: {member.why})"
+            return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
+        case State.PENDING if member.pod is not None and member.pod.unschedulable:
+            return [Finding(Kind.DEGRADED, f"{title}Pending", f"{member.name}: {member.why}")]
+        case State.PENDING | State.STARTING:
+            return [
+                Finding(
+                    Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting. {member.why}".strip()
+                )
+            ]
+        case _:
+            return []

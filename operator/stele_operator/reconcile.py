@@ -1,0 +1,238 @@
+"""One task per TabletCluster: observe, plan, act, heal, report. Started and woken by handlers.
+
+Owns the task's connections and nothing else; everything it knows it reads again in each pass. Invariant: a pass works
+on the object it has just read, so a TabletCluster deleted and made again under the same name is another one to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from stele.driver.view import ClusterView
+from stele.model.errors import SteleError
+from stele_operator import metrics
+from stele_operator.act import Actor, Outcome
+from stele_operator.heal import Healer, heals
+from stele_operator.kube import Kube, KubeError
+from stele_operator.masters import MasterLink
+from stele_operator.observe import cluster_of, observe_kubernetes, observe_masters, parse_group
+from stele_operator.plan import Observation, Plan, make_plan
+from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.fates import Member, State
+from stele_operator.plan.findings import Kind
+from stele_operator.plan.planner import BUSY_S, QUIET_S
+from stele_operator.plan.status import cluster_status, group_status, orphan_status
+from stele_operator.plan.tables import let_go
+from stele_operator.report import Reporter, timestamp
+
+log = structlog.get_logger("stele.operator")
+Json = dict[str, Any]
+_BACKOFF_MAX_S = 15.0
+_WORDS = {Kind.STALLED: True, Kind.DEGRADED: True}
+
+
+class ClusterTask:
+    """Keeps one TabletCluster, and the TabletGroups that name it, as they should be."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        reporter: Reporter,
+        namespace: str,
+        name: str,
+        image: str,
+        on_pass: Callable[[], None],
+    ):
+        self.namespace = namespace
+        self.name = name
+        self._kube = kube
+        self._reporter = reporter
+        self._image = image
+        self._on_pass = on_pass
+        self._wake = asyncio.Event()
+        self._link: MasterLink | None = None
+        self._healer = Healer()
+        self._told: set[tuple[str, str]] = set()
+        self._log = log.bind(namespace=namespace, cluster=name)
+
+    def wake(self) -> None:
+        """Something changed: look now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Pass after pass, until neither the TabletCluster nor a TabletGroup that names it is there."""
+        failures = 0
+        try:
+            while True:
+                self._wake.clear()
+                started = time.monotonic()
+                try:
+                    wait_s = await self.run_pass()
+                except (KubeError, SteleError) as exc:
+                    failures += 1
+                    wait_s = min(_BACKOFF_MAX_S, 0.5 * 2 ** min(failures, 5))
+                    metrics.PASSES.labels(self.namespace, self.name, "failed").inc()
+                    self._log.warning("pass failed", error=str(exc), again_in_s=wait_s)
+                else:
+                    failures = 0
+                    metrics.PASSES.labels(self.namespace, self.name, "done").inc()
+                    self._on_pass()
+                    if wait_s is None:
+                        self._log.info("nothing left to keep")
+                        return
+                metrics.PASS_SECONDS.observe(time.monotonic() - started)
+                try:
+                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                    await asyncio.sleep(0.05)  # one change brings several events
+                except TimeoutError:
+                    continue
+        finally:
+            metrics.forget(self.namespace, self.name)
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def run_pass(self) -> float | None:
+        """One pass. Returns how long to wait for the next, or None when there is nothing to keep.
+
+        Raises:
+            KubeError, SteleError: it could not be done; nothing half-known was acted on.
+        """
+        raw = await self._kube.get("TabletCluster", self.namespace, self.name)
+        if raw is None:
+            return await self._orphans()
+        o = await observe_kubernetes(self._kube, raw, self._image)
+        o = await self._with_masters(o)
+        plan = make_plan(o)
+        outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
+        view = o.catalog.view if o.catalog is not None else None
+        trouble = await self._heal(view, plan)
+        await self._report(raw, o, plan, outcomes, trouble)
+        return BUSY_S if any(x.error for x in outcomes) else plan.wait_s
+
+    async def _with_masters(self, o: Observation) -> Observation:
+        if o.identity is None:
+            return o
+        if self._link is not None and self._link.cluster_id != o.identity.cluster_id:
+            await self._hang_up()
+        if self._link is None:
+            holder = f"operator/{o.cluster.uid}"
+            self._link = MasterLink(o.identity.cluster_id, holder, self._healer.note)
+        reports, catalog, problem = await observe_masters(self._link, o)
+        return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
+
+    async def _heal(self, view: ClusterView | None, plan: Plan) -> str:
+        return await self._healer.run(self._link, view, plan.policy) if self._link is not None else ""
+
+    async def _orphans(self) -> float | None:
+        """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""
+        await self._hang_up()
+        groups = [
+            g for g in await self._kube.list("TabletGroup", self.namespace) if cluster_of(g) == self.name
+        ]
+        if not groups:
+            return None
+        now_s = time.time()
+        for raw in groups:
+            group = parse_group(raw)
+            if group.deleting:
+                reason = f"TabletCluster {self.name} is gone, and with it or with its volumes the table"
+                await Actor(self._kube, self.namespace, None).carry_out(let_go(group, reason))
+                continue
+            status = orphan_status(group, self.name, timestamp(now_s))
+            await self._reporter.status("TabletGroup", raw, {**(raw.get("status") or {}), **status}, now_s)
+        return QUIET_S
+
+    async def _report(
+        self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome], trouble: str
+    ) -> None:
+        now = timestamp(o.now_s)
+        active = heals(self._healer.progress)
+        await self._tell(raw, o, plan, outcomes, trouble)
+        await self._reporter.status("TabletCluster", raw, cluster_status(o, plan, active, now), o.now_s)
+        groups = {g["metadata"]["name"]: g for g in await self._kube.list("TabletGroup", self.namespace)}
+        for group in o.groups:
+            there = groups.get(group.name)
+            if there is not None and there["metadata"]["uid"] == group.uid and not group.deleting:
+                await self._reporter.status("TabletGroup", there, group_status(o, plan, group, now), o.now_s)
+        _measure(o, plan, len(active))
+
+    async def _tell(
+        self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome], trouble: str
+    ) -> None:
+        """Events: what was done, what could not be, what was found. Findings are told when they come up."""
+        for outcome in outcomes:
+            action = outcome.action
+            if outcome.error and not outcome.changed_under:
+                await self._say(
+                    raw,
+                    o,
+                    action,
+                    f"{type(action).__name__}Failed",
+                    f"{action.reason}: {outcome.error}",
+                    True,
+                )
+            elif not outcome.error and action.event:
+                await self._say(raw, o, action, action.event, action.reason, False)
+        for news in self._healer.news():
+            await self._reporter.event("TabletCluster", raw, news.reason, news.message, o.now_s, news.warning)
+        if trouble:
+            await self._reporter.event("TabletCluster", raw, "HealingWaits", trouble, o.now_s, True)
+        await self._tell_findings(raw, o, plan)
+
+    async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
+        found = {(f.group, f.reason) for f in plan.findings if f.kind in _WORDS}
+        for finding in plan.findings:
+            if finding.kind not in _WORDS or (finding.group, finding.reason) in self._told:
+                continue
+            group = next((g for g in o.groups if g.name == finding.group), None)
+            kind, about = (
+                ("TabletGroup", _group_raw(o, group.name, group.uid)) if group else ("TabletCluster", raw)
+            )
+            await self._reporter.event(kind, about, finding.reason, finding.message, o.now_s, True)
+        self._told = found
+
+    async def _say(
+        self, raw: Json, o: Observation, action: Any, reason: str, message: str, warning: bool
+    ) -> None:
+        if isinstance(action, CreateTable | DeleteTable | SetFinalizers):
+            group = next((g for g in o.groups if g.name == action.group), None)
+            if group is not None:
+                about = _group_raw(o, group.name, group.uid)
+                await self._reporter.event("TabletGroup", about, reason, message, o.now_s, warning)
+                return
+        await self._reporter.event("TabletCluster", raw, reason, message, o.now_s, warning)
+
+
+def _group_raw(o: Observation, name: str, uid: str) -> Json:
+    return {"metadata": {"namespace": o.cluster.namespace, "name": name, "uid": uid}}
+
+
+def _measure(o: Observation, plan: Plan, active: int) -> None:
+    where = (o.cluster.namespace, o.cluster.name)
+    for role in ("master", "node"):
+        for state in State:
+            count = sum(_is(m, role, state) for m in plan.members)
+            metrics.MEMBERS.labels(*where, role, state.value).set(count)
+    counts = plan.tablets
+    for health, count in (
+        ("healthy", counts.healthy),
+        ("under_replicated", counts.under_replicated),
+        ("unavailable", counts.unavailable),
+    ):
+        metrics.TABLETS.labels(*where, health).set(count)
+    metrics.HEALS.labels(*where).set(active)
+    metrics.STALLED.labels(*where).set(any(f.kind is Kind.STALLED for f in plan.findings))
+
+
+def _is(member: Member, role: str, state: State) -> bool:
+    return member.role == role and member.state is state

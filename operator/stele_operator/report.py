@@ -1,0 +1,137 @@
+"""Report: statuses and events. Called by reconcile; the only writer of both.
+
+Owns the memory of which events were just sent, which may be lost at any time. Invariant: a status that says the same
+as the one that stands is not written, so own writes wake nobody; an event that repeats is counted, not piled up.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections import OrderedDict
+from typing import Any
+
+import structlog
+
+from stele_operator.api import API_VERSION
+from stele_operator.kube import Conflict, Kube, KubeError
+
+log = structlog.get_logger("stele.operator.report")
+Json = dict[str, Any]
+_REPEAT_AFTER_S = 60.0
+_REMEMBERED_MAX = 2_000
+_MESSAGE_MAX = 1_000
+PROGRESS_INTERVAL_S = 10.0
+_PROGRESS_FIELDS = ("bytesDone",)
+
+
+def timestamp(now_s: float) -> str:
+    """As Kubernetes writes times."""
+    return datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def difference(there: Any, wanted: Any) -> Any:
+    """The merge patch from one value to another, fields that must go as null; None if they are equal."""
+    if there == wanted:
+        return None
+    if not isinstance(there, dict) or not isinstance(wanted, dict):
+        return wanted
+    patch: Json = {key: None for key in there if key not in wanted}
+    for key, value in wanted.items():
+        if key not in there:
+            patch[key] = value
+        elif there[key] != value:
+            patch[key] = difference(there[key], value)
+    return patch
+
+
+def without_progress(status: Json) -> Json:
+    """A status without the numbers that move all the time while a copy runs."""
+    healing = status.get("healing") or {}
+    active = [{k: v for k, v in h.items() if k not in _PROGRESS_FIELDS} for h in healing.get("active") or ()]
+    return {**status, "healing": {**healing, "active": active}} if healing else status
+
+
+class Reporter:
+    """Writes what a pass found. One per process."""
+
+    def __init__(self, kube: Kube, instance: str) -> None:
+        self._kube = kube
+        self._instance = instance
+        self._sent: OrderedDict[str, float] = OrderedDict()
+        self._written_s: dict[str, float] = {}
+
+    async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
+        """Write a status if it says something new; bytes alone are news every 10 s. Returns whether it was written."""
+        metadata, there = raw["metadata"], raw.get("status") or {}
+        uid = metadata["uid"]
+        too_soon = now_s - self._written_s.get(uid, 0.0) < PROGRESS_INTERVAL_S
+        if there == wanted or (too_soon and without_progress(there) == without_progress(wanted)):
+            return False
+        patch = {"metadata": {"uid": uid}, "status": difference(there, wanted) if there else wanted}
+        try:
+            await self._kube.patch(kind, metadata["namespace"], metadata["name"], patch, sub="status")
+        except Conflict:
+            return False  # deleted and made again meanwhile
+        except KubeError as exc:
+            if exc.status == 404:
+                return False
+            raise
+        self._written_s[uid] = now_s
+        return True
+
+    async def event(
+        self, kind: str, raw: Json, reason: str, message: str, now_s: float, warning: bool = False
+    ) -> None:
+        """Say something about a custom resource. The same again is counted up, at most once a minute."""
+        metadata = raw["metadata"]
+        text = message[:_MESSAGE_MAX]
+        mark = hashlib.blake2b(f"{metadata['uid']}/{reason}/{text}".encode(), digest_size=8).hexdigest()
+        if now_s - self._sent.get(mark, -_REPEAT_AFTER_S) < _REPEAT_AFTER_S:
+            return
+        self._sent[mark] = now_s
+        self._sent.move_to_end(mark)
+        while len(self._sent) > _REMEMBERED_MAX:
+            self._sent.popitem(last=False)
+        name, namespace, when = f"{metadata['name']}.{mark}", metadata["namespace"], timestamp(now_s)
+        body: Json = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": kind,
+                "name": metadata["name"],
+                "namespace": namespace,
+                "uid": metadata["uid"],
+            },
+            "reason": reason,
+            "message": text,
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": "stele-operator"},
+            "reportingComponent": "stele-operator",
+            "reportingInstance": self._instance,
+            "firstTimestamp": when,
+            "lastTimestamp": when,
+            "count": 1,
+        }
+        try:
+            await self._kube.create("Event", namespace, body)
+        except Conflict:
+            await self._again(namespace, name, when)
+        except KubeError as exc:
+            # An event tells; it decides nothing. The status says the same.
+            log.info("event not written", reason=reason, error=str(exc))
+
+    async def _again(self, namespace: str, name: str, when: str) -> None:
+        try:
+            there = await self._kube.get("Event", namespace, name)
+            if there is not None:
+                patch = {"count": int(there.get("count") or 1) + 1, "lastTimestamp": when}
+                await self._kube.patch("Event", namespace, name, patch)
+        except KubeError as exc:
+            log.info("event not counted", name=name, error=str(exc))
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of an object that is gone."""
+        self._written_s.pop(uid, None)
