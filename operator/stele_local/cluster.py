@@ -132,7 +132,7 @@ class LocalCluster:
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "stele-local",
-            "clusters": [{"name": "stele-local", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "stele-local", "cluster": {"server": f"{self.url}/{self.token}"}}],
             "users": [{"name": "admin", "user": {"token": self.token}}],
             "contexts": [
                 {

@@ -70,9 +70,13 @@ class ApiServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if not hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}"):
-            return _refusal(ApiError(401, "Unauthorized", "Unauthorized"))
+        """The token comes as a bearer token, or before the path: kubectl sends none over plain HTTP."""
+        parts = [part for part in request.path.split("/") if part]
+        request["parts"] = parts[1:] if parts[:1] == [self._token] else parts
+        authorised = hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}")
         try:
+            if not authorised and parts[:1] != [self._token]:
+                raise ApiError(401, "Unauthorized", "Unauthorized")
             return await handler(request)
         except ApiError as error:
             return _refusal(error)
@@ -80,8 +84,8 @@ class ApiServer:
             return _refusal(ApiError(413, "RequestEntityTooLarge", f"limit is {BODY_BYTES_MAX}"))
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/stele-local/"):
-            return _json(await self._control(request.path.split("/")[2:]))
+        if request["parts"][:1] == ["stele-local"]:
+            return _json(await self._control(request["parts"][1:]))
         answer = self._discover(request)
         if answer is not None:
             return answer
@@ -101,13 +105,13 @@ class ApiServer:
                 return await self._patch(request, target)
             case "DELETE", True if not target.sub:
                 return await self._delete(request, target)
-        raise status.not_offered(f"{request.method} on {request.path}")
+        raise status.not_offered(f"{request.method} on {_path(request)}")
 
     # -- what is served
 
     def _discover(self, request: web.Request) -> web.Response | None:
         kinds = self._registry.kinds()
-        parts = [part for part in request.path.split("/") if part]
+        parts = request["parts"]
         body: Json | None
         match parts:
             case ["version"]:
@@ -137,11 +141,11 @@ class ApiServer:
         if body is None:
             return web.Response(status=404, text="404 page not found\n")
         if request.method != "GET":
-            raise status.not_offered(f"{request.method} on {request.path}")
+            raise status.not_offered(f"{request.method} on {_path(request)}")
         return _json(body)
 
     def _target(self, request: web.Request) -> Target:
-        parts = [part for part in request.path.split("/") if part]
+        parts = request["parts"]
         group, version, rest = ("", "v1", parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace: str | None = None
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
@@ -338,6 +342,10 @@ class ApiServer:
             for path in written.unknown:
                 response.headers.add("Warning", f'299 - "unknown field \\"{path}\\""')
         return response
+
+
+def _path(request: web.Request) -> str:
+    return "/" + "/".join(request["parts"])
 
 
 def _json(body: Json, code: int = 200) -> web.Response:
