@@ -1,0 +1,212 @@
+"""The leader's background: makes the catalog follow the reports, and the nodes follow the catalog.
+
+Level-triggered: each look compares a tablet's row with the newest reports and takes what is due; nothing is remembered
+between looks but when an order was last sent. Invariant: a row changes only under its lock, from what is in memory then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import structlog
+
+from stele.master.leadership import Leadership
+from stele.master.nodes import record_registrations
+from stele.master.orders import Orders
+from stele.master.placement import Placement
+from stele.master.port import insert, swap, unchanged
+from stele.master.records import TabletRecord
+from stele.model.config import Configuration, Peer
+from stele.model.errors import Code, Retryable, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
+from stele.model.kvop import KeyOperation
+from stele.rpc.convert import config_from_pb
+from stele.rpc.proto import common_pb2
+
+log = structlog.get_logger("stele.master")
+
+TABLETS_AT_ONCE = 64
+"""Rows changed in one batch at most."""
+
+
+class Background:
+    """Runs while its leadership does."""
+
+    def __init__(self, lead: Leadership, orders: Orders) -> None:
+        self._lead = lead
+        self._orders = orders
+        self._swept_ms = 0
+
+    async def run(self) -> None:
+        """Look at what changed, and now and then at everything, until the leadership ends."""
+        lead = self._lead
+        while not lead.ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lead.wake.wait(), lead.options.sweep_ms / 1000)
+            lead.wake.clear()
+            if lead.ended:
+                return
+            try:
+                await self.look()
+            except SteleError as exc:
+                if exc.code is not Code.CAS_FAILED:
+                    log.info("background pass not finished", error=str(exc))
+                await asyncio.sleep(0.05)
+
+    async def look(self) -> None:
+        """One pass. What it could not finish stays due."""
+        lead = self._lead
+        now = lead.now_ms()
+        await record_registrations(lead)
+        if now - self._swept_ms >= lead.options.sweep_ms:
+            self._swept_ms = now
+            lead.dirty.update((t, None) for t in lead.catalog.tablets)
+        while lead.dirty:
+            chosen = list(lead.dirty)[:TABLETS_AT_ONCE]
+            for tablet_id in chosen:
+                del lead.dirty[tablet_id]
+            try:
+                await self._look_at(chosen)
+            except SteleError:
+                lead.dirty.update((t, None) for t in chosen)
+                raise
+
+    async def _look_at(self, tablet_ids: list[str]) -> None:
+        lead = self._lead
+        known = [t for t in tablet_ids if t in lead.catalog.tablets]
+        due = [t for t in known if self._changed(lead.catalog.tablets[t]) != lead.catalog.tablets[t]]
+        if due:
+            await lead.do(self._follow_reports(due))
+        waiting = [t for t in known if lead.catalog.tablets[t].state == "PREPARING"]
+        if waiting and lead.settled:
+            await lead.do(self._place(waiting))
+        for tablet_id in known:
+            if self._too_late(lead.catalog.tablets[tablet_id]):
+                await lead.do(self._replace(tablet_id))
+        for tablet_id in known:
+            self._orders.consider(lead.catalog.tablets[tablet_id])
+
+    # --- rows follow reports ---
+
+    async def _follow_reports(self, tablet_ids: list[str]) -> None:
+        lead = self._lead
+        async with lead.locks.hold(tablets=tablet_ids):
+            batch: list[KeyOperation] = []
+            for tablet_id in tablet_ids:
+                row = lead.catalog.tablets[tablet_id]
+                changed = self._changed(row)
+                if changed != row:
+                    batch.append(swap(row, changed))
+                    _tell(row, changed)
+            if batch:
+                await lead.commit(batch)
+
+    def _changed(self, row: TabletRecord) -> TabletRecord:
+        """The row as the newest reports would have it."""
+        lead = self._lead
+        if row.state not in ("CREATING", "RUNNING"):
+            return row
+        config, term = row.config, row.term
+        if row.tablet_id == CATALOG_TABLET_ID:
+            own = lead.log.committed_config
+            if own.peers and own.opid_index > config.opid_index:
+                config, term = own, max(term, lead.term)
+            return replace(row, config=config, term=term) if config != row.config else row
+        created: set[int] = set()
+        for report in lead.liveness.reports_of(row.tablet_id):
+            status = report.status
+            created.add(status.replica_id)
+            if status.committed_config.opid_index > config.opid_index and status.committed_config.peers:
+                config, term = config_from_pb(status.committed_config), max(term, status.term)
+        leader_term, leader = lead.liveness.leader_of(row.tablet_id)
+        led = bool(leader) and config.peer_on(leader) is not None
+        members = {p.replica_id for p in config.peers}
+        uncreated = tuple(r for r in row.uncreated if r not in created and r in members)
+        state = "RUNNING" if row.state == "CREATING" and led and self._leader_runs(row) else row.state
+        if state == row.state and config == row.config and uncreated == row.uncreated:
+            return row
+        return replace(
+            row,
+            state=state,
+            since_us=row.since_us if state == row.state else lead.wall_us(),
+            config=config,
+            term=max(term, leader_term),
+            leader=leader if led else row.leader,
+            uncreated=uncreated,
+        )
+
+    def _leader_runs(self, row: TabletRecord) -> bool:
+        return any(
+            r.status.role == common_pb2.LEADER and r.status.state == common_pb2.RUNNING
+            for r in self._lead.liveness.reports_of(row.tablet_id)
+        )
+
+    # --- new tablets ---
+
+    async def _place(self, tablet_ids: list[str]) -> None:
+        """PREPARING → CREATING: choose peers, one batch. The rows of the chosen nodes must not have changed."""
+        lead = self._lead
+        async with lead.locks.hold(tablets=tablet_ids):
+            placement = Placement(lead.candidates())
+            batch: list[KeyOperation] = []
+            used: dict[str, None] = {}
+            for tablet_id in tablet_ids:
+                row = lead.catalog.tablets[tablet_id]
+                if row.state != "PREPARING":
+                    continue
+                try:
+                    nodes = placement.choose(lead.catalog.replication_factor(row))
+                except Retryable as exc:
+                    log.warning("tablet cannot be placed yet", tablet=tablet_id, error=str(exc))
+                    continue
+                used.update((n, None) for n in nodes)
+                peers = tuple(
+                    Peer(n, ReplicaId(i + 1), lead.catalog.nodes[n].address) for i, n in enumerate(nodes)
+                )
+                batch.append(
+                    swap(
+                        row,
+                        replace(
+                            row,
+                            state="CREATING",
+                            since_us=lead.wall_us(),
+                            config=Configuration(-1, peers),
+                            leader=nodes[0],
+                            next_replica_id=len(peers) + 1,
+                            uncreated=tuple(p.replica_id for p in peers),
+                        ),
+                    )
+                )
+            if batch:
+                await lead.commit(batch + [unchanged(lead.catalog.nodes[n]) for n in used])
+
+    def _too_late(self, row: TabletRecord) -> bool:
+        if row.state != "CREATING" or not self._lead.settled:
+            return False
+        return self._lead.wall_us() - row.since_us > self._lead.options.create_timeout_ms * 1000
+
+    async def _replace(self, tablet_id: str) -> None:
+        """A tablet that nobody leads in time is REPLACED by a new one, in one batch."""
+        lead = self._lead
+        table_id = lead.catalog.tablets[tablet_id].table_id
+        async with lead.locks.hold(tables=(f"id/{table_id}",), tablets=(tablet_id,)):
+            row = lead.catalog.tablets[tablet_id]
+            if not self._too_late(row):
+                return
+            now_us = lead.wall_us()
+            fresh = TabletRecord(
+                TabletId(new_id()), row.table_id, row.ordinal, "PREPARING", row.partition, now_us
+            )
+            log.warning("tablet not created in time, replaced", tablet=tablet_id, by=fresh.tablet_id)
+            await lead.commit([swap(row, replace(row, state="REPLACED", since_us=now_us)), insert(fresh)])
+        lead.look_at(fresh.tablet_id)
+
+
+def _tell(row: TabletRecord, changed: TabletRecord) -> None:
+    if changed.state != row.state:
+        log.info("tablet", tablet=row.tablet_id, state=changed.state, leader=changed.leader)
+    if changed.config != row.config:
+        peers = [f"{p.replica_id}@{p.node_id[:8]}:{p.member_type.name}" for p in changed.config.peers]
+        log.info("configuration", tablet=row.tablet_id, index=changed.config.opid_index, peers=peers)

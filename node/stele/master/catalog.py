@@ -1,0 +1,151 @@
+"""The catalog in memory: what the catalog tablet's key space says, decoded and indexed. Leader and followers have one.
+
+Changed only by `applied`, which the key space calls for each committed change. Invariant: the memory is a function of
+the key space's content; deleted tables and tablets stay, only the maps by name leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stele.master.records import (
+    CLAIM_KEY,
+    CLUSTER_KEY,
+    INTENT_PREFIX,
+    NODE_PREFIX,
+    TABLE_PREFIX,
+    TABLET_PREFIX,
+    ClaimRecord,
+    ClusterRecord,
+    IntentRecord,
+    NodeRecord,
+    TableRecord,
+    TabletRecord,
+    decode,
+)
+from stele.model.errors import Code, Rejected
+from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId
+
+CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
+"""States of tablets that hold, or will hold, a part of a table."""
+
+
+class Catalog:
+    """All rows by id. Readers must not change what they are given; records are immutable."""
+
+    def __init__(self, rows: Iterable[tuple[bytes, bytes]] = (), opid: OpId = OPID_NONE) -> None:
+        self.cluster: ClusterRecord | None = None
+        self.claim = ClaimRecord()
+        self.tables: dict[str, TableRecord] = {}
+        self.table_by_name: dict[str, TableRecord] = {}
+        self.tablets: dict[str, TabletRecord] = {}
+        self.tablets_of: dict[str, dict[str, None]] = {}
+        self.nodes: dict[str, NodeRecord] = {}
+        self.intents: dict[str, IntentRecord] = {}
+        self.opid = opid
+        self._listeners: list[Callable[[bytes], None]] = []
+        for key, value in rows:
+            self.applied(key, None, value, opid)
+
+    def on_change(self, listener: Callable[[bytes], None]) -> None:
+        """Call `listener(key)` after each change in memory."""
+        self._listeners.append(listener)
+
+    def applied(self, key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
+        """A committed change of one row; `new` None: deleted. Tablets of a batch come before their table."""
+        del old
+        self.opid = opid
+        if key.startswith(TABLET_PREFIX):
+            self._tablet(key, new)
+        elif key.startswith(TABLE_PREFIX):
+            self._table(key, new)
+        elif key.startswith(NODE_PREFIX):
+            self._put(self.nodes, NodeRecord, key[len(NODE_PREFIX) :], new)
+        elif key.startswith(INTENT_PREFIX):
+            self._put(self.intents, IntentRecord, key[len(INTENT_PREFIX) :], new)
+        elif key == CLAIM_KEY and new is not None:
+            self.claim = decode(ClaimRecord, new)
+        elif key == CLUSTER_KEY and new is not None:
+            self.cluster = decode(ClusterRecord, new)
+        for listener in self._listeners:
+            listener(key)
+
+    def _tablet(self, key: bytes, new: bytes | None) -> None:
+        record = self._put(self.tablets, TabletRecord, key[len(TABLET_PREFIX) :], new)
+        if record is not None:
+            self.tablets_of.setdefault(record.table_id, {})[record.tablet_id] = None
+
+    def _table(self, key: bytes, new: bytes | None) -> None:
+        before = self.tables.get(key[len(TABLE_PREFIX) :].decode())
+        record = self._put(self.tables, TableRecord, key[len(TABLE_PREFIX) :], new)
+        if before is not None and self.table_by_name.get(before.name) == before:
+            del self.table_by_name[before.name]
+        if record is not None and record.state != "REMOVED":
+            self.table_by_name[record.name] = record
+
+    @staticmethod
+    def _put(into: dict[str, Any], kind: type[Any], raw_key: bytes, new: bytes | None) -> Any:
+        key = raw_key.decode()
+        if new is None:
+            into.pop(key, None)
+            return None
+        record = decode(kind, new)
+        into[key] = record
+        return record
+
+    # --- questions ---
+
+    def table(self, table_id: str, name: str = "") -> TableRecord:
+        """The table with this id, or with this name and not removed.
+
+        Raises:
+            Rejected: NOT_FOUND.
+        """
+        found = self.tables.get(table_id) if table_id else self.table_by_name.get(name)
+        if found is None:
+            what = f"id {table_id}" if table_id else f"name {name!r}"
+            raise Rejected(f"no table has the {what}", code=Code.NOT_FOUND)
+        return found
+
+    def tablet(self, tablet_id: str) -> TabletRecord:
+        """The tablet with this id. Raises `Rejected` NOT_FOUND."""
+        found = self.tablets.get(tablet_id)
+        if found is None:
+            raise Rejected(f"no tablet has the id {tablet_id}", code=Code.NOT_FOUND)
+        return found
+
+    def tablets_of_table(self, table_id: str) -> list[TabletRecord]:
+        """All tablets of a table that were ever made, by ordinal."""
+        found = (self.tablets[t] for t in self.tablets_of.get(table_id, ()))
+        return sorted(found, key=lambda t: (t.ordinal, t.since_us, t.tablet_id))
+
+    def current_tablets(self, table_id: str) -> list[TabletRecord]:
+        """The tablets that hold the table's parts now, by ordinal."""
+        return [t for t in self.tablets_of_table(table_id) if t.state in CURRENT_TABLETS]
+
+    def replication_factor(self, tablet: TabletRecord) -> int:
+        """How many voters the tablet should have."""
+        if tablet.tablet_id == CATALOG_TABLET_ID:
+            return self.cluster.masters if self.cluster is not None else len(tablet.config.peers)
+        table = self.tables.get(tablet.table_id)
+        return table.replication_factor if table is not None else len(tablet.config.peers)
+
+    def who_names(self, node_id: str) -> list[str]:
+        """What keeps a node from being RETIRED, in words: configurations and intents that name it."""
+        found = [
+            f"the configuration of tablet {t.tablet_id[:8]}"
+            for t in self.tablets.values()
+            if t.state in CURRENT_TABLETS and t.config.peer_on(node_id) is not None
+        ]
+        found += [
+            f"the intent on tablet {i.tablet_id[:8]}"
+            for i in self.intents.values()
+            if i.target_node == node_id
+        ]
+        return found
+
+    @property
+    def catalog_tablet(self) -> TabletRecord | None:
+        """The row of the catalog's own tablet."""
+        return self.tablets.get(TabletId(CATALOG_TABLET_ID))

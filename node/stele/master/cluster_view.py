@@ -1,0 +1,233 @@
+"""Answers built from catalog and liveness: the cluster view, table and tablet locations. Pure reads; called by service.py.
+
+Invariant: a view is taken in one step of the event loop, so it is one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from stele.master.catalog import CURRENT_TABLETS, Catalog
+from stele.master.leadership import MasterOptions
+from stele.master.liveness import Liveness, Report
+from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
+from stele.model.config import Configuration, Peer
+from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.partition import PartitionSchema
+from stele.model.schema import Schema
+from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
+from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema_to_pb
+from stele.rpc.proto import common_pb2, master_pb2
+
+CATALOG_NAME = "(catalog)"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What answers are built from. `catalog_config` and `leader` are the catalog tablet's own, from its log."""
+
+    catalog: Catalog
+    liveness: Liveness
+    options: MasterOptions
+    now_ms: int
+    wall_us: int
+    leader: str
+    term: int
+    catalog_config: Configuration
+    settled: bool
+
+    def config(self, row: TabletRecord) -> Configuration:
+        """The newest committed configuration known of a tablet."""
+        if row.tablet_id == CATALOG_TABLET_ID and self.catalog_config.peers:
+            return self.catalog_config
+        return row.config
+
+    def leader_of(self, row: TabletRecord) -> tuple[int, str]:
+        """(term, node) of a tablet's leader; the master's own choice until one is reported."""
+        if row.tablet_id == CATALOG_TABLET_ID:
+            return self.term, self.leader
+        term, leader = self.liveness.leader_of(row.tablet_id)
+        return (term, leader) if leader else (row.term, row.leader)
+
+    def is_alive(self, node_id: str) -> bool:
+        """Whether the node was heard lately."""
+        return self.liveness.age_ms(node_id, self.now_ms) <= self.options.alive_ms
+
+
+def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResponse:
+    """All that a driver, the operator and `stele ksck` need."""
+    catalog = scene.catalog
+    counts: dict[str, int] = {}
+    current = [t for t in catalog.tablets.values() if t.state in CURRENT_TABLETS]
+    for row in current:
+        for peer in scene.config(row).peers:
+            counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
+    return master_pb2.GetClusterViewResponse(
+        cluster_id=id_to_pb(cluster_id),
+        leader=id_to_pb(scene.leader),
+        term=scene.term,
+        nodes=[_node(scene, n, counts.get(n.node_id, 0)) for n in _sorted(catalog.nodes)],
+        tablets=[_tablet(scene, t) for t in sorted(current, key=lambda t: t.tablet_id)],
+        intents=[intent_to_pb(i) for i in _sorted(catalog.intents)],
+        claim=claim_to_pb(catalog.claim) if catalog.claim.epoch else None,
+        tables=[table_info(scene, t) for t in _sorted(catalog.tables) if t.state != "REMOVED"],
+        now_us=scene.wall_us,
+        settled=scene.settled,
+    )
+
+
+def _sorted(records: dict[str, T]) -> list[T]:
+    return [records[key] for key in sorted(records)]
+
+
+def claim_to_pb(claim: ClaimRecord) -> master_pb2.DriverClaimPB:
+    """The driver claim as a message."""
+    return master_pb2.DriverClaimPB(holder=claim.holder, epoch=claim.epoch, expires_us=claim.expires_us)
+
+
+def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
+    """An intent as a message; witness_start is set only for witnesses."""
+    return master_pb2.IntentPB(
+        tablet_id=id_to_pb(intent.tablet_id),
+        replica_id=intent.replica_id,
+        source_node=id_to_pb(intent.source_node),
+        target_node=id_to_pb(intent.target_node),
+        expires_us=intent.expires_us,
+        epoch=intent.epoch,
+        kind=intent.kind,
+        replaces_replica=intent.replaces_replica,
+        witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
+        reason=intent.reason,
+        config_index=intent.config_index,
+    )
+
+
+def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewPB:
+    life = scene.liveness.nodes.get(node.node_id)
+    return master_pb2.NodeViewPB(
+        node_id=id_to_pb(node.node_id),
+        incarnation=life.incarnation if life is not None else 0,
+        registration=master_pb2.NodeRegistrationPB(
+            address=node.address,
+            flight_address=node.flight_address,
+            http_port=node.http_port,
+            machine=node.machine,
+            zone=node.zone,
+            version=node.version,
+            role=node.role,
+        ),
+        state=master_pb2.NodeStatePB.Value(node.state),
+        heartbeat_age_ms=scene.liveness.age_ms(node.node_id, scene.now_ms),
+        ever_heard=scene.liveness.ever_heard(node.node_id),
+        replicas=replicas,
+        disk_free_bytes=life.disk_free_bytes if life is not None else 0,
+        disk_used_bytes=life.disk_used_bytes if life is not None else 0,
+        formed=node.formed,
+    )
+
+
+def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
+    config = scene.config(row)
+    term, leader = scene.leader_of(row)
+    table = scene.catalog.tables.get(row.table_id)
+    reports = scene.liveness.reports_of(row.tablet_id)
+    return master_pb2.TabletViewPB(
+        tablet_id=id_to_pb(row.tablet_id),
+        table_id=id_to_pb(row.table_id),
+        table_name=table.name if table is not None else CATALOG_NAME,
+        state=row.state,
+        committed_config=config_to_pb(config),
+        term=max(term, row.term),
+        leader_node=id_to_pb(leader),
+        replication_factor=scene.catalog.replication_factor(row),
+        replicas=[*(_report(scene, r) for r in reports), *_missing(scene, row, config)],
+        next_replica_id=row.next_replica_id,
+    )
+
+
+def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
+    return master_pb2.ReplicaReportPB(
+        node_id=id_to_pb(report.node_id), status=report.status, age_ms=max(0, scene.now_ms - report.at_ms)
+    )
+
+
+def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
+    """Members whose live nodes have long reported everything they hold, and not them: states unset, with a reason."""
+    if row.state != "RUNNING":
+        return
+    for peer in config.peers:
+        if peer.replica_id in row.uncreated and config.opid_index == -1:
+            continue
+        life = scene.liveness.nodes.get(peer.node_id)
+        if life is None or not life.full or (row.tablet_id, peer.replica_id) in life.reports:
+            continue
+        if scene.now_ms - life.full_since_ms < scene.options.missing_after_ms:
+            continue
+        status = common_pb2.ReplicaStatusPB(
+            tablet_id=id_to_pb(row.tablet_id),
+            replica_id=peer.replica_id,
+            error="its node reports no such replica",
+        )
+        yield master_pb2.ReplicaReportPB(node_id=id_to_pb(peer.node_id), status=status)
+
+
+def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
+    """A table with its schema and how many of its tablets run."""
+    tablets = scene.catalog.current_tablets(table.table_id)
+    running = sum(t.state == "RUNNING" for t in tablets)
+    made = table.state == "REMOVED" or running == len(tablets)
+    info = master_pb2.TableInfoPB(
+        table_id=id_to_pb(table.table_id),
+        name=table.name,
+        state=table.state if made else "PREPARING",
+        partitioning=partitioning_to_pb(PartitionSchema.from_json(table.partitioning)),
+        replication_factor=table.replication_factor,
+        tablets=len(tablets),
+        tablets_running=running,
+        kind=table.kind,
+        created_us=table.created_us,
+    )
+    if table.schema:
+        info.schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))
+    return info
+
+
+def tablet_locations(scene: Scene, row: TabletRecord) -> master_pb2.TabletLocationsPB:
+    """Where a tablet's replicas are, who leads, and where their rows can be fetched."""
+    _, leader = scene.leader_of(row)
+    return master_pb2.TabletLocationsPB(
+        tablet_id=id_to_pb(row.tablet_id),
+        table_id=id_to_pb(row.table_id),
+        partition=partition_to_pb(row.partition),
+        replicas=[_location(scene, p, leader) for p in scene.config(row).peers],
+        state=row.state,
+        tablet_incarnation=row.incarnation,
+    )
+
+
+def _location(scene: Scene, peer: Peer, leader: str) -> master_pb2.ReplicaLocationPB:
+    node = scene.catalog.nodes.get(peer.node_id)
+    pb = peer_to_pb(peer)
+    role = common_pb2.LEADER if peer.node_id == leader else common_pb2.FOLLOWER
+    if not peer.votes:
+        role = common_pb2.LEARNER
+    location = master_pb2.ReplicaLocationPB(peer=pb, role=role, alive=scene.is_alive(peer.node_id))
+    if node is not None:
+        location.peer.address = node.address or peer.address
+        location.flight_address = node.flight_address
+        location.machine = node.machine
+        location.zone = node.zone
+    return location
+
+
+def masters_of(scene: Scene) -> list[master_pb2.MasterInfoPB]:
+    """The masters: members of the catalog's committed configuration, at their newest addresses."""
+    found = []
+    for peer in scene.catalog_config.peers:
+        node = scene.catalog.nodes.get(peer.node_id)
+        address = node.address if node is not None and node.address else peer.address
+        found.append(master_pb2.MasterInfoPB(node_id=id_to_pb(peer.node_id), address=address))
+    return found

@@ -1,0 +1,238 @@
+"""What a driver asks of the catalog: its claim, intents, node states. Called by service.py on the leader.
+
+Invariant: every change but a claim is made under the epoch in force, and an intent ends only in the batch that
+records a committed configuration which decides it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.master.leadership import Leadership
+from stele.master.port import drop, insert, put, swap, unchanged
+from stele.master.records import ClaimRecord, IntentRecord, NodeRecord
+from stele.model.config import Configuration
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
+from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
+from stele.rpc.proto import master_pb2
+
+_CLAIM = "driver claim"
+
+
+async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
+    """Take the claim anew (epoch 0), renew it, or release it.
+
+    The same holder may take it anew at once: it is the same driver after a restart, and the higher epoch fences it.
+
+    Raises:
+        Retryable: NOT_READY while another holder's claim runs.
+        Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
+    """
+    if not request.holder:
+        raise Rejected("claim: the holder has no name")
+    async with lead.locks.hold(tables=(_CLAIM,)):
+        claim, now_us = lead.catalog.claim, lead.wall_us()
+        expires_us = now_us + request.ttl_ms * 1000
+        if request.epoch:
+            if request.epoch != claim.epoch:
+                raise _stale(request.epoch, claim)
+            renewed = replace(claim, expires_us=0 if request.release else expires_us)
+        else:
+            if claim.holder != request.holder and claim.expires_us > now_us:
+                left_s = (claim.expires_us - now_us) / 1e6
+                raise Retryable(
+                    f"{claim.holder} drives (epoch {claim.epoch}), its claim runs for {left_s:.1f} s yet",
+                    code=Code.NOT_READY,
+                )
+            renewed = ClaimRecord(request.holder, claim.epoch + 1, expires_us)
+        await lead.commit([put(renewed)])
+        return renewed
+
+
+def check_epoch(lead: Leadership, epoch: int) -> None:
+    """Raise STALE_EPOCH unless this is the epoch in force."""
+    if epoch != lead.catalog.claim.epoch or not epoch:
+        raise _stale(epoch, lead.catalog.claim)
+
+
+def _stale(epoch: int, claim: ClaimRecord) -> Rejected:
+    return Rejected(
+        f"driver epoch {epoch} is not the one in force ({claim.epoch}, {claim.holder or 'nobody'}); claim anew",
+        code=Code.STALE_EPOCH,
+    )
+
+
+async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest) -> IntentRecord:
+    """Record an intent and assign its replica_id; or take over one that is there (replica_id given).
+
+    Raises:
+        Rejected: STALE_EPOCH; NOT_FOUND; CHANGE_IN_PROGRESS, the tablet has an intent; INVALID_ARGUMENT, the target
+            cannot take it.
+        Retryable: CAS_FAILED, the target's row changed meanwhile.
+    """
+    asked = request.intent
+    tablet_id = TabletId(id_from_pb(asked.tablet_id))
+    async with lead.locks.hold(tablets=(tablet_id,)):
+        check_epoch(lead, request.epoch)
+        tablet = lead.catalog.tablet(tablet_id)
+        present = lead.catalog.intents.get(tablet_id)
+        config_index = _newest_config(lead, tablet_id).opid_index
+        if present is not None:
+            if asked.replica_id != present.replica_id:
+                raise Rejected(
+                    f"tablet {tablet_id} has an intent already (replica {present.replica_id}, epoch {present.epoch})",
+                    code=Code.CHANGE_IN_PROGRESS,
+                )
+            taken = replace(
+                present,
+                epoch=request.epoch,
+                expires_us=asked.expires_us,
+                config_index=max(present.config_index, config_index),
+            )
+            await lead.commit([swap(present, taken)])
+            return taken
+        if asked.replica_id:
+            raise Rejected(
+                f"tablet {tablet_id} has no intent for replica {asked.replica_id}", code=Code.NOT_FOUND
+            )
+        if tablet.state != "RUNNING":
+            raise Rejected(f"tablet {tablet_id} is {tablet.state}; only RUNNING ones take intents")
+        target = _target(lead, asked, tablet_id)
+        intent = IntentRecord(
+            tablet_id,
+            ReplicaId(tablet.next_replica_id),
+            target.node_id,
+            asked.kind or "add",
+            request.epoch,
+            config_index,
+            asked.expires_us,
+            id_from_pb(asked.source_node),
+            asked.replaces_replica,
+            asked.HasField("witness_start"),
+            opid_from_pb(asked.witness_start),
+            asked.reason,
+        )
+        counted = replace(tablet, next_replica_id=tablet.next_replica_id + 1)
+        await lead.commit([swap(tablet, counted), insert(intent), unchanged(target)])
+        return intent
+
+
+def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -> NodeRecord:
+    node_id = id_from_pb(asked.target_node)
+    target = lead.catalog.nodes.get(node_id)
+    role = "master" if tablet_id == CATALOG_TABLET_ID else "node"
+    if target is None or target.role != role:
+        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is no {role} that the catalog knows")
+    if target.state != "ACTIVE":
+        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is {target.state}, expected ACTIVE")
+    if _newest_config(lead, tablet_id).peer_on(node_id) is not None:
+        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} holds a replica of it already")
+    return target
+
+
+def _newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
+    """The committed configuration: the catalog's own from its log, others from their rows."""
+    if tablet_id == CATALOG_TABLET_ID:
+        return lead.log.committed_config
+    return lead.catalog.tablet(tablet_id).config
+
+
+async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> None:
+    """End an intent together with the committed configuration that decides it. An ended one is no error.
+
+    Raises:
+        Rejected: STALE_EPOCH; CAS_FAILED if no committed configuration names the replica and none was written since
+            the intent was begun or taken over.
+    """
+    tablet_id = TabletId(id_from_pb(request.tablet_id))
+    async with lead.locks.hold(tablets=(tablet_id,)):
+        check_epoch(lead, request.epoch)
+        intent = lead.catalog.intents.get(tablet_id)
+        if intent is None or intent.replica_id != request.replica_id:
+            return
+        tablet = lead.catalog.tablet(tablet_id)
+        told, known = config_from_pb(request.committed_config), _newest_config(lead, tablet_id)
+        config, term = (told, request.term) if told.opid_index > known.opid_index else (known, tablet.term)
+        decided = (
+            config.peer(intent.replica_id) is not None
+            or config.opid_index > intent.config_index
+            or tablet.state in ("DELETED", "REPLACED")
+        )
+        if not decided:
+            raise Rejected(
+                f"intent on tablet {tablet_id}: configuration {config.opid_index} lacks replica {intent.replica_id} and "
+                f"is not above {intent.config_index}; write one first, so that late orders are refused",
+                code=Code.CAS_FAILED,
+            )
+        recorded = replace(tablet, config=config, term=max(term, tablet.term))
+        batch = [drop(intent)]
+        if recorded != tablet:
+            batch.append(swap(tablet, recorded))
+        await lead.commit(batch)
+    lead.look_at(tablet_id)
+
+
+async def register_node(lead: Leadership, request: master_pb2.RegisterNodeRequest) -> bool:
+    """Make a node's UUID known; returns whether it was ever seen with a formatted volume."""
+    node_id = NodeId(id_from_pb(request.node_id))
+    role = request.role or "node"
+    if not node_id or role not in ("node", "master"):
+        raise Rejected(f"register node {node_id or '(none)'}: role {role!r}; expected node or master")
+    async with lead.locks.hold(tables=(f"node/{node_id}",)):
+        present = lead.catalog.nodes.get(node_id)
+        if present is not None:
+            if present.role != role:
+                raise Rejected(f"node {node_id} is a {present.role}, not a {role}; ids are never used again")
+            if request.name and present.name != request.name:
+                await lead.commit([swap(present, replace(present, name=request.name))])
+            return present.formed
+        await lead.commit([insert(NodeRecord(node_id, role, "ACTIVE", name=request.name))])
+        return False
+
+
+_MOVES = {
+    ("ACTIVE", "DRAINING"),
+    ("DRAINING", "ACTIVE"),
+    ("DRAINING", "RETIRED"),
+}
+
+
+async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
+    """Move a node between ACTIVE, DRAINING and RETIRED. To its present state: nothing.
+
+    Raises:
+        Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node.
+    """
+    node_id = id_from_pb(request.node_id)
+    try:
+        state = master_pb2.NodeStatePB.Name(request.state)
+    except ValueError:
+        state = str(request.state)
+    if request.epoch:
+        check_epoch(lead, request.epoch)
+    await lead.log.read_barrier()
+    async with lead.locks.hold(tables=(f"node/{node_id}",)):
+        node = lead.catalog.nodes.get(node_id)
+        if node is None:
+            raise Rejected(f"no node has the id {node_id}", code=Code.NOT_FOUND)
+        if node.state == state:
+            return
+        if (node.state, state) not in _MOVES:
+            raise Rejected(f"node {node_id} is {node.state} and cannot become {state}")
+        if state == "RETIRED":
+            check_unnamed(lead, node_id)
+        await lead.commit([swap(node, replace(node, state=state, reason=request.reason))])
+
+
+def check_unnamed(lead: Leadership, node_id: str) -> None:
+    """Raise UNSAFE_CHANGE if a configuration, or an intent, names the node."""
+    names = lead.catalog.who_names(node_id)
+    if lead.log.committed_config.peer_on(node_id) is not None:
+        names.append("the configuration of the catalog")
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise Rejected(
+            f"node {node_id} cannot retire: {', '.join(names[:3])}{more} names it; move its replicas away first",
+            code=Code.UNSAFE_CHANGE,
+        )

@@ -1,0 +1,139 @@
+"""What only the leader master has: locks, running operations, and the way a batch is committed.
+
+Made when a master has begun to lead and knows everything acknowledged before; dropped whole when it leads no more.
+Invariant: an operation, once begun, runs to its known end whoever stops waiting for it; its locks go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+
+from stele.master.catalog import Catalog
+from stele.master.liveness import Liveness
+from stele.master.locks import Locks
+from stele.master.placement import Candidate
+from stele.master.port import CatalogLog
+from stele.master.records import NodeRecord
+from stele.model.errors import Code, NotLeader, Retryable
+from stele.model.ids import OpId
+from stele.model.kvop import KeyOperation
+
+log = structlog.get_logger("stele.master")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    """Times in ms. `alive_ms`: silence after which a node gets no new replicas (it keeps those it has)."""
+
+    heartbeat_interval_ms: int = 1_000
+    alive_ms: int = 3_500
+    create_timeout_ms: int = 30_000
+    order_retry_ms: int = 1_000
+    missing_after_ms: int = 5_000
+    """How long a full report must have lacked a replica before it counts as gone."""
+    sweep_ms: int = 1_000
+    tablets_per_node_max: int = 2_000
+    create_bytes_max: int = 8 << 20
+    locations_ttl_ms: int = 60_000
+
+
+@dataclass(slots=True)
+class Leadership:
+    """One term of leading."""
+
+    term: int
+    log: CatalogLog
+    catalog: Catalog
+    liveness: Liveness
+    options: MasterOptions
+    now_ms: Callable[[], int]
+    wall_us: Callable[[], int]
+    locks: Locks = field(default_factory=Locks)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    dirty: dict[str, None] = field(default_factory=dict)
+    """Tablets to look at again, oldest first."""
+    ended: bool = False
+    _running: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def do(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run an operation to its end; cancelling the caller ends only the waiting."""
+        task = asyncio.get_running_loop().create_task(operation)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has it; nobody may be waiting any more
+
+    async def commit(self, operations: Sequence[KeyOperation]) -> None:
+        """Replicate one batch; on return it is in memory. Call it under the locks of what it changes.
+
+        Raises:
+            As `CatalogLog.propose`.
+        """
+        self.check()
+        await self.log.propose(operations)
+
+    def check(self) -> None:
+        """Raise NOT_LEADER unless this term of leading still goes on."""
+        if self.ended or not self.log.is_leader or self.log.term != self.term:
+            raise NotLeader("this master leads no more", leader_hint=self.log.leader_node)
+
+    def look_at(self, tablet_id: str) -> None:
+        """Have the background look at a tablet soon."""
+        self.dirty[tablet_id] = None
+        self.wake.set()
+
+    @property
+    def order_opid(self) -> OpId:
+        """What orders to nodes carry: nodes refuse those of an older leader or state."""
+        return OpId(self.term, self.catalog.opid.index)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all who can be heard have had time to be: a heartbeat interval and a half, or all expected."""
+        if self.now_ms() - self.liveness.began_ms >= self.options.heartbeat_interval_ms * 3 // 2:
+            return True
+        expected = [n.node_id for n in self.catalog.nodes.values() if n.formed and n.state != "RETIRED"]
+        return bool(expected) and self.liveness.all_full(expected)
+
+    def check_settled(self) -> None:
+        """Raise NOT_READY until `settled`: never "too few nodes" while they are still being heard."""
+        if not self.settled:
+            raise Retryable(
+                "this master began to lead a moment ago and has not heard from all nodes; try again",
+                code=Code.NOT_READY,
+            )
+
+    def is_alive(self, node: NodeRecord) -> bool:
+        """Whether the node may be given work now."""
+        if not self.liveness.ever_heard(node.node_id):
+            return False
+        return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
+
+    def candidates(self) -> list[Candidate]:
+        """Live ACTIVE nodes, with the replicas that configurations give them."""
+        counts: dict[str, int] = {}
+        for tablet in self.catalog.tablets.values():
+            if tablet.state in ("CREATING", "RUNNING"):
+                for peer in tablet.config.peers:
+                    counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
+        return [
+            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0))
+            for n in self.catalog.nodes.values()
+            if n.role == "node" and n.state == "ACTIVE" and self.is_alive(n)
+        ]
+
+    def end(self) -> None:
+        """Lead no more: nothing new begins. What runs ends with the error that its proposal gets."""
+        self.ended = True
+        self.wake.set()

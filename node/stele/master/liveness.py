@@ -1,0 +1,157 @@
+"""What one master alone remembers of the nodes: when it last heard each, and their replicas' newest reports.
+
+Fed by heartbeats; lost at restart, and rebuilt from full reports that the leader asks for. Reads no clock itself.
+
+Invariant: an incremental report is merged only into a full one of the same incarnation; a silent node keeps its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stele.model.errors import Code, Rejected
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import common_pb2, master_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The newest status of a replica, and when (ms) this master got it."""
+
+    node_id: str
+    status: common_pb2.ReplicaStatusPB
+    at_ms: int
+
+
+@dataclass(slots=True)
+class NodeLife:
+    """One node as this master hears it. `full`: a full report of this incarnation is in `reports`."""
+
+    node_id: str
+    incarnation: int = 0
+    sequence: int = 0
+    heard_ms: int = 0
+    registration: master_pb2.NodeRegistrationPB | None = None
+    full: bool = False
+    full_since_ms: int = 0
+    disk_free_bytes: int = 0
+    disk_used_bytes: int = 0
+    reports: dict[tuple[str, int], Report] = field(default_factory=dict)
+
+
+class Liveness:
+    """All nodes heard by this master. `began_ms` is when it began to listen as what it is now (leader or follower)."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.began_ms = now_ms
+        self.nodes: dict[str, NodeLife] = {}
+        self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
+
+    def begin_leading(self, now_ms: int) -> None:
+        """Forget all reports (they may have been cleared by another leader's answer); silence counts from now."""
+        self.began_ms = now_ms
+        self._by_tablet.clear()
+        for life in self.nodes.values():
+            life.full = False
+            life.registration = None
+            life.reports.clear()
+
+    def heard(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> NodeLife:
+        """Take note that a node is alive.
+
+        Raises:
+            Rejected: STALE_INCARNATION if a later start of the node was heard before.
+        """
+        node_id = id_from_pb(request.node_id)
+        life = self.nodes.setdefault(node_id, NodeLife(node_id))
+        if request.incarnation < life.incarnation:
+            raise Rejected(
+                f"node {node_id} speaks as incarnation {request.incarnation}, {life.incarnation} was heard before; "
+                "a later start of it is running",
+                code=Code.STALE_INCARNATION,
+            )
+        if request.incarnation > life.incarnation:
+            self._forget_reports(life)
+            life.incarnation, life.sequence, life.registration = request.incarnation, 0, None
+        life.heard_ms = now_ms
+        life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
+        if request.HasField("registration"):
+            life.registration = request.registration
+        return life
+
+    def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
+        """Merge a heartbeat's report; the ids of the tablets it spoke of. An incremental one without its full one,
+        or one that comes late, changes nothing."""
+        life = self.nodes[id_from_pb(request.node_id)]
+        if not request.has_report or request.sequence <= life.sequence:
+            return []
+        touched: dict[str, None] = {}
+        if not request.incremental:
+            touched.update((tablet_id, None) for tablet_id, _ in life.reports)
+            self._forget_reports(life)
+            life.full, life.full_since_ms = True, now_ms
+        elif not life.full:
+            return []
+        life.sequence = request.sequence
+        for status in request.tablets:
+            report = Report(life.node_id, status, now_ms)
+            key = (id_from_pb(status.tablet_id), status.replica_id)
+            life.reports[key] = report
+            self._by_tablet.setdefault(key[0], {})[(life.node_id, key[1])] = report
+            touched[key[0]] = None
+        for raw in request.removed_tablets:
+            tablet_id = id_from_pb(raw)
+            for key in [k for k in life.reports if k[0] == tablet_id]:
+                self._forget(life, key)
+            touched[tablet_id] = None
+        return list(touched)
+
+    def _forget_reports(self, life: NodeLife) -> None:
+        for key in list(life.reports):
+            self._forget(life, key)
+        life.full = False
+
+    def _forget(self, life: NodeLife, key: tuple[str, int]) -> None:
+        del life.reports[key]
+        of_tablet = self._by_tablet.get(key[0], {})
+        of_tablet.pop((life.node_id, key[1]), None)
+        if not of_tablet:
+            self._by_tablet.pop(key[0], None)
+
+    # --- questions ---
+
+    def age_ms(self, node_id: str, now_ms: int) -> int:
+        """How long ago the node was heard, at most since this master began: older silence may have been its own."""
+        life = self.nodes.get(node_id)
+        heard = life.heard_ms if life is not None else 0
+        return max(0, now_ms - max(heard, self.began_ms))
+
+    def ever_heard(self, node_id: str) -> bool:
+        """Whether the node was heard since this master began."""
+        life = self.nodes.get(node_id)
+        return life is not None and life.heard_ms >= self.began_ms
+
+    def reports_of(self, tablet_id: str) -> list[Report]:
+        """The newest reports of a tablet's replicas, by node and replica_id."""
+        found = self._by_tablet.get(tablet_id, {})
+        return [found[key] for key in sorted(found)]
+
+    def report(self, tablet_id: str, node_id: str, replica_id: int) -> Report | None:
+        """The newest report of one replica, or None."""
+        return self._by_tablet.get(tablet_id, {}).get((node_id, replica_id))
+
+    def leader_of(self, tablet_id: str) -> tuple[int, str]:
+        """(term, node) of the newest leader that any replica reported; (0, "") if none."""
+        best = (0, "")
+        for report in self.reports_of(tablet_id):
+            status = report.status
+            if status.role == common_pb2.LEADER:
+                best = max(best, (status.term, report.node_id))
+            elif status.leader_node and status.term > best[0]:
+                best = (status.term, id_from_pb(status.leader_node))
+        return best
+
+    def all_full(self, node_ids: Iterable[str]) -> bool:
+        """Whether each of these nodes has given a full report."""
+        return all((life := self.nodes.get(n)) is not None and life.full for n in node_ids)

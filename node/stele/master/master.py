@@ -1,0 +1,216 @@
+"""A master's brain: follows the catalog, begins and ends to lead, keeps liveness. Its limbs are service.py and server.py.
+
+Invariant: nothing is answered from memory that a new leader has not rebuilt from its key space after a read barrier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from stele.master.background import Background
+from stele.master.catalog import Catalog
+from stele.master.cluster_view import Scene
+from stele.master.leadership import Leadership, MasterOptions
+from stele.master.liveness import Liveness
+from stele.master.orders import Orders
+from stele.master.port import CatalogLog, insert
+from stele.master.records import (
+    TABLET_PREFIX,
+    ClusterRecord,
+    NodeRecord,
+    TabletRecord,
+)
+from stele.model.config import Configuration
+from stele.model.errors import Code, NotLeader, Retryable, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, OpId, TableId
+from stele.model.kvop import KeyOperation
+from stele.model.partition import Partition
+from stele.rpc.channels import ChannelPool
+from stele.tablet.keyspace import KeySpace
+
+log = structlog.get_logger("stele.master")
+
+CLUSTER_VERSION = 1
+CATALOG_TABLE_ID = TableId("0" * 32)
+_BARRIER_RETRY_S = 0.05
+
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def monotonic_ms() -> int:
+    """Milliseconds that only rise."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Master:
+    """One per master process. `start` before use, `stop` at the end."""
+
+    def __init__(
+        self,
+        node_id: str,
+        cluster_id: str,
+        catalog_log: CatalogLog,
+        pool: ChannelPool,
+        options: MasterOptions | None = None,
+        *,
+        now_ms: Callable[[], int] = monotonic_ms,
+        wall: Callable[[], int] = wall_us,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.log = catalog_log
+        self.options = options or MasterOptions()
+        self.now_ms = now_ms
+        self.wall_us = wall
+        self.liveness = Liveness(now_ms())
+        self.lead: Leadership | None = None
+        self._pool = pool
+        self._catalog = Catalog()
+        self._key_space: KeySpace | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the catalog tablet's role."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.log.on_role_change(self._changed.set)
+
+    async def stop(self) -> None:
+        """Lead no more and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- leading ---
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not self.log.is_leader:
+                continue
+            try:
+                await self._lead_once()
+            except SteleError as exc:
+                log.info("could not begin to lead", error=str(exc))
+                await asyncio.sleep(_BARRIER_RETRY_S)
+                self._changed.set()
+
+    async def _lead_once(self) -> None:
+        """From the election to the end of the term."""
+        term = self.log.term
+        await self.log.read_barrier()
+        catalog = self.rebuild()
+        self.liveness.begin_leading(self.now_ms())
+        lead = Leadership(term, self.log, catalog, self.liveness, self.options, self.now_ms, self.wall_us)
+        catalog.on_change(lambda key: _look(lead, key))
+        orders = Orders(lead, self._pool)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            lead.check()
+            if catalog.cluster is None:
+                await lead.commit(first_rows(self.cluster_id, self.log.committed_config, self.wall_us()))
+            lead.check()
+            self.lead = lead
+            log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
+            tasks.append(asyncio.get_running_loop().create_task(Background(lead, orders).run()))
+            while self.log.is_leader and self.log.term == term and self.log.key_space is self._key_space:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self.lead = None
+            lead.end()
+            log.info("leads no more", term=term)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await orders.close()
+
+    def rebuild(self) -> Catalog:
+        """The catalog anew from the key space; from then on it follows what is applied there."""
+        key_space = self.log.key_space
+        if key_space is None:
+            raise Retryable("this master holds no catalog rows yet; ask another", code=Code.NOT_READY)
+        catalog = Catalog(key_space.list(), key_space.applied)
+        if key_space is not self._key_space:
+            key_space.add_commit_listener(
+                lambda key, old, new, opid: self._applied(key_space, key, old, new, opid)
+            )
+        self._key_space, self._catalog = key_space, catalog
+        return catalog
+
+    def _applied(
+        self, source: KeySpace, key: bytes, old: bytes | None, new: bytes | None, opid: OpId
+    ) -> None:
+        if source is self._key_space:
+            self._catalog.applied(key, old, new, opid)
+
+    # --- what services ask ---
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog as this master knows it, leader or not. Raises NOT_READY while there are no rows."""
+        if self._key_space is None or self.log.key_space is not self._key_space:
+            self.rebuild()
+        return self._catalog
+
+    def require_lead(self) -> Leadership:
+        """The leadership in force.
+
+        Raises:
+            NotLeader: another master leads (with a hint, where known).
+            Retryable: NOT_READY while this one begins to lead.
+        """
+        if self.lead is not None and not self.lead.ended:
+            self.lead.check()
+            return self.lead
+        if self.log.is_leader:
+            raise Retryable(
+                "this master begins to lead and loads the catalog; try again", code=Code.NOT_READY
+            )
+        raise NotLeader(f"master {self.node_id} does not lead", leader_hint=self.log.leader_node)
+
+    def scene(self) -> Scene:
+        """What answers are built from, now."""
+        lead = self.lead
+        return Scene(
+            self.catalog,
+            self.liveness,
+            self.options,
+            self.now_ms(),
+            self.wall_us(),
+            self.log.leader_node,
+            self.log.term,
+            self.log.committed_config,
+            lead is not None and lead.settled,
+        )
+
+
+def _look(lead: Leadership, key: bytes) -> None:
+    if key.startswith(TABLET_PREFIX) and not lead.ended:
+        lead.look_at(key[len(TABLET_PREFIX) :].decode())
+
+
+def first_rows(cluster_id: str, config: Configuration, now_us: int) -> list[KeyOperation]:
+    """The first batch of a new cluster: the cluster, its catalog tablet, its first masters."""
+    peers = config.peers
+    catalog = TabletRecord(
+        CATALOG_TABLET_ID,
+        CATALOG_TABLE_ID,
+        0,
+        "RUNNING",
+        Partition(),
+        now_us,
+        config,
+        next_replica_id=max((p.replica_id for p in peers), default=0) + 1,
+    )
+    masters = [NodeRecord(p.node_id, "master", "ACTIVE", formed=True, address=p.address) for p in peers]
+    rows = [insert(catalog), *(insert(m) for m in masters)]
+    return [*rows, insert(ClusterRecord(cluster_id, CLUSTER_VERSION, len(peers)))]

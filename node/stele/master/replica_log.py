@@ -1,0 +1,95 @@
+"""The catalog port on a raft replica. Used by server.py; owns nothing but the way payloads are wrapped.
+
+Invariant: a proposal's future belongs to the replica, so that whoever stops waiting does not stop the proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stele.consensus.replica import Replica
+from stele.model import writeop
+from stele.model.config import Configuration
+from stele.model.errors import Code, error_for
+from stele.model.kvop import KeyOperation, encode_operations
+from stele.model.writeop import BodyKind, WriteHeader
+from stele.tablet.keyspace import KeySpace
+
+
+class ReplicaCatalogLog:
+    """See CatalogLog. `find` gives the replica that stands for the catalog tablet now, or None while there is none."""
+
+    def __init__(self, find: Callable[[], Replica | None]) -> None:
+        self._find = find
+        self._listeners: list[Callable[[], None]] = []
+        self._watched: Replica | None = None
+
+    def watch(self) -> None:
+        """Follow the present replica's roles; called again whenever another may have taken its place."""
+        replica = self._find()
+        if replica is not None and replica is not self._watched:
+            self._watched = replica
+            replica.add_role_listener(lambda role, term, leader: self._tell())
+        elif replica is None and self._watched is not None:
+            self._watched = None
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    @property
+    def key_space(self) -> KeySpace | None:
+        """See CatalogLog."""
+        replica = self._find()
+        machine = replica.machine if replica is not None else None
+        return machine if isinstance(machine, KeySpace) else None
+
+    @property
+    def is_leader(self) -> bool:
+        """See CatalogLog."""
+        replica = self._find()
+        return replica is not None and replica.is_leader and self.key_space is not None
+
+    @property
+    def term(self) -> int:
+        """See CatalogLog."""
+        replica = self._find()
+        return replica.term if replica is not None else 0
+
+    @property
+    def leader_node(self) -> str:
+        """See CatalogLog."""
+        replica = self._find()
+        peer = replica.leader_peer() if replica is not None else None
+        return peer.node_id if peer is not None else ""
+
+    @property
+    def committed_config(self) -> Configuration:
+        """See CatalogLog."""
+        replica = self._find()
+        return replica.committed_config if replica is not None else Configuration(-1, ())
+
+    async def propose(self, operations: Sequence[KeyOperation]) -> None:
+        """See CatalogLog."""
+        body = encode_operations(operations)
+        header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
+        replica = self._require()
+        outcome = await replica.propose(writeop.encode(header, body))
+        if outcome.code is not Code.OK:
+            raise error_for(outcome.code, outcome.message)
+
+    async def read_barrier(self) -> None:
+        """See CatalogLog."""
+        await self._require().linearizable_read()
+
+    def on_role_change(self, listener: Callable[[], None]) -> None:
+        """See CatalogLog."""
+        self._listeners.append(listener)
+        listener()
+
+    def _require(self) -> Replica:
+        replica = self._find()
+        if replica is None:
+            raise error_for(Code.NOT_READY, "this master holds no catalog replica yet; ask another")
+        return replica

@@ -1,0 +1,169 @@
+"""MasterService over gRPC. Parses, asks the right part of the master, answers; decides nothing itself.
+
+Raises SteleErrors; the server's guard turns them into statuses. Invariant: only heartbeats, ListMasters and reads with
+a stated staleness are answered by a master that does not lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stele.master import driving, tables
+from stele.master.cluster_view import (
+    claim_to_pb,
+    cluster_view,
+    intent_to_pb,
+    masters_of,
+    table_info,
+    tablet_locations,
+)
+from stele.master.master import Master
+from stele.model.errors import SteleError
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
+
+FOLLOWER_STALENESS_MS = 2_000
+"""A follower that knows its leader has heard from it within an election timeout, and applies within moments."""
+
+ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
+
+
+class MasterService(MasterServiceServicer):
+    """`confirm` writes the formation of a first master to its volume and lets it vote."""
+
+    def __init__(self, master: Master, confirm: ConfirmFormation) -> None:
+        self._master = master
+        self._confirm = confirm
+
+    # --- nodes ---
+
+    async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
+        """Liveness for every master; reports only for the leader, whose answer alone clears them."""
+        master = self._master
+        life = master.liveness.heard(request, master.now_ms())
+        answer = pb.TSHeartbeatResponse(term=master.log.term)
+        lead = master.lead
+        try:
+            scene = master.scene()
+        except SteleError:
+            return answer
+        answer.masters.extend(masters_of(scene))
+        answer.driver_epoch = scene.catalog.claim.epoch
+        node = scene.catalog.nodes.get(life.node_id)
+        if node is not None:
+            answer.node_state = pb.NodeStatePB.Value(node.state)
+        if lead is None or lead.ended or not master.log.is_leader:
+            return answer
+        answer.is_leader = True
+        answer.needs_reregister = life.registration is None
+        for tablet_id in master.liveness.merge(request, master.now_ms()):
+            lead.look_at(tablet_id)
+        answer.needs_full_report = not life.full
+        if request.HasField("registration"):
+            lead.wake.set()
+        return answer
+
+    async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
+        """A node's UUID becomes known."""
+        lead = self._master.require_lead()
+        return pb.RegisterNodeResponse(formed=await lead.do(driving.register_node(lead, request)))
+
+    async def SetNodeState(self, request: pb.SetNodeStateRequest, context: Any) -> pb.SetNodeStateResponse:
+        """ACTIVE, DRAINING, RETIRED."""
+        lead = self._master.require_lead()
+        await lead.do(driving.set_node_state(lead, request))
+        return pb.SetNodeStateResponse()
+
+    # --- tables ---
+
+    async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
+        """One batch; the tablets are placed afterwards."""
+        lead = self._master.require_lead()
+        return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
+
+    async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
+        """One batch; the replicas go afterwards."""
+        lead = self._master.require_lead()
+        await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
+        return pb.DeleteTableResponse()
+
+    async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
+        """By id; removed ones only when asked for."""
+        self._master.require_lead()
+        scene = self._master.scene()
+        found = (scene.catalog.tables[t] for t in sorted(scene.catalog.tables))
+        wanted = (t for t in found if t.state != "REMOVED" or request.include_removed)
+        return pb.ListTablesResponse(tables=[table_info(scene, t) for t in wanted])
+
+    async def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
+        """By id or name."""
+        self._master.require_lead()
+        scene = self._master.scene()
+        table = scene.catalog.table(id_from_pb(request.table_id), request.name)
+        return pb.GetTableResponse(table=table_info(scene, table))
+
+    async def GetTableLocations(
+        self, request: pb.GetTableLocationsRequest, context: Any
+    ) -> pb.GetTableLocationsResponse:
+        """The tablets that hold the table's parts now, by ordinal."""
+        self._master.require_lead()
+        scene = self._master.scene()
+        table = scene.catalog.table(id_from_pb(request.table_id), request.name)
+        rows = scene.catalog.current_tablets(table.table_id)
+        return pb.GetTableLocationsResponse(
+            table=table_info(scene, table),
+            tablets=[tablet_locations(scene, r) for r in rows],
+            ttl_ms=scene.options.locations_ttl_ms,
+        )
+
+    async def GetTabletLocations(
+        self, request: pb.GetTabletLocationsRequest, context: Any
+    ) -> pb.GetTabletLocationsResponse:
+        """Raises NOT_FOUND if one of them is unknown."""
+        self._master.require_lead()
+        scene = self._master.scene()
+        rows = [scene.catalog.tablet(id_from_pb(t)) for t in request.tablet_ids]
+        return pb.GetTabletLocationsResponse(tablets=[tablet_locations(scene, r) for r in rows])
+
+    # --- masters, drivers ---
+
+    async def ListMasters(self, request: pb.ListMastersRequest, context: Any) -> pb.ListMastersResponse:
+        """Any master answers: the newest it knows."""
+        scene = self._master.scene()
+        return pb.ListMastersResponse(
+            masters=masters_of(scene), leader=id_to_pb(scene.leader), term=scene.term
+        )
+
+    async def GetClusterView(
+        self, request: pb.GetClusterViewRequest, context: Any
+    ) -> pb.GetClusterViewResponse:
+        """From the leader; from a follower that knows its leader, if the caller allows FOLLOWER_STALENESS_MS."""
+        stale = request.max_staleness_ms >= FOLLOWER_STALENESS_MS and bool(self._master.log.leader_node)
+        if not stale:
+            self._master.require_lead()
+        return cluster_view(self._master.scene(), self._master.cluster_id)
+
+    async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
+        """Take, renew or release the claim."""
+        lead = self._master.require_lead()
+        return pb.ClaimDriverResponse(claim=claim_to_pb(await lead.do(driving.claim_driver(lead, request))))
+
+    async def BeginIntent(self, request: pb.BeginIntentRequest, context: Any) -> pb.BeginIntentResponse:
+        """Begin or take over an intent."""
+        lead = self._master.require_lead()
+        return pb.BeginIntentResponse(intent=intent_to_pb(await lead.do(driving.begin_intent(lead, request))))
+
+    async def EndIntent(self, request: pb.EndIntentRequest, context: Any) -> pb.EndIntentResponse:
+        """End an intent with the configuration that decides it."""
+        lead = self._master.require_lead()
+        await lead.do(driving.end_intent(lead, request))
+        return pb.EndIntentResponse()
+
+    async def ConfirmFormation(
+        self, request: pb.ConfirmFormationRequest, context: Any
+    ) -> pb.ConfirmFormationResponse:
+        """To each first master, once all have formatted their volumes."""
+        await self._confirm(request)
+        return pb.ConfirmFormationResponse()

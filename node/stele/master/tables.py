@@ -1,0 +1,144 @@
+"""Create and delete tables: one replicated batch each. Called by service.py on the leader; background.py does the rest.
+
+Invariant: a table and all its tablets appear, and go, in one batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.master.leadership import Leadership
+from stele.master.placement import check_replication_factor
+from stele.master.port import drop, insert, put
+from stele.master.records import TableRecord, TabletRecord
+from stele.model.errors import Code, Rejected
+from stele.model.ids import TableId, TabletId, new_id
+from stele.model.partition import Partition, PartitionSchema, partitions
+from stele.rpc.convert import id_from_pb
+from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
+from stele.rpc.proto import master_pb2
+
+KINDS = ("table", "keyspace")
+NAME_CHARS_MAX = 256
+
+
+def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: int) -> TableRecord:
+    """The table that a request asks for; its id is fresh if the request names none.
+
+    Raises:
+        Rejected: TOO_LARGE; INVALID_ARGUMENT with every fault of name, schema and partitioning.
+    """
+    if request.ByteSize() > bytes_max:
+        raise Rejected(
+            f"create table: {request.ByteSize()} bytes, at most {bytes_max}; use fewer columns or split keys",
+            code=Code.TOO_LARGE,
+        )
+    faults = []
+    if not request.name or len(request.name) > NAME_CHARS_MAX:
+        faults.append(f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}")
+    kind = request.kind or "table"
+    if kind not in KINDS:
+        faults.append(f"kind {kind!r}; expected one of {', '.join(KINDS)}")
+    schema_json, partitioning = "", PartitionSchema()
+    if kind == "table":
+        schema = None
+        try:
+            schema = schema_from_pb(request.schema)
+            schema_json = schema.to_json()
+            partitioning = partitioning_from_pb(request.partitioning)
+        except Rejected as exc:
+            faults.append(str(exc.args[0]))
+        if schema is not None:
+            faults.extend(partitioning.faults(schema))
+    elif request.HasField("partitioning") and request.partitioning.ByteSize():
+        faults.append("a key space has one tablet; give no partitioning")
+    if faults:
+        raise Rejected(f"create table {request.name!r}: " + "; ".join(faults))
+    return TableRecord(
+        TableId(id_from_pb(request.table_id) or new_id()),
+        request.name,
+        "RUNNING",
+        schema_json,
+        partitioning.to_json(),
+        request.replication_factor or 3,
+        kind,
+        created_us,
+    )
+
+
+async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
+    """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT, TOO_LARGE, ALREADY_PRESENT.
+        Retryable: NOT_READY while nodes are still being heard.
+    """
+    table = parse(request, lead.options.create_bytes_max, lead.wall_us())
+    async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}")):
+        if _is_there(lead, table, chosen=bool(request.table_id)):
+            return table.table_id
+        lead.check_settled()
+        _check_room(lead, table)
+        parts = partitions(PartitionSchema.from_json(table.partitioning))
+        tablets = [_new_tablet(table, ordinal, part, lead.wall_us()) for ordinal, part in enumerate(parts)]
+        batch = [insert(t) for t in tablets] + [insert(table)]
+        if sum(len(o.value) + len(o.key) for o in batch) > lead.options.create_bytes_max:
+            raise Rejected(
+                f"create table {table.name!r}: too many tablets for one batch", code=Code.TOO_LARGE
+            )
+        await lead.commit(batch)
+    for tablet in tablets:
+        lead.look_at(tablet.tablet_id)
+    return table.table_id
+
+
+def _new_tablet(table: TableRecord, ordinal: int, part: Partition, now_us: int) -> TabletRecord:
+    return TabletRecord(TabletId(new_id()), table.table_id, ordinal, "PREPARING", part, now_us)
+
+
+def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
+    before = lead.catalog.tables.get(table.table_id) if chosen else None
+    if before is not None:
+        same = replace(before, created_us=table.created_us, state="RUNNING") == table
+        if same and before.state != "REMOVED":
+            return True
+        why = "has been removed" if before.state == "REMOVED" else "is another one"
+        raise Rejected(f"table id {table.table_id} {why}; choose a new id", code=Code.ALREADY_PRESENT)
+    if table.name in lead.catalog.table_by_name:
+        raise Rejected(f"table {table.name!r} is present already", code=Code.ALREADY_PRESENT)
+    return False
+
+
+def _check_room(lead: Leadership, table: TableRecord) -> None:
+    candidates = lead.candidates()
+    check_replication_factor(table.replication_factor, len({c.machine for c in candidates}))
+    wanted = PartitionSchema.from_json(table.partitioning).tablets * table.replication_factor
+    total = wanted + sum(c.replicas for c in candidates)
+    if total > lead.options.tablets_per_node_max * len(candidates):
+        raise Rejected(
+            f"create table {table.name!r}: {wanted} replicas more would make {total} on {len(candidates)} nodes, at "
+            f"most {lead.options.tablets_per_node_max} each; use fewer partitions or add nodes"
+        )
+
+
+async def delete_table(lead: Leadership, table_id: str, name: str) -> None:
+    """Remove a table and its tablets from service; they stay on record. Removing a removed one does nothing.
+
+    Raises:
+        Rejected: NOT_FOUND.
+    """
+    wanted = lead.catalog.table(table_id, name).table_id
+    async with lead.locks.hold(
+        tables=(f"id/{wanted}", f"name/{lead.catalog.tables[wanted].name}"),
+        tablets=lead.catalog.tablets_of.get(wanted, {}),
+    ):
+        table = lead.catalog.tables[wanted]
+        if table.state == "REMOVED":
+            return
+        tablets = lead.catalog.current_tablets(wanted)
+        now_us = lead.wall_us()
+        batch = [put(replace(t, state="DELETED", since_us=now_us)) for t in tablets]
+        batch += [drop(i) for t in tablets if (i := lead.catalog.intents.get(t.tablet_id)) is not None]
+        await lead.commit([*batch, put(replace(table, state="REMOVED"))])
+    for tablet in tablets:
+        lead.look_at(tablet.tablet_id)
