@@ -1,0 +1,50 @@
+"""Split-block bloom filter over 64-bit key hashes (Putze et al., 2007; the layout of Apache Parquet's). Pure numpy.
+
+A filter is an array of 256-bit blocks of eight 32-bit words. A key sets one bit in each word of one block.
+
+Invariant: a key that was added is always found; at 10 bits a key about one other key in a hundred is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+
+_BITS_PER_KEY = 10
+_BLOCK_BITS = 256
+_SALTS = np.array(
+    [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31],
+    dtype=np.uint32,
+)
+_STEP = 1 << 18
+
+
+def build(hashes: U64) -> bytes:
+    """The filter that holds `hashes`."""
+    blocks = max(1, (len(hashes) * _BITS_PER_KEY + _BLOCK_BITS - 1) // _BLOCK_BITS)
+    bits = np.zeros(blocks * _BLOCK_BITS, bool)
+    for start in range(0, len(hashes), _STEP):
+        part = hashes[start : start + _STEP]
+        base = _block(part, blocks) * _BLOCK_BITS
+        low = part.astype(np.uint32)
+        for word, salt in enumerate(_SALTS):
+            bits[base + word * 32 + ((low * salt) >> np.uint32(27)).astype(np.int64)] = True
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def may_hold(bloom: npt.NDArray[np.uint8], hashes: U64) -> npt.NDArray[np.bool_]:
+    """Which of `hashes` may have been added."""
+    words = bloom.view("<u4")
+    base = _block(hashes, len(bloom) // 32) * 8
+    low = hashes.astype(np.uint32)
+    found = np.ones(len(hashes), bool)
+    for word, salt in enumerate(_SALTS):
+        bit = (low * salt) >> np.uint32(27)
+        found &= (np.take(words, base + word) >> bit) & np.uint32(1) == 1
+    return found
+
+
+def _block(hashes: U64, blocks: int) -> npt.NDArray[np.int64]:
+    return (((hashes >> np.uint64(32)) * np.uint64(blocks)) >> np.uint64(32)).astype(np.int64)

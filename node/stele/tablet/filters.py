@@ -1,0 +1,48 @@
+"""Predicates over columns, vectorised. Called by view.py; opens no files.
+
+Invariant: a row passes only if every predicate is true of it; null passes only is_null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.model.predicate import Predicate
+from stele.model.schema import Schema
+
+_COMPARE: dict[str, Any] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+class Filter:
+    """All predicates of one scan, their values converted once."""
+
+    def __init__(self, predicates: Sequence[Predicate], schema: Schema) -> None:
+        """Raises Rejected for a predicate that does not fit the schema."""
+        self._tests = [(schema.by_id[p.column_id].name, p.op, p.array(schema)) for p in predicates]
+
+    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Which rows pass (null: does not); None without predicates. Columns are found by name."""
+        mask = None
+        for name, op, values in self._tests:
+            column = batch.column(batch.schema.get_field_index(name))
+            if op == "is_null":
+                found = pc.is_null(column)
+            elif op == "is_not_null":
+                found = pc.is_valid(column)
+            elif op == "in":
+                found = pc.is_in(column, value_set=values, skip_nulls=True)
+            else:
+                found = _COMPARE[op](column, values[0])
+            mask = found if mask is None else pc.and_(mask, found)
+        return mask

@@ -1,0 +1,121 @@
+"""Where the newest version of a key is: in memory, under flush, or in a file. What the write path asks of a store,
+answered from one state that no flush or compaction changes underneath.
+
+Invariant: places found by a `StoreRows` are good for that `StoreRows` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stele.model.errors import ensure
+from stele.model.hashing import hash_binary
+from stele.model.schema import Schema
+from stele.tablet.colfile import ColumnFile
+from stele.tablet.memtable import MemTable
+from stele.tablet.runs import Mask
+from stele.tablet.writing import U64, Located, gather
+
+_FIRST_FILE = 2  # sources 0 and 1 are memory
+
+
+class StoreRows:
+    """One state of a store: its memtables and its files, newest first."""
+
+    __slots__ = ("active", "files", "frozen", "schema")
+
+    def __init__(
+        self, schema: Schema, active: MemTable, frozen: MemTable | None, files: Sequence[ColumnFile]
+    ) -> None:
+        self.schema = schema
+        self.active = active
+        self.frozen = frozen
+        self.files = files
+
+    def put(self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size: int, keys: Any) -> None:
+        """See stele.tablet.writing.Rows."""
+        active = self.active
+        if keys is None or isinstance(keys, list):
+            active.append(batch, time, deleted, size, keys)
+        else:
+            active.append_keyed(batch, time, deleted, size, keys)
+
+    def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
+        """See stele.tablet.writing.Rows."""
+        for source, table in enumerate((self.active, self.frozen)):
+            if table is not None and table.rows:
+                found = table.newest_small(key)
+                if found is not None:
+                    return source, found[0], not found[1]
+        if not self.files:
+            return None
+        array = pa.array([key], pa.binary())
+        located = self._locate_in_files(array, hash_binary(array))
+        if located.source[0] < 0:
+            return None
+        return int(located.source[0]), int(located.place[0]), bool(located.live[0])
+
+    def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
+        """See stele.tablet.writing.Rows."""
+        found = Located(np.full(len(keys), -1), np.zeros(len(keys), np.int64), np.zeros(len(keys), bool))
+        left = np.arange(len(keys))
+        for source, table in enumerate((self.active, self.frozen)):
+            if table is None or not table.rows or not len(left):
+                continue
+            whole = len(left) == len(keys)
+            ordinals = table.newest(keys if whole else keys.take(pa.array(left)), hashes[left])
+            hit = ordinals >= 0
+            if hit.any():
+                rows = left[hit]
+                found.source[rows], found.place[rows] = source, ordinals[hit]
+                found.live[rows] = ~table.deleted_at(ordinals[hit])
+                left = left[~hit]
+        if len(left) and self.files:
+            whole = len(left) == len(keys)
+            rest = self._locate_in_files(keys if whole else keys.take(pa.array(left)), hashes[left])
+            found.source[left], found.place[left], found.live[left] = rest.source, rest.place, rest.live
+        return found
+
+    def _locate_in_files(self, keys: pa.BinaryArray, hashes: U64) -> Located:
+        found = Located(np.full(len(keys), -1), np.zeros(len(keys), np.int64), np.zeros(len(keys), bool))
+        left = np.arange(len(keys))
+        for at, file in enumerate(self.files):
+            if not len(left):
+                break
+            whole = len(left) == len(keys)
+            groups, rows = file.find(keys if whole else keys.take(pa.array(left)), hashes[left])
+            hit = groups >= 0
+            if not hit.any():
+                continue
+            members = left[hit]
+            found.source[members] = _FIRST_FILE + at
+            found.place[members] = (groups[hit] << 32) | rows[hit]
+            for group in np.unique(groups[hit]).tolist():
+                deleted = file.deleted(group)
+                inside = groups[hit] == group
+                found.live[members[inside]] = True if deleted is None else ~deleted[rows[hit][inside]]
+            left = left[~hit]
+        return found
+
+    def fetch(self, located: Located) -> pa.RecordBatch:
+        """See stele.tablet.writing.Rows."""
+        schema = self.schema
+        parts = []
+        for source in np.unique(located.source).tolist():
+            members = np.flatnonzero(located.source == source)
+            places = located.place[members]
+            if source < _FIRST_FILE:
+                table = self.active if source == 0 else self.frozen
+                ensure(table is not None, "a row was located in memory that is not there")
+                parts.append((members, table.rows_at(places)))  # type: ignore[union-attr]
+                continue
+            file = self.files[source - _FIRST_FILE]
+            for group in np.unique(places >> 32).tolist():
+                inside = places >> 32 == group
+                batch = file.batch(group, schema.columns, schema.to_arrow())
+                parts.append((members[inside], batch.take(pa.array(places[inside] & 0xFFFF_FFFF))))
+        return gather(parts)

@@ -1,0 +1,109 @@
+"""The manifest: which files a store consists of, and the OpId they hold. Replaced whole, atomically, and synced with
+its directory. Called by store.py.
+
+Invariant: a file that the manifest on disk lists exists and is synced; a file that it does not list is debris.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stele.model.errors import Corrupt, Rejected
+from stele.model.ids import OPID_NONE, OpId
+from stele.model.schema import Schema
+from stele.tablet.checked import read_sealed, seal
+from stele.tablet.colfile import FileMeta
+from stele.tablet.files import Files
+
+NAME = "MANIFEST"
+TEMPORARY = "MANIFEST.tmp"
+_MAGIC = b"STLMANIF"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A store's durable state. `files` newest first. `once` names the exactly-once state file, "" for none yet.
+    `next_file` numbers the next new file. `history_mark`: versions that only snapshots below it saw may be gone."""
+
+    schemas: tuple[Schema, ...]
+    opid: OpId = OPID_NONE
+    max_ceiling: int = 0
+    last_timestamp: int = 0
+    history_mark: int = 0
+    next_file: int = 1
+    once: str = ""
+    files: tuple[FileMeta, ...] = ()
+
+    @property
+    def schema(self) -> Schema:
+        """The newest schema."""
+        return self.schemas[-1]
+
+    def file_names(self) -> tuple[str, ...]:
+        """All files it lists."""
+        return tuple(f.name for f in self.files) + ((self.once,) if self.once else ())
+
+
+def write(files: Files, directory: Path, manifest: Manifest) -> None:
+    """Make `manifest` the directory's, durably.
+
+    Raises:
+        Retryable: DISK_FULL; the old one stands.
+        Corrupt: IO_ERROR.
+    """
+    body = {
+        "schemas": [json.loads(s.to_json()) for s in manifest.schemas],
+        "opid": [manifest.opid.term, manifest.opid.index],
+        "max_ceiling": manifest.max_ceiling,
+        "last_timestamp": manifest.last_timestamp,
+        "history_mark": manifest.history_mark,
+        "next_file": manifest.next_file,
+        "once": manifest.once,
+        "files": [f.to_json() for f in manifest.files],
+    }
+    data = seal(_MAGIC, _VERSION, json.dumps(body, separators=(",", ":")).encode())
+    files.write_new(directory / TEMPORARY, [data])
+    files.replace(directory / TEMPORARY, directory / NAME)
+
+
+def read(directory: Path) -> Manifest:
+    """The directory's manifest.
+
+    Raises:
+        Corrupt: missing or damaged.
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    raw = json.loads(read_sealed(directory / NAME, _MAGIC, _VERSION))
+    try:
+        return Manifest(
+            tuple(Schema.from_json(json.dumps(s)) for s in raw["schemas"]),
+            OpId(int(raw["opid"][0]), int(raw["opid"][1])),
+            int(raw["max_ceiling"]),
+            int(raw["last_timestamp"]),
+            int(raw["history_mark"]),
+            int(raw["next_file"]),
+            str(raw["once"]),
+            tuple(FileMeta.from_json(f) for f in raw["files"]),
+        )
+    except (ValueError, TypeError, KeyError, IndexError, Rejected) as exc:
+        raise Corrupt(f"{NAME}: {exc!r}; expected what a flush wrote; copy the replica from a peer") from exc
+
+
+def remove_debris(files: Files, directory: Path, manifest: Manifest) -> list[str]:
+    """Remove what a crash left behind; returns the names."""
+    listed = {NAME, *manifest.file_names()}
+    debris = [p for p in sorted(directory.iterdir()) if p.name not in listed and p.is_file()]
+    for path in debris:
+        files.remove(path)
+    return [p.name for p in debris]
+
+
+def without(manifest: Manifest, names: set[str]) -> tuple[FileMeta, ...]:
+    """The files but for these."""
+    return tuple(f for f in manifest.files if f.name not in names)
+
+
+__all__ = ["NAME", "Manifest", "read", "remove_debris", "replace", "without", "write"]

@@ -1,0 +1,356 @@
+"""Recent rows in memory, with a key index for small and for big blocks. Owned by the store; opens no files.
+
+Rows are numbered in the order they were applied (their ordinal). They stand in chunks, one per block at first; small
+chunks are coalesced, so that a million single puts cost no million Arrow batches. Two indexes: a dict of the keys of
+small blocks, whose entries chain to the older version, and a hash index over ordinals, which is built only when
+something asks for keys of big blocks (a load of upserts never does).
+
+Threads: one writer; readers work on a `MemView`, which later writes do not change.
+
+Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.model import keys as key_bytes
+from stele.model.hashing import hash_binary, hash_bytes
+from stele.model.schema import Schema
+from stele.tablet.runs import Mask, Positions, Run, concat, concat_batches, sorted_newest_first
+
+U64 = npt.NDArray[np.uint64]
+
+SMALL_ROWS = 32
+"""Blocks up to this many rows go through the dict."""
+_COALESCE = 64
+_COALESCED_ROWS_MAX = 8_192
+_CHUNK_OVERHEAD_BYTES = 2_048
+_DICT_ENTRY_BYTES = 240
+
+Version = tuple[int, int, bool, "Version | None"]
+"""(ordinal, timestamp, deleted, the older version that the dict knows)."""
+
+
+class Chunk:
+    """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
+
+    __slots__ = ("_keys", "_schema", "batch", "deleted", "rows", "start", "times")
+
+    def __init__(
+        self, start: int, batch: pa.RecordBatch, times: int | U64, deleted: Mask | None, schema: Schema
+    ) -> None:
+        self.start = start
+        self.rows: int = batch.num_rows
+        self.batch = batch
+        self.times = times
+        self.deleted = deleted
+        self._schema = schema
+        self._keys: pa.BinaryArray | None = None
+
+    @property
+    def keys(self) -> pa.BinaryArray:
+        """Encoded keys, made when first asked for."""
+        if self._keys is None:
+            self._keys = key_bytes.encode_keys(self.batch, self._schema)
+        return self._keys
+
+    def set_keys(self, keys: pa.BinaryArray) -> None:
+        """Keys that the caller has encoded already."""
+        self._keys = keys
+
+    def time_of(self, row: int) -> int:
+        """Hybrid time of a row."""
+        return self.times if isinstance(self.times, int) else int(self.times[row])
+
+    def time_array(self) -> U64:
+        """Hybrid times of all rows."""
+        return np.full(self.rows, self.times, np.uint64) if isinstance(self.times, int) else self.times
+
+    def run(self) -> Run:
+        """The rows in the order they were applied."""
+        return Run(self.batch, self.keys, self.time_array(), self.deleted)
+
+
+class MemTable:
+    """The rows since the last flush."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self.chunks: list[Chunk] = []
+        self.rows = 0
+        self.bytes = 0
+        self._small: dict[bytes, Version] = {}
+        self._small_tail = 0
+        self._big_end = 0
+        self._index = _HashIndex()
+        self._lock = threading.Lock()
+        self._sorted: tuple[int, Run] | None = None
+
+    # --- writing (owner's thread) ----------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        time: int,
+        deleted: Mask | None,
+        size_bytes: int,
+        keys: Sequence[bytes] | None,
+    ) -> None:
+        """Add the rows of one entry. `keys` given: it is a small block, found through the dict."""
+        if batch.num_rows == 0:
+            return
+        chunk = Chunk(self.rows, batch, time, deleted, self._schema)
+        self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES
+        if keys is None:
+            self.chunks.append(chunk)
+            self.rows += chunk.rows
+            self._big_end = self.rows
+            self._small_tail = 0
+            return
+        small = self._small
+        for row, key in enumerate(keys):
+            gone = deleted is not None and bool(deleted[row])
+            small[key] = (self.rows + row, time, gone, small.get(key))
+        self.bytes += _DICT_ENTRY_BYTES * len(keys)
+        self.chunks.append(chunk)
+        self.rows += chunk.rows
+        self._small_tail += 1
+        if self._small_tail == _COALESCE:
+            self._coalesce()
+
+    def append_keyed(
+        self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size_bytes: int, keys: pa.BinaryArray
+    ) -> None:
+        """Like `append` of a big block whose keys are encoded already."""
+        self.append(batch, time, deleted, size_bytes, None)
+        if batch.num_rows:
+            self.chunks[-1].set_keys(keys)
+
+    def _coalesce(self) -> None:
+        """Join the last chunks, and the joined ones like a binary counter: a row is copied a bounded number of times."""
+        chunks = self.chunks
+        joined = _join(chunks[-_COALESCE:], self._schema)
+        kept = chunks[:-_COALESCE]
+        while kept and kept[-1].start >= self._big_end and kept[-1].rows <= joined.rows:
+            if kept[-1].rows + joined.rows > _COALESCED_ROWS_MAX:
+                break
+            joined = _join([kept.pop(), joined], self._schema)
+        self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
+        self.chunks = [*kept, joined]  # a new list: views keep the old one
+        self._small_tail = 0
+
+    # --- finding ---------------------------------------------------------------------------------------------------
+
+    def newest_small(self, key: bytes) -> tuple[int, bool] | None:
+        """(ordinal, deleted) of the newest version of one key, None if it is not here."""
+        found = self._small.get(key)
+        best = None if found is None else (found[0], found[2])
+        if self._big_end:
+            with self._lock:
+                self._ensure_index(self._big_end)
+                for ordinal in self._index.candidates(hash_bytes(key)):
+                    if best is not None and ordinal <= best[0]:
+                        break
+                    chunk, row = self._at(self.chunks, ordinal)
+                    if chunk.keys[row].as_py() == key:
+                        return ordinal, chunk.deleted is not None and bool(chunk.deleted[row])
+        return best
+
+    def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
+        """Ordinal of the newest version of each key, -1 where it is not here."""
+        with self._lock:
+            self._ensure_index(self.rows)
+            return self._index.newest(keys, hashes, self)
+
+    def deleted_at(self, ordinals: Positions) -> Mask:
+        """Whether these rows are deletes."""
+        found = np.zeros(len(ordinals), bool)
+        for chunk, members, rows in self._by_chunk(ordinals):
+            if chunk.deleted is not None:
+                found[members] = chunk.deleted[rows]
+        return found
+
+    def keys_at(self, ordinals: Positions) -> pa.BinaryArray:
+        """Keys of these rows."""
+        parts, places = [], []
+        for chunk, members, rows in self._by_chunk(ordinals):
+            parts.append(chunk.keys.take(pa.array(rows)))
+            places.append(members)
+        if not parts:
+            return pa.array([], pa.binary())
+        back = np.argsort(np.concatenate(places))
+        return pa.concat_arrays(parts).take(pa.array(back))
+
+    def rows_at(self, ordinals: Positions) -> pa.RecordBatch:
+        """These rows, in this order; at least one."""
+        parts, places = [], []
+        for chunk, members, rows in self._by_chunk(ordinals):
+            parts.append(chunk.batch.take(pa.array(rows)))
+            places.append(members)
+        back = np.argsort(np.concatenate(places))
+        return concat_batches(parts).take(pa.array(back))
+
+    def _by_chunk(self, ordinals: Positions) -> list[tuple[Chunk, Positions, Positions]]:
+        chunks = self.chunks
+        starts = np.fromiter((c.start for c in chunks), np.int64, len(chunks))
+        owner = np.searchsorted(starts, ordinals, side="right") - 1
+        found = []
+        for index in np.unique(owner).tolist():
+            members = np.flatnonzero(owner == index)
+            found.append((chunks[index], members, ordinals[members] - chunks[index].start))
+        return found
+
+    @staticmethod
+    def _at(chunks: Sequence[Chunk], ordinal: int) -> tuple[Chunk, int]:
+        chunk = chunks[bisect.bisect_right(chunks, ordinal, key=lambda c: c.start) - 1]
+        return chunk, ordinal - chunk.start
+
+    def _ensure_index(self, end: int) -> None:
+        """Index all rows below `end`; the lock is held."""
+        done = self._index.end
+        if done >= end:
+            return
+        keys = [
+            c.keys.slice(max(0, done - c.start))
+            for c in self.chunks
+            if c.start < end and c.start + c.rows > done
+        ]
+        joined = pa.concat_arrays(keys) if len(keys) > 1 else keys[0]
+        self._index.add(hash_binary(joined))
+
+    # --- reading (any thread) --------------------------------------------------------------------------------------
+
+    def view(self) -> MemView:
+        """The rows that are here now."""
+        chunks = self.chunks
+        return MemView(self, chunks, len(chunks), self.rows)
+
+    def versions(self, key: bytes, end: int) -> list[tuple[int, int, bool]]:
+        """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest first."""
+        found: dict[int, tuple[int, bool]] = {}
+        version = self._small.get(key)
+        while version is not None:
+            if version[0] < end:
+                found[version[0]] = (version[1], version[2])
+            version = version[3]
+        if self._big_end:
+            with self._lock:
+                self._ensure_index(self._big_end)
+                chunks = self.chunks
+                for ordinal in self._index.candidates(hash_bytes(key)):
+                    chunk, row = self._at(chunks, ordinal)
+                    if ordinal < end and ordinal not in found and chunk.keys[row].as_py() == key:
+                        gone = chunk.deleted is not None and bool(chunk.deleted[row])
+                        found[ordinal] = (chunk.time_of(row), gone)
+        return [(ordinal, *found[ordinal]) for ordinal in sorted(found, reverse=True)]
+
+    def sorted_run(self, chunks: Sequence[Chunk], count: int, rows: int) -> Run:
+        """The first `count` chunks as one sorted run; the last one made is kept for the next scan."""
+        with self._lock:
+            if self._sorted is not None and self._sorted[0] == rows:
+                return self._sorted[1]
+        run = sorted_newest_first(concat([c.run() for c in chunks[:count]]))
+        with self._lock:
+            self._sorted = (rows, run)
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class MemView:
+    """What a memtable held at one moment."""
+
+    table: MemTable
+    chunks: list[Chunk]
+    count: int
+    rows: int
+
+    def run(self) -> Run:
+        """All rows, sorted; at least one."""
+        return self.table.sorted_run(self.chunks, self.count, self.rows)
+
+    def find(self, key: bytes, snapshot: int) -> tuple[bool, pa.RecordBatch | None] | None:
+        """The newest version at or below `snapshot`: (True, its row), (False, None) for a delete, None for none."""
+        for ordinal, time, deleted in self.table.versions(key, self.rows):
+            if time <= snapshot:
+                if deleted:
+                    return False, None
+                at = bisect.bisect_right(self.chunks, ordinal, hi=self.count, key=lambda c: c.start) - 1
+                chunk = self.chunks[at]
+                return True, chunk.batch.slice(ordinal - chunk.start, 1)
+        return None
+
+
+class _HashIndex:
+    """Sorted (hash, ordinal) pairs in parts whose sizes fall, so that adding costs a logarithmic number of merges."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._parts: list[tuple[U64, Positions]] = []
+
+    def add(self, hashes: U64) -> None:
+        ordinals = np.arange(self.end, self.end + len(hashes), dtype=np.int64)
+        order = np.argsort(hashes, kind="stable")
+        self._parts.append((hashes[order], ordinals[order]))
+        self.end += len(hashes)
+        while len(self._parts) > 1 and len(self._parts[-2][0]) <= 2 * len(self._parts[-1][0]):
+            newer_hashes, newer = self._parts.pop()
+            older_hashes, older = self._parts.pop()
+            both = np.concatenate((older_hashes, newer_hashes))
+            order = np.argsort(both, kind="stable")
+            self._parts.append((both[order], np.concatenate((older, newer))[order]))
+
+    def candidates(self, hash_: int) -> list[int]:
+        """Ordinals with this hash, highest first."""
+        found: list[int] = []
+        wanted = np.uint64(hash_)
+        for hashes, ordinals in reversed(self._parts):
+            low, high = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
+            found.extend(reversed(ordinals[low:high].tolist()))
+        return found
+
+    def newest(self, keys: pa.BinaryArray, hashes: U64, table: MemTable) -> Positions:
+        found = np.full(len(keys), -1, np.int64)
+        left = np.arange(len(keys))
+        for part_hashes, ordinals in reversed(self._parts):
+            place = np.searchsorted(part_hashes, hashes[left], "right") - 1
+            hit = (place >= 0) & (part_hashes[np.maximum(place, 0)] == hashes[left])
+            if not hit.any():
+                continue
+            rows, candidates = left[hit], ordinals[place[hit]]
+            wanted = keys.take(pa.array(rows))
+            same = _equal(wanted, table.keys_at(candidates))
+            found[rows[same]] = candidates[same]
+            for row in rows[~same].tolist():  # two keys, one hash: look at each candidate
+                found[row] = self._exact(keys[row].as_py(), int(hashes[row]), table)
+            left = left[found[left] < 0]
+            if len(left) == 0:
+                break
+        return found
+
+    def _exact(self, key: bytes, hash_: int, table: MemTable) -> int:
+        for ordinal in self.candidates(hash_):
+            chunk, row = table._at(table.chunks, ordinal)
+            if chunk.keys[row].as_py() == key:
+                return ordinal
+        return -1
+
+
+def _equal(left: pa.BinaryArray, right: pa.BinaryArray) -> Mask:
+    return np.asarray(pc.equal(left, right))
+
+
+def _join(chunks: Sequence[Chunk], schema: Schema) -> Chunk:
+    deleted = None
+    if any(c.deleted is not None for c in chunks):
+        deleted = np.concatenate([np.zeros(c.rows, bool) if c.deleted is None else c.deleted for c in chunks])
+    times = np.concatenate([c.time_array() for c in chunks])
+    return Chunk(chunks[0].start, concat_batches([c.batch for c in chunks]), times, deleted, schema)

@@ -1,0 +1,427 @@
+"""TabletStore: the rows of one tablet. The state machine that stele.consensus drives; compaction and files are told
+in README.md.
+
+Threads: `apply`, `begin_flush`, `finish_flush` and `memory_bytes` belong to the owner's thread. `view`,
+`plan_compaction`, `install_compaction`, `checkpoint` and a flush job's `write` may run on any. What readers see is
+one immutable `_State`, swapped under a lock.
+
+Invariant: manifest on disk + entries after its OpId = the state; nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from stele.model import writeop
+from stele.model.block import decode_block
+from stele.model.clock import from_physical_us, physical_us
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Corrupt, Rejected, ensure
+from stele.model.ids import HybridTime, OpId, new_id
+from stele.model.schema import Schema
+from stele.model.writeop import BodyKind
+from stele.tablet import exactly_once, manifest
+from stele.tablet.checked import read_sealed, seal
+from stele.tablet.colfile import ColumnFile, FileMeta, write_column_file
+from stele.tablet.compaction import CompactionJob, CompactionResult, choose
+from stele.tablet.exactly_once import ExactlyOnce
+from stele.tablet.files import FILES, Files, translate
+from stele.tablet.locate import StoreRows
+from stele.tablet.machine import Checkpoint, Outcome
+from stele.tablet.manifest import Manifest
+from stele.tablet.memtable import MemTable, MemView
+from stele.tablet.progress import Progress
+from stele.tablet.runs import compacted
+from stele.tablet.view import View
+from stele.tablet.writing import write_block
+
+ONCE_MAGIC, ONCE_VERSION = b"STLONCE1", 1
+_log = structlog.get_logger("stele.tablet")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`flush_bytes`: memory of recent rows that is worth a flush. `history_us`: how long versions are kept for
+    snapshots in the past, in microseconds before the newest write."""
+
+    flush_bytes: int = 32 << 20
+    history_us: int = 15 * 60 * 1_000_000
+    files: Files = FILES
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What readers see. `frozen`: memory under flush. `files` newest first, as in the manifest."""
+
+    active: MemTable
+    frozen: MemTable | None
+    files: tuple[ColumnFile, ...]
+    manifest: Manifest
+
+
+class StoreFlush:
+    """Writes the frozen rows as a column file, the exactly-once state beside it, and the manifest that lists both."""
+
+    def __init__(self, store: TabletStore, frozen: MemTable) -> None:
+        self.opid = store.applied
+        self.failed = False
+        self.frozen = frozen
+        self._store = store
+        self._once = store._once.frozen()
+        self._ceiling = store.max_ceiling
+        self._timestamp = store.last_timestamp
+        self._mark = store.history_mark
+
+    def write(self) -> None:
+        """See FlushJob."""
+        try:
+            self._store._write_flush(self)
+        except BaseException:
+            self.failed = True
+            raise
+
+
+class TabletStore:
+    """Rows of one tablet: recent ones in memory, the others in column files."""
+
+    def __init__(
+        self, directory: Path, options: StoreOptions, state: _State, once: ExactlyOnce, progress: Progress
+    ) -> None:
+        self.directory = directory
+        self.options = options
+        self._state = state
+        self._once = once
+        self._progress = progress
+        self._flushed = progress.applied
+        self._readable = progress.last_timestamp
+        self._job: StoreFlush | None = None
+        self._compacting = False
+        self._swap_lock = threading.Lock()
+        self._manifest_lock = threading.Lock()
+
+    @staticmethod
+    def create(directory: Path, schema: Schema, options: StoreOptions = StoreOptions()) -> TabletStore:
+        """A new, empty store in `directory` (made if absent), synced.
+
+        Raises:
+            Rejected: ALREADY_PRESENT, there is one.
+            Retryable: DISK_FULL.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / manifest.NAME).exists():
+            raise Rejected(f"store in {directory.name}: there is one already", code=Code.ALREADY_PRESENT)
+        manifest.write(options.files, directory, Manifest((schema,)))
+        return TabletStore.open(directory, options)
+
+    @staticmethod
+    def open(directory: Path, options: StoreOptions = StoreOptions()) -> TabletStore:
+        """The store as last flushed; the owner then applies the entries after `flushed`. Removes a crash's debris.
+
+        Raises:
+            Corrupt: a file is missing or its header or footer damaged.
+            Rejected: UNSUPPORTED_VERSION.
+        """
+        found = manifest.read(directory)
+        debris = manifest.remove_debris(options.files, directory, found)
+        if debris:
+            _log.info("removed debris of a crash", directory=directory.name, files=debris)
+        once = ExactlyOnce()
+        if found.once:
+            once = ExactlyOnce.decode(read_sealed(directory / found.once, ONCE_MAGIC, ONCE_VERSION))
+        files = tuple(ColumnFile(directory / f.name, f) for f in found.files)
+        state = _State(MemTable(found.schema), None, files, found)
+        return TabletStore(
+            directory, options, state, once, Progress(found.opid, found.max_ceiling, found.last_timestamp)
+        )
+
+    # --- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def applied(self) -> OpId:
+        """See StateMachine."""
+        return self._progress.applied
+
+    @property
+    def flushed(self) -> OpId:
+        """See StateMachine."""
+        return self._flushed
+
+    @property
+    def max_ceiling(self) -> int:
+        """See StateMachine."""
+        return self._progress.max_ceiling
+
+    @property
+    def last_timestamp(self) -> int:
+        """Hybrid time of the newest applied write."""
+        return self._progress.last_timestamp
+
+    @property
+    def schema(self) -> Schema:
+        """The newest schema."""
+        return self._state.manifest.schema
+
+    @property
+    def history_mark(self) -> int:
+        """Hybrid time below which no snapshot is served; it follows the newest write, so replicas agree on it."""
+        lag = physical_us(self.last_timestamp) - self.options.history_us
+        return max(self._state.manifest.history_mark, from_physical_us(lag) if lag > 0 else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory recent rows take."""
+        state = self._state
+        return state.active.bytes + (0 if state.frozen is None else state.frozen.bytes)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the column files."""
+        return sum(f.size for f in self._state.files)
+
+    @property
+    def rows_estimate(self) -> int:
+        """Live rows, roughly: overwritten versions that are not yet merged count twice."""
+        state = self._state
+        files = sum(f.rows - 2 * f.deletes for f in state.files)
+        return max(0, files + state.active.rows + (0 if state.frozen is None else state.frozen.rows))
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Names of the column files, newest first."""
+        return [f.name for f in self._state.files]
+
+    def exactly_once_checksum(self) -> int:
+        """64 bits over the exactly-once state; replicas at the same applied OpId agree."""
+        return self._once.checksum()
+
+    # --- applying --------------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> Outcome:
+        """See StateMachine."""
+        self._progress.advance(entry)
+        if entry.kind is not EntryKind.WRITE:
+            return Outcome()
+        header, body = writeop.decode(entry.payload)
+        if header.kind is not BodyKind.BLOCK:
+            raise Corrupt(f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK")
+        earlier = self._once.earlier(header, entry.timestamp)
+        if earlier is not None:
+            return earlier
+        try:
+            block = decode_block(body, self.schema, trusted=True)
+        except Rejected as exc:
+            outcome = Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
+        else:
+            state = self._state
+            rows = StoreRows(self.schema, state.active, state.frozen, state.files)
+            outcome = Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
+        self._once.record(header, outcome)
+        self._readable = entry.timestamp
+        return outcome
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def view(self, snapshot: HybridTime | None = None) -> View:
+        """The rows as they were at `snapshot` (None: now). The owner has made sure that all writes at or below it are
+        applied.
+
+        Raises:
+            Rejected: SNAPSHOT_TOO_OLD, history at that time may be gone.
+        """
+        with self._swap_lock:
+            state, applied = self._state, self.applied
+            at = self._readable if snapshot is None else int(snapshot)
+            if at < self.history_mark:
+                raise Rejected(
+                    f"snapshot {at} is below the history mark {self.history_mark}; read at a newer one",
+                    code=Code.SNAPSHOT_TOO_OLD,
+                )
+            memory: list[MemView] = [state.active.view()]
+            if state.frozen is not None:
+                memory.append(state.frozen.view())
+        return View(self.schema, at, memory, state.files, applied)
+
+    # --- flushing --------------------------------------------------------------------------------------------------
+
+    def should_flush(self) -> bool:
+        """See StateMachine."""
+        if self._job is not None:
+            return self._job.failed
+        return self._state.active.bytes >= self.options.flush_bytes
+
+    def begin_flush(self) -> StoreFlush | None:
+        """See StateMachine."""
+        if self._job is not None:
+            if not self._job.failed:
+                return None
+            # The same rows again; entries applied since then wait for the next flush.
+            again = self._job
+            again.failed = False
+            return again
+        if self.applied == self._flushed:
+            return None
+        with self._swap_lock:
+            frozen = self._state.active
+            self._state = replace(self._state, active=MemTable(self.schema), frozen=frozen)
+        self._job = StoreFlush(self, frozen)
+        return self._job
+
+    def _write_flush(self, job: StoreFlush) -> None:
+        """On the job's thread: files, then the manifest, then readers see the file instead of memory."""
+        with self._manifest_lock:
+            current = self._state.manifest
+            if current.opid == job.opid:
+                return
+            number = self._reserve_number()
+            once_name = f"once-{number:08x}"
+            body = seal(ONCE_MAGIC, ONCE_VERSION, exactly_once.encode(job._once))
+            self.options.files.write_new(self.directory / once_name, [body])
+            metas: tuple[FileMeta, ...] = ()
+            opened: tuple[ColumnFile, ...] = ()
+            if job.frozen.rows:
+                # Files that are older may hold what a delete hides, so a delete goes only when there are none.
+                run = compacted([job.frozen.view().run()], job._mark, bottom=not current.files)
+                if run.rows:
+                    path = self.directory / f"rows-{number:08x}"
+                    metas = (write_column_file(self.options.files, path, self.schema, iter([run])),)
+                    opened = (ColumnFile(path, metas[0]),)
+            new = replace(
+                current,
+                opid=job.opid,
+                max_ceiling=job._ceiling,
+                last_timestamp=job._timestamp,
+                history_mark=max(current.history_mark, job._mark),
+                next_file=number + 1,  # a merge that is under way has a name no number can take
+                once=once_name,
+                files=(*metas, *current.files),
+            )
+            manifest.write(self.options.files, self.directory, new)
+            with self._swap_lock:
+                self._state = replace(
+                    self._state, frozen=None, files=(*opened, *self._state.files), manifest=new
+                )
+            if current.once:
+                self.options.files.remove(self.directory / current.once)
+
+    def _reserve_number(self) -> int:
+        """A number for file names; never the same twice, so that a listed file is never written again."""
+        with self._swap_lock:
+            current = self._state.manifest
+            self._state = replace(self._state, manifest=replace(current, next_file=current.next_file + 1))
+        return current.next_file
+
+    def finish_flush(self, job: Any) -> None:
+        """See StateMachine."""
+        if self._job is not None and job is self._job and not job.failed:
+            self._flushed = self._job.opid
+            self._job = None
+            _log.debug("flushed", opid=str(self._flushed), rows=job.frozen.rows, files=len(self._state.files))
+
+    # --- compaction ------------------------------------------------------------------------------------------------
+
+    def plan_compaction(self, *, full: bool = False) -> CompactionJob | None:
+        """The next merge worth doing, or None; one at a time. `full`: all files into one sorted run.
+
+        The owner runs it (stele.tablet.worker), then calls `install_compaction`, or `abandon_compaction`.
+        """
+        with self._manifest_lock:
+            current = self._state.manifest
+            if self._compacting:
+                return None
+            chosen = choose(current.files, self.history_mark, full=full)
+            if not chosen:
+                return None
+            self._compacting = True
+            # A worker that outlives its node must never write a name that the next life of the node uses.
+            return CompactionJob(
+                str(self.directory),
+                tuple(f.name for f in chosen),
+                f"rows-{self._reserve_number():08x}-{new_id()}",
+                self.history_mark,
+                chosen[-1] == current.files[-1],
+                current.schema.to_json(),
+            )
+
+    def abandon_compaction(self, job: CompactionJob) -> None:
+        """The merge failed; what it wrote is removed, and it may be planned again."""
+        with self._manifest_lock:
+            self._compacting = False
+            listed = manifest.read(self.directory).file_names()
+            if job.output not in listed:
+                self.options.files.remove(self.directory / job.output)
+
+    def install_compaction(self, result: CompactionResult) -> None:
+        """Put the merged files in the place of those they were made from, durably. Blocks; any thread.
+
+        Raises:
+            Retryable: DISK_FULL; the old files stand, and the merge may be planned again.
+            Corrupt: the worker's file is damaged, or IO_ERROR.
+        """
+        job = result.job
+        try:
+            opened = tuple(ColumnFile(self.directory / m.name, m) for m in result.files)
+            with self._manifest_lock:
+                current = self._state.manifest
+                names = [f.name for f in current.files]
+                at = names.index(job.inputs[0])
+                ensure(
+                    tuple(names[at : at + len(job.inputs)]) == job.inputs,
+                    "compaction: its files are not there",
+                )
+                end = at + len(job.inputs)
+                new = replace(
+                    current,
+                    history_mark=max(current.history_mark, job.history_mark),
+                    files=(*current.files[:at], *result.files, *current.files[end:]),
+                )
+                self.options.files.sync_directory(self.directory)
+                manifest.write(self.options.files, self.directory, new)
+                with self._swap_lock:
+                    old = self._state.files
+                    self._state = replace(self._state, files=(*old[:at], *opened, *old[end:]), manifest=new)
+                self._compacting = False
+                for name in job.inputs:
+                    self.options.files.remove(self.directory / name)
+        except BaseException:
+            self.abandon_compaction(job)
+            raise
+        _log.debug("compacted", files=len(job.inputs), into=[m.name for m in result.files])
+
+    # --- copies and end --------------------------------------------------------------------------------------------
+
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        """See StateMachine."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise translate(exc, f"making {directory.name}") from exc
+        if any(directory.iterdir()):
+            raise Rejected(f"checkpoint: {directory.name} is not empty", code=Code.ALREADY_PRESENT)
+        files = self.options.files
+        with self._manifest_lock:
+            on_disk = manifest.read(self.directory)
+            names = (*on_disk.file_names(), manifest.NAME)
+            for name in names:
+                files.link(self.directory / name, directory / name)
+        files.sync_directory(directory)
+        return Checkpoint(on_disk.opid, names)
+
+    def verify(self) -> None:
+        """Compare every checksum of every file. Blocks; any thread.
+
+        Raises:
+            Corrupt: something is damaged.
+        """
+        for file in self._state.files:
+            file.verify()
+
+    def close(self) -> None:
+        """See StateMachine."""
+        with self._swap_lock:
+            self._state = replace(self._state, active=MemTable(self.schema), frozen=None, files=())

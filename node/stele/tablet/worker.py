@@ -1,0 +1,45 @@
+"""The compaction worker: `python -m stele.tablet.worker`. Reads one job per line on stdin (file names, never rows),
+answers one line each on stdout, and exits when stdin ends or after it was idle, so that its memory returns.
+
+Invariant: killed at any moment, it leaves the store as it was, and at most a file that no manifest lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import sys
+
+from stele.model.errors import Code, SteleError
+from stele.tablet.compaction import CompactionJob, run_job
+
+
+def _answer(line: str) -> str:
+    try:
+        result = run_job(CompactionJob.from_json(line))
+        return json.dumps({"files": [m.to_json() for m in result.files]})
+    except SteleError as exc:
+        return json.dumps({"code": int(exc.code), "message": str(exc.args[0])})
+    except (OSError, MemoryError) as exc:
+        return json.dumps({"code": int(Code.UNAVAILABLE), "message": repr(exc)})
+
+
+def main() -> None:
+    """Serve jobs until stdin ends or nothing came for `--idle-s` seconds."""
+    parser = argparse.ArgumentParser(prog="stele.tablet.worker", description=__doc__)
+    parser.add_argument("--idle-s", type=float, default=10.0)
+    idle_s = parser.parse_args().idle_s
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], idle_s)
+        if not readable:
+            return
+        line = sys.stdin.readline()
+        if not line:
+            return
+        sys.stdout.write(_answer(line) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
