@@ -1,0 +1,27 @@
+"""The Python client of Stele: asynchronous and blocking. Imports stele.model and stele.rpc, and nothing of the servers.
+
+`AsyncClient` and `Client` are where to begin. Invariant: a write that was acknowledged is in the table once, and one
+that was not is reported as not done, or as of unknown outcome, never as something else.
+"""
+
+from stele.client.async_client import AsyncClient
+from stele.client.blocking import Client, Table
+from stele.client.kv import KeySpace
+from stele.client.locations import TableInfo
+from stele.client.results import RowErrors, WriteResult
+from stele.client.scan import Scanner
+from stele.client.session import Session
+from stele.client.table import AsyncTable
+
+__all__ = [
+    "AsyncClient",
+    "AsyncTable",
+    "Client",
+    "KeySpace",
+    "RowErrors",
+    "Scanner",
+    "Session",
+    "Table",
+    "TableInfo",
+    "WriteResult",
+]

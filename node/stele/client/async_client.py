@@ -1,0 +1,181 @@
+"""The asynchronous client: tables, key spaces and the cluster, through any master.
+
+Imports model and rpc only. Invariant: one stream to each node, however many tables and callers there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from types import TracebackType
+
+from stele.client.kv import KeySpace
+from stele.client.locations import Locations, TableInfo, table_info_from_pb
+from stele.client.masters import Masters, parse_masters
+from stele.client.scan import FlightPool
+from stele.client.streams import Streams
+from stele.client.table import AsyncTable
+from stele.client.tablet import Observed, TabletClient
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, Rejected, SteleError
+from stele.model.ids import HybridTime, new_id
+from stele.model.partition import PartitionSchema
+from stele.model.schema import Schema
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
+from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import master_pb2
+
+TIMEOUT_S = 30.0
+
+
+class AsyncClient:
+    """A client of one cluster: `async with AsyncClient(["10.0.0.1:7051"]) as client:`.
+
+    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default. Use it
+    from one event loop.
+    """
+
+    def __init__(self, masters: str | Iterable[str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self.identity = Identity()
+        self.pool = ChannelPool(self.identity)
+        self.masters = Masters(self.pool, parse_masters(masters))
+        self._timeout_s = timeout_s
+        self._streams = Streams(self.identity)
+        self._flight = FlightPool()
+        self._observed = Observed()
+        self._tables: list[AsyncTable] = []
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish single rows under way, then end all connections."""
+        for table in self._tables:
+            await table.close()
+        await self._streams.close()
+        await self.pool.close()
+        await asyncio.to_thread(self._flight.close)
+
+    def now(self) -> HybridTime:
+        """A snapshot token: at or above all that this client has seen written, and not below the wall clock."""
+        wall = from_physical_us(time.time_ns() // 1_000)
+        return HybridTime(max(int(wall), self._observed.timestamp))
+
+    def observe(self, timestamp: int) -> None:
+        """Take note of another client's token, so that later scans here see what that client had seen."""
+        self._observed.saw(timestamp)
+
+    async def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partitioning: PartitionSchema | None = None,
+        *,
+        replication_factor: int = 3,
+        wait: bool = True,
+        timeout_s: float = 60.0,
+    ) -> AsyncTable:
+        """Create a table; with `wait`, until every tablet has a leader.
+
+        Raises:
+            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
+            Retryable: no master leads, or the tablets have no leaders yet after `timeout_s`.
+        """
+        wanted = partitioning or PartitionSchema()
+        faults = wanted.faults(schema)
+        if faults:
+            raise Rejected("partitioning: " + "; ".join(faults))
+        request = master_pb2.CreateTableRequest(
+            name=name,
+            schema=schema_to_pb(schema),
+            partitioning=partitioning_to_pb(wanted),
+            replication_factor=replication_factor,
+            table_id=id_to_pb(new_id()),
+        )
+        await self.masters.call("CreateTable", request, timeout_s=timeout_s)
+        table = await self.open_table(name)
+        if wait:
+            await table.wait_ready(timeout_s=timeout_s)
+        return table
+
+    async def create_keyspace(
+        self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
+    ) -> KeySpace:
+        """Create a key space. Raises as `create_table`."""
+        request = master_pb2.CreateTableRequest(
+            name=name, replication_factor=replication_factor, kind="keyspace", table_id=id_to_pb(new_id())
+        )
+        await self.masters.call("CreateTable", request, timeout_s=timeout_s)
+        locations = await self._locate(name, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while wait and not (locations.complete and locations.info.tablets_running):
+            if time.monotonic() > deadline:
+                raise SteleError(
+                    f"key space {name} has no leader after {timeout_s:.0f} s", code=Code.NOT_READY
+                )
+            await asyncio.sleep(0.05)
+            await locations.refresh()
+        return await self.keyspace(name)
+
+    async def delete_table(self, name: str) -> None:
+        """Delete a table or key space, for good. Raises Rejected NOT_FOUND if there is none of this name."""
+        info = await self.describe(name)
+        try:
+            await self.masters.call(
+                "DeleteTable", master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id))
+            )
+        except Rejected as exc:
+            if exc.code is not Code.NOT_FOUND:  # a retry of what had been done
+                raise
+
+    async def list_tables(self) -> list[TableInfo]:
+        """All tables and key spaces, by name."""
+        answer = await self.masters.call("ListTables", master_pb2.ListTablesRequest())
+        found = [table_info_from_pb(table) for table in answer.tables]
+        return sorted(found, key=lambda info: info.name)
+
+    async def describe(self, name: str) -> TableInfo:
+        """One table. Raises Rejected NOT_FOUND."""
+        answer = await self.masters.call("GetTable", master_pb2.GetTableRequest(name=name))
+        return table_info_from_pb(answer.table)
+
+    async def open_table(self, name: str) -> AsyncTable:
+        """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
+        locations = await self._locate(name, self._timeout_s)
+        table = AsyncTable(
+            self.identity,
+            locations,
+            self._streams,
+            self._flight,
+            self._observed,
+            self.now,
+            self._timeout_s,
+        )
+        self._tables.append(table)
+        return table
+
+    async def keyspace(self, name: str) -> KeySpace:
+        """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
+        locations = await self._locate(name, self._timeout_s)
+        if locations.info.kind != "keyspace":
+            raise Rejected(f"{name} is a table, not a key space; open it with open_table({name!r})")
+        (place,) = locations.by_ordinal([0])
+        tablet = TabletClient(place, locations, self._streams, self._observed)
+        return KeySpace(name, tablet, self._timeout_s)
+
+    async def _locate(self, name: str, timeout_s: float) -> Locations:
+        answer = await self.masters.call(
+            "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
+        )
+        info = table_info_from_pb(answer.table)
+        locations = Locations(self.masters, info.table_id, info)
+        locations.take(answer)
+        return locations

@@ -1,0 +1,276 @@
+"""Writes Arrow data: assigned to tablets by column, cut into blocks, a bounded number of bytes under way.
+
+Used by `Table.write_arrow` and by sessions. Blocks of one tablet are sent one after another, so that of two rows with
+the same key the later one wins. Invariant: every input row is counted once, as written or as an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.client.results import WriteResult
+from stele.client.tablet import TabletClient
+from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
+from stele.model.errors import Code, Rejected
+from stele.model.partition import PartitionSchema, assign
+from stele.model.schema import Schema
+from stele.rpc.errors import code_of
+
+BLOCK_ROWS = 8_192
+BLOCK_BYTES_MAX = 4 << 20
+CHUNK_ROWS = 65_536
+"""So many rows are assigned to tablets at once: enough to fill a block of each of eight."""
+
+Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
+"""Rows of one tablet, and their positions in the whole input."""
+
+
+def fit(batch: pa.RecordBatch, schema: Schema, op: RowOp) -> tuple[pa.RecordBatch, tuple[int, ...]]:
+    """`batch` with exactly the columns that a block of `op` carries, cast to the table's types; and their ids.
+
+    Raises:
+        Rejected: with every fault: unknown columns, missing ones, types that do not convert without loss.
+    """
+    faults = [f"unknown column {name}" for name in batch.schema.names if name not in schema.by_name]
+    wanted = schema.key_columns if op in DELETES else schema.columns
+    arrays, ids = [], []
+    for column in wanted:
+        position = batch.schema.get_field_index(column.name)
+        if position < 0:
+            required = column in schema.key_columns or (
+                op in INSERTS and not column.nullable and column.default is None
+            )
+            if required:
+                faults.append(f"column {column.name} is missing")
+            continue
+        array = batch.column(position)
+        if array.type != column.arrow:
+            try:
+                array = pc.cast(array, column.arrow)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+                faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({exc})")
+                continue
+        arrays.append(array)
+        ids.append(int(column.id))
+    if faults:
+        raise Rejected("rows do not fit the table: " + "; ".join(faults))
+    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids)
+
+
+class BulkWriter:
+    """Takes batches, sends blocks. `feed` pushes back once `bytes_max` wait or are under way."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        partitioning: PartitionSchema,
+        tablet_of: Callable[[int], TabletClient],
+        op: RowOp,
+        *,
+        timeout_s: float,
+        bytes_max: int,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> None:
+        self.result = WriteResult()
+        self._schema = schema
+        self._partitioning = partitioning
+        self._tablet_of = tablet_of
+        self._op = op
+        self._timeout_s = timeout_s
+        self._bytes_max = bytes_max
+        self._on_rows = on_rows
+        self._fed_rows = 0
+        self._rows_waiting = 0  # taken in, and not yet answered
+        self._row_bytes = 1
+        self._pending: dict[int, deque[Piece]] = {}
+        self._pending_rows: dict[int, int] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._room = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._final = False
+        self._column_ids: tuple[int, ...] = ()
+
+    async def feed(self, batch: pa.RecordBatch) -> None:
+        """Take in a batch; returns when there is room for the next one.
+
+        Raises:
+            Rejected: columns that do not fit.
+            SteleError: what became of an earlier block.
+        """
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            chunk = batch.slice(start, CHUNK_ROWS)
+            fitted, ids = fit(chunk, self._schema, self._op)
+            if self._column_ids and ids != self._column_ids:
+                raise Rejected("the columns changed between two batches of one write")
+            self._column_ids = ids
+            self._row_bytes = max(1, fitted.nbytes // max(1, fitted.num_rows))
+            fitted, positions = self._good_rows(fitted, self._fed_rows)
+            self._fed_rows += chunk.num_rows
+            pieces = await asyncio.to_thread(_pieces, fitted, positions, self._schema, self._partitioning)
+            for ordinal, rows, where in pieces:
+                self._pending.setdefault(ordinal, deque()).append((rows, where))
+                self._pending_rows[ordinal] = self._pending_rows.get(ordinal, 0) + rows.num_rows
+                self._rows_waiting += rows.num_rows
+                self._start(ordinal)
+            await self._wait_for_room()
+
+    async def finish(self) -> WriteResult:
+        """Send what is left and wait for every answer.
+
+        Raises:
+            SteleError: what became of a block as a whole; rows of other blocks may be written.
+        """
+        self._final = True
+        for ordinal in list(self._pending):
+            self._start(ordinal)
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+            await asyncio.sleep(0)
+        self._raise()
+        self.result.row_errors.sort(key=lambda error: error.row)
+        return self.result
+
+    async def abandon(self) -> None:
+        """Stop sending. Blocks under way may be written."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _good_rows(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """Leave out rows that hold null where the table forbids it, with an error each."""
+        positions = np.arange(first, first + batch.num_rows, dtype=np.int64)
+        bad = np.zeros(batch.num_rows, bool)
+        for column_id, array in zip(self._column_ids, batch.columns):
+            column = self._schema.by_id[column_id]
+            if column.nullable or not array.null_count:
+                continue
+            for row in np.flatnonzero(np.asarray(array.is_null()) & ~bad).tolist():
+                bad[row] = True
+                message = f"column {column.name} is null; expected a {column.type}"
+                self._refuse(RowError(first + row, Code.INVALID_ARGUMENT, message))
+        if not bad.any():
+            return batch, positions
+        good = np.flatnonzero(~bad)
+        return batch.take(pa.array(good)), positions[good]
+
+    def _refuse(self, error: RowError) -> None:
+        self.result.row_errors.append(error)
+
+    @property
+    def _full(self) -> bool:
+        return self._rows_waiting * self._row_bytes >= self._bytes_max
+
+    def _start(self, ordinal: int) -> None:
+        enough = self._pending_rows.get(ordinal, 0) >= BLOCK_ROWS or self._final or self._full
+        if enough and self._pending_rows[ordinal] and ordinal not in self._tasks and self._failure is None:
+            task = asyncio.get_running_loop().create_task(self._send(ordinal))
+            self._tasks[ordinal] = task
+            task.add_done_callback(lambda done: self._ended(ordinal, done))
+
+    def _ended(self, ordinal: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[ordinal]
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+        elif self._pending_rows[ordinal]:
+            self._start(ordinal)
+        self._room.set()
+
+    async def _send(self, ordinal: int) -> None:
+        while self._failure is None:
+            rows, positions = self._take_block(ordinal)
+            if not len(positions):
+                return
+            block = encode_block(self._op, self._column_ids, rows, self._schema.version)
+            answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
+            for error in answer.row_errors:
+                self._refuse(RowError(int(positions[error.row]), code_of(error.code), error.message))
+            written = len(positions) - len(answer.row_errors)
+            self.result.rows_written += written
+            self.result.timestamp = max(self.result.timestamp, answer.timestamp)
+            self._rows_waiting -= len(positions)
+            self._room.set()
+            if self._on_rows is not None:
+                self._on_rows(written)
+
+    def _take_block(self, ordinal: int) -> Piece:
+        """Up to BLOCK_ROWS of what waits for a tablet; nothing if that would be a small block with more to come."""
+        pending = self._pending[ordinal]
+        total = self._pending_rows[ordinal]
+        if not total or (total < BLOCK_ROWS and not self._final and not self._full):
+            return pa.record_batch([], names=[]), np.empty(0, np.int64)
+        wanted = min(BLOCK_ROWS, max(1, BLOCK_BYTES_MAX // self._row_bytes))
+        batches, places, have = [], [], 0
+        while pending and have < wanted:
+            rows, where = pending.popleft()
+            if have + rows.num_rows > wanted:
+                cut = wanted - have
+                pending.appendleft((rows.slice(cut), where[cut:]))
+                rows, where = rows.slice(0, cut), where[:cut]
+            batches.append(rows)
+            places.append(where)
+            have += rows.num_rows
+        self._pending_rows[ordinal] = total - have
+        if len(batches) == 1:
+            return batches[0], places[0]
+        return pa.concat_batches(batches), np.concatenate(places)
+
+    async def _wait_for_room(self) -> None:
+        while self._full and self._failure is None:
+            if not self._tasks:
+                # All that waits would be small blocks: the largest leaves as it is.
+                self._start(max(self._pending_rows, key=lambda n: self._pending_rows[n]))
+            self._room.clear()
+            await self._room.wait()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _pieces(
+    batch: pa.RecordBatch,
+    positions: npt.NDArray[np.int64],
+    schema: Schema,
+    partitioning: PartitionSchema,
+) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]:
+    """The rows of each tablet. One gather sorts the whole chunk by tablet; its parts are slices."""
+    if not batch.num_rows:
+        return []
+    if partitioning.tablets == 1:
+        return [(0, batch, positions)]
+    ordinals = assign(batch, schema, partitioning)
+    order = np.argsort(ordinals, kind="stable")
+    ordered = ordinals[order]
+    gathered = batch.take(pa.array(order))
+    bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
+    return [
+        (int(ordered[start]), gathered.slice(start, end - start), positions[order[start:end]])
+        for start, end in itertools.pairwise(bounds)
+    ]
+
+
+def batches_of(
+    data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
+) -> Iterable[pa.RecordBatch]:
+    """Record batches of whatever Arrow data a caller has.
+
+    Raises:
+        Rejected: something that is not Arrow data.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        batches: list[pa.RecordBatch] = data.to_batches()
+        return batches
+    if isinstance(data, Iterable):  # a RecordBatchReader is one
+        return data
+    raise Rejected(f"{type(data).__name__} is no Arrow data; expected a Table, RecordBatch or reader")

@@ -1,0 +1,90 @@
+"""A key space: small values by key, replicated like any tablet. Used through `AsyncClient.keyspace(name)`.
+
+Invariant: an operation is done whole or not at all, and once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from stele.client.tablet import TabletClient
+from stele.model.errors import Code, Rejected, SteleError
+from stele.rpc.proto import tserver_pb2
+
+_ELECT_INTERVAL_S = 0.5
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+class KeySpace:
+    """An open key space. Keys and values are bytes; str is taken as UTF-8."""
+
+    def __init__(self, name: str, tablet: TabletClient, timeout_s: float) -> None:
+        self.name = name
+        self._tablet = tablet
+        self._timeout_s = timeout_s
+
+    async def replace(self, key: bytes | str, value: bytes | str) -> None:
+        """Set a key, whatever was there."""
+        await self._ask(tserver_pb2.KV_REPLACE, key, value)
+
+    async def insert(self, key: bytes | str, value: bytes | str) -> None:
+        """Set a key that must not be there.
+
+        Raises:
+            Rejected: ALREADY_PRESENT, also while another's insert of it is not committed yet.
+        """
+        await self._ask(tserver_pb2.KV_INSERT, key, value)
+
+    async def read(self, key: bytes | str) -> bytes | None:
+        """The value of a key as of now (linearizable), None if it is not there."""
+        try:
+            pairs = await self._ask(tserver_pb2.KV_READ, key)
+        except Rejected as exc:
+            if exc.code is Code.NOT_FOUND:
+                return None
+            raise
+        return pairs[0][1] if pairs else None
+
+    async def delete(self, key: bytes | str) -> None:
+        """Remove a key, present or not."""
+        await self._ask(tserver_pb2.KV_DELETE, key)
+
+    async def list(self, prefix: bytes | str = b"") -> Pairs:
+        """Keys that begin with `prefix` and their values, in order."""
+        return await self._ask(tserver_pb2.KV_LIST, prefix)
+
+    async def elect(self, name: str, candidate: str) -> str:
+        """Stand for `name`: become its holder if nobody is. Returns who holds it now."""
+        try:
+            await self.insert(name, candidate)
+            return candidate
+        except Rejected as exc:
+            if exc.code is not Code.ALREADY_PRESENT:
+                raise
+        holder = await self.read(name)
+        return candidate if holder is None else holder.decode("utf-8", "replace")
+
+    async def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
+        """Wait until the value of a key is another than `known`; returns it."""
+        while True:
+            try:
+                value = await self.read(key)
+            except SteleError as exc:
+                if exc.code in (Code.NOT_FOUND, Code.TABLET_DELETED):
+                    raise
+                value = known
+            if value != known:
+                return value
+            await asyncio.sleep(_ELECT_INTERVAL_S)
+
+    async def _ask(
+        self, op: tserver_pb2.KvOpPB.ValueType, key: bytes | str, value: bytes | str = b""
+    ) -> Pairs:
+        request = tserver_pb2.KvRequest(op=op, key=_bytes(key), value=_bytes(value))
+        answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
+        return [(pair.key, pair.value) for pair in answer.pairs]
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text

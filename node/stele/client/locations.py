@@ -1,0 +1,204 @@
+"""Where the tablets of a table are, and who is thought to lead them. Owned by an open table.
+
+Invariant: what stands here is a hint. A wrong one costs a round trip, never a wrong answer, because nodes check tablet
+and leadership themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stele.client.masters import Masters
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.partition import PartitionSchema, partitions
+from stele.model.schema import Schema
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
+from stele.rpc.proto import common_pb2, master_pb2
+
+REFRESH_INTERVAL_S = 0.2
+"""However many ask, the masters are asked no more often than this, per table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """One replica of a tablet: its node and where that node listens."""
+
+    node_id: str
+    address: str
+    flight_address: str
+    zone: str = ""
+
+
+@dataclass(slots=True)
+class TabletPlace:
+    """One tablet. `leader` indexes `replicas`: the presumed leader, else where to ask next."""
+
+    tablet_id: str
+    ordinal: int
+    replicas: tuple[ReplicaPlace, ...]
+    incarnation: int = 0
+    leader: int = 0
+
+    def target(self) -> ReplicaPlace:
+        """Whom to ask.
+
+        Raises:
+            Retryable: NOT_READY if the tablet has no replicas yet.
+        """
+        if not self.replicas:
+            raise Retryable(f"tablet {self.tablet_id} has no replicas yet", code=Code.NOT_READY)
+        return self.replicas[self.leader % len(self.replicas)]
+
+    def led_by(self, node_id: str) -> bool:
+        """Take up a hint who leads. False if that node is not known to have a replica."""
+        for position, replica in enumerate(self.replicas):
+            if replica.node_id == node_id:
+                self.leader = position
+                return True
+        return False
+
+    def ask_next(self, failed: ReplicaPlace) -> None:
+        """`failed` is not the one, or is gone: ask another next, unless somebody was found meanwhile."""
+        if self.replicas and self.target() == failed:
+            self.leader = (self.leader + 1) % len(self.replicas)
+
+
+@dataclass(slots=True)
+class TableInfo:
+    """A table as the masters describe it."""
+
+    table_id: str
+    name: str
+    state: str
+    kind: str
+    schema: Schema | None
+    partitioning: PartitionSchema
+    replication_factor: int
+    tablets: int
+    tablets_running: int
+
+
+def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
+    """A table of a master's answer."""
+    return TableInfo(
+        table_id=id_from_pb(pb.table_id),
+        name=pb.name,
+        state=pb.state,
+        kind=pb.kind or "table",
+        schema=schema_from_pb(pb.schema) if pb.schema.columns else None,
+        partitioning=partitioning_from_pb(pb.partitioning),
+        replication_factor=pb.replication_factor,
+        tablets=pb.tablets,
+        tablets_running=pb.tablets_running,
+    )
+
+
+@dataclass(slots=True)
+class Locations:
+    """Tablets of one table, by ordinal."""
+
+    masters: Masters
+    table_id: str
+    info: TableInfo
+    tablets: list[TabletPlace] = field(default_factory=list)
+    _refreshed_at: float = 0.0
+    _refreshing: asyncio.Task[None] | None = None
+
+    async def refresh(self, *, timeout_s: float = 5.0) -> None:
+        """Ask the masters again; concurrent callers share one question.
+
+        Raises:
+            Rejected: NOT_FOUND if the table is gone.
+            SteleError: if no master answers.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(timeout_s))
+        await asyncio.shield(self._refreshing)
+
+    def refresh_soon(self) -> None:
+        """Ask the masters again in the background; a failure is no news."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(5.0))
+            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _refresh(self, timeout_s: float) -> None:
+        rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+        answer = await self.masters.call(
+            "GetTableLocations",
+            master_pb2.GetTableLocationsRequest(table_id=id_to_pb(self.table_id)),
+            timeout_s=timeout_s,
+        )
+        self._refreshed_at = time.monotonic()
+        self.take(answer)
+
+    def take(self, answer: master_pb2.GetTableLocationsResponse) -> None:
+        """Take up an answer of the masters. TabletPlace objects stay, so that who holds one sees the change.
+
+        Raises:
+            Rejected: NOT_FOUND if the table was removed.
+        """
+        self.info = table_info_from_pb(answer.table)
+        if self.info.state == "REMOVED":
+            raise Rejected(f"table {self.info.name} was deleted", code=Code.NOT_FOUND)
+        ordinals = {part: n for n, part in enumerate(partitions(self.info.partitioning))}
+        known = {tablet.ordinal: tablet for tablet in self.tablets}
+        for pb in answer.tablets:
+            if pb.state in ("REPLACED", "DELETED"):
+                continue
+            ordinal = ordinals.get(partition_from_pb(pb.partition))
+            if ordinal is None:
+                continue
+            fresh = _place(pb, ordinal)
+            tablet = known.get(ordinal)
+            if tablet is None or tablet.tablet_id != fresh.tablet_id:
+                known[ordinal] = fresh
+            else:
+                _update(tablet, fresh)
+        self.tablets = [known[n] for n in sorted(known)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part of the table has a tablet."""
+        return len(self.tablets) == self.info.partitioning.tablets
+
+    def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
+        """The tablets of these ordinals.
+
+        Raises:
+            Retryable: NOT_READY if one is being created still.
+        """
+        if not self.complete:
+            raise Retryable(
+                f"table {self.info.name}: {len(self.tablets)} of {self.info.partitioning.tablets} tablets exist yet",
+                code=Code.NOT_READY,
+            )
+        return [self.tablets[n] for n in ordinals]
+
+
+def _place(pb: master_pb2.TabletLocationsPB, ordinal: int) -> TabletPlace:
+    # Learners and witnesses hold no rows to serve; voters alone are asked.
+    voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER]
+    voters.sort(key=lambda r: (r.role != common_pb2.LEADER, not r.alive))
+    return TabletPlace(
+        tablet_id=id_from_pb(pb.tablet_id),
+        ordinal=ordinal,
+        replicas=tuple(
+            ReplicaPlace(id_from_pb(r.peer.node_id), r.peer.address, r.flight_address, r.zone) for r in voters
+        ),
+        incarnation=pb.tablet_incarnation,
+    )
+
+
+def _update(tablet: TabletPlace, fresh: TabletPlace) -> None:
+    """Whom we meant to ask goes on being asked if it is still there: nodes told us later than the masters know."""
+    previous = tablet.target().node_id if tablet.replicas else ""
+    tablet.replicas = fresh.replicas
+    tablet.incarnation = fresh.incarnation
+    tablet.leader = 0
+    tablet.led_by(previous)

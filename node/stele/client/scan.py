@@ -1,0 +1,329 @@
+"""Scans: rows of a table at one snapshot, straight from the tablets over Arrow Flight.
+
+Used by an open table. Blocking reads run in threads; each tablet is read from its leader, else from another replica.
+Invariant: all tablets are read at one snapshot, and a row comes out once, whichever replicas it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event, Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.model import keys
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.predicate import ScanSpec
+from stele.model.schema import Schema
+from stele.rpc.flight import from_flight_error
+from stele.rpc.resolve import split_address
+from stele.rpc.ticket import Ticket
+
+PARALLEL_TABLETS = 4
+CONNECT_TIMEOUT_S = 1.0
+STALL_TIMEOUT_S = 15.0
+"""A replica that sends nothing for so long is given up."""
+_QUEUE_BATCHES = 8
+_BACKOFF_S = 0.05
+_DEFINITE = frozenset(
+    (
+        Code.INVALID_ARGUMENT,
+        Code.SCHEMA_MISMATCH,
+        Code.SNAPSHOT_TOO_OLD,
+        Code.UNSUPPORTED_VERSION,
+        Code.WRONG_CLUSTER,
+        Code.PERMISSION_DENIED,
+    )
+)
+
+
+class FlightPool:
+    """Flight connections by address, shared by threads."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Any] = {}
+        self._lock = Lock()
+        self.threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
+
+    def get(self, address: str) -> Any:
+        """A connection to `address`. Fails at once if nobody listens; gRPC alone would wait 20 s for a dead machine.
+
+        Raises:
+            Retryable: UNAVAILABLE.
+        """
+        with self._lock:
+            client = self._clients.get(address)
+        if client is not None:
+            return client
+        host, port = split_address(address)
+        try:
+            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+        except OSError as exc:
+            raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
+        client = fl.connect(f"grpc+tcp://{address}")
+        with self._lock:
+            return self._clients.setdefault(address, client)
+
+    def drop(self, address: str) -> None:
+        """Forget a connection that failed. It is closed when its last reader lets go of it."""
+        with self._lock:
+            self._clients.pop(address, None)
+
+    def close(self) -> None:
+        """Close all. Readers under way fail."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A scan of some tablets of a table. What Spark ships to its workers."""
+
+    cluster_id: str
+    schema: Schema
+    spec: ScanSpec
+    snapshot: int
+    tablets: tuple[TabletPlace, ...]
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Schema of the batches."""
+        return self.schema.to_arrow(self.spec.column_ids or None)
+
+
+class TabletScan:
+    """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
+
+    A scan in key order resumes at another replica behind the last row it gave. One without order starts again, and
+    says so by yielding None: throw away what came before.
+    """
+
+    def __init__(self, pool: FlightPool, plan: ScanPlan, tablet: TabletPlace, timeout_s: float) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._tablet = tablet
+        self._timeout_s = timeout_s
+        self._stop = Event()
+        self._given = 0
+        self._key_ids = tuple(int(c.id) for c in plan.schema.key_columns)
+
+    def stop(self) -> None:
+        """End the scan from another thread, before its next batch."""
+        self._stop.set()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch | None]:
+        """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch."""
+        spec = self._plan.spec
+        wanted = spec.column_ids or self._plan.schema.column_ids
+        extra = tuple(i for i in self._key_ids if i not in wanted) if spec.ordered else ()
+        spec = replace(spec, column_ids=(*wanted, *extra))
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            replica = self._tablet.target()
+            try:
+                for batch in self._read(replica, spec):
+                    if batch.num_rows:
+                        spec = self._behind(spec, batch)
+                        self._given += batch.num_rows
+                        yield batch.select(range(len(wanted))) if extra else batch
+                    deadline = time.monotonic() + self._timeout_s
+                    if self._stop.is_set():
+                        return
+                return
+            except SteleError as exc:
+                if exc.code in _DEFINITE or time.monotonic() > deadline:
+                    raise
+            self._pool.drop(replica.flight_address)
+            self._tablet.ask_next(replica)
+            if self._stop.wait(_BACKOFF_S):
+                return
+            if self._given and not spec.ordered:
+                self._given = 0
+                yield None
+
+    def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
+        """What is left to read once `batch` has been given."""
+        if not spec.ordered:
+            return spec
+        last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
+        limit = None if spec.limit is None else spec.limit - batch.num_rows
+        return replace(spec, resume_after=last, limit=limit)
+
+    def _read(self, replica: ReplicaPlace, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
+        if spec.limit is not None and spec.limit <= 0:
+            return
+        plan = self._plan
+        ticket = Ticket(
+            plan.cluster_id,
+            self._tablet.tablet_id,
+            plan.snapshot,
+            plan.schema.version,
+            spec.to_json(plan.schema),
+        )
+        reader = None
+        try:
+            client = self._pool.get(replica.flight_address)
+            reader = client.do_get(fl.Ticket(ticket.encode()))
+            while True:
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    reader = None
+                    return
+                yield chunk.data
+        except (fl.FlightError, pa.ArrowException, OSError) as exc:
+            reader = None
+            raise from_flight_error(exc, where=replica.flight_address) from exc
+        finally:
+            if reader is not None:
+                reader.cancel()
+
+
+class Scanner:
+    """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame."""
+
+    def __init__(self, pool: FlightPool, plan: ScanPlan, *, ordered: bool, timeout_s: float) -> None:
+        self.plan = plan
+        self._pool = pool
+        self._ordered = ordered
+        self._timeout_s = timeout_s
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Record batches as they come, from several tablets at once, with a bounded number in memory.
+
+        In key order if the scan is ordered (then tablets of a hashed table are merged in memory first).
+
+        Raises:
+            SteleError: if no replica of a tablet can serve it.
+        """
+        if self._ordered and len(self.plan.tablets) > 1:
+            for batch in (await self.to_table()).to_batches():
+                yield batch
+            return
+        # Batches are handed on as they come, so a scan that breaks must be able to resume: key order.
+        plan = replace(self.plan, spec=replace(self.plan.spec, ordered=True))
+        queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue(_QUEUE_BATCHES)
+        scans = [TabletScan(self._pool, plan, tablet, self._timeout_s) for tablet in plan.tablets]
+        places = asyncio.Semaphore(PARALLEL_TABLETS)
+        loop = asyncio.get_running_loop()
+
+        def pump(scan: TabletScan) -> None:
+            try:
+                for batch in scan:
+                    asyncio.run_coroutine_threadsafe(queue.put(batch), loop).result()
+            except SteleError as exc:
+                asyncio.run_coroutine_threadsafe(queue.put(exc), loop).result()
+            asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+
+        async def run(scan: TabletScan) -> None:
+            async with places:
+                await loop.run_in_executor(self._pool.threads, pump, scan)
+
+        tasks = [asyncio.create_task(run(scan)) for scan in scans]
+        left, limit = len(scans), self.plan.spec.limit
+        try:
+            while left and (limit is None or limit > 0):
+                item = await queue.get()
+                if item is None:
+                    left -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    if limit is not None:
+                        item = item.slice(0, limit)
+                        limit -= item.num_rows
+                    yield item
+        finally:
+            for scan in scans:
+                scan.stop()
+            ended = asyncio.gather(*tasks, return_exceptions=True)
+            while (
+                not ended.done()
+            ):  # threads wait for room in the queue; make it until they see that they may stop
+                while not queue.empty():
+                    queue.get_nowait()
+                await asyncio.wait([ended], timeout=0.01)
+
+    async def to_table(self) -> pa.Table:
+        """All rows as one Arrow table. Raises as `batches` does."""
+        places = asyncio.Semaphore(PARALLEL_TABLETS)
+        loop = asyncio.get_running_loop()
+        scans = [TabletScan(self._pool, self.plan, t, self._timeout_s) for t in self.plan.tablets]
+
+        async def run(scan: TabletScan) -> list[pa.RecordBatch]:
+            async with places:
+                return await loop.run_in_executor(self._pool.threads, _collect, scan)
+
+        tasks = [asyncio.create_task(run(scan)) for scan in scans]
+        try:
+            collected = await asyncio.gather(*tasks)
+        except BaseException:
+            for scan in scans:
+                scan.stop()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        table = pa.Table.from_batches([b for part in collected for b in part], self.plan.arrow_schema)
+        if self._ordered and len(self.plan.tablets) > 1:
+            table = await asyncio.to_thread(_in_key_order, table, self.plan.schema)
+        return table if self.plan.spec.limit is None else table.slice(0, self.plan.spec.limit)
+
+    async def to_pandas(self) -> Any:
+        """All rows as a pandas frame."""
+        table = await self.to_table()
+        return await asyncio.to_thread(table.to_pandas)
+
+    async def count(self) -> int:
+        """How many rows there are; reads one narrow column."""
+        first = self.plan.schema.key_column_ids[0]
+        spec = replace(self.plan.spec, column_ids=(int(first),))
+        narrow = Scanner(self._pool, replace(self.plan, spec=spec), ordered=False, timeout_s=self._timeout_s)
+        return int((await narrow.to_table()).num_rows)
+
+
+def _collect(scan: TabletScan) -> list[pa.RecordBatch]:
+    found: list[pa.RecordBatch] = []
+    for batch in scan:
+        if batch is None:
+            found.clear()
+        else:
+            found.append(batch)
+    return found
+
+
+def _in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
+    names = [column.name for column in schema.key_columns]
+    return table.sort_by([(name, "ascending") for name in names])
+
+
+def key_bound(bound: Sequence[Any] | dict[str, Any] | None, schema: Schema, what: str) -> bytes:
+    """Encoded bytes of a bound of a key range: values of the first key columns, by position or by name.
+
+    Raises:
+        Rejected: names that are not the first key columns, or values that do not fit.
+    """
+    if bound is None:
+        return b""
+    columns = schema.key_columns
+    if isinstance(bound, dict):
+        wanted = [column.name for column in columns[: len(bound)]]
+        if set(wanted) != set(bound):
+            raise Rejected(f"{what}: expected values of the first key columns {wanted}, got {list(bound)}")
+        bound = [bound[name] for name in wanted]
+    if not 0 < len(bound) <= len(columns):
+        raise Rejected(f"{what}: {len(bound)} values; expected 1 to {len(columns)}")
+    types = [column.arrow for column in columns[: len(bound)]]
+    if len(bound) == len(columns):
+        return keys.encode_tuple(list(bound), types)
+    # A string that more columns follow is encoded with its end marked: let one follow, and cut it off again.
+    return keys.encode_tuple([*bound, 0], [*types, pa.int8()])[:-1]

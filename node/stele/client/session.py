@@ -1,0 +1,174 @@
+"""A session: one caller's rows, written in the background, in the order in which they were given.
+
+Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, and no more than
+`buffer_bytes` of rows wait in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from stele.client.bulk import BulkWriter
+from stele.client.results import RowErrors, WriteResult
+from stele.model.block import DELETES, INSERTS, RowError, RowOp
+from stele.model.errors import SteleError
+from stele.model.rows import batch_from_rows
+from stele.model.schema import Schema
+
+ROWS_MAX = 65_536
+_ROW_BYTES_GUESS = 64
+
+
+class Session:
+    """Use as `async with table.new_session() as session:`; leaving it flushes.
+
+    `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        writer_of: Callable[[RowOp], BulkWriter],
+        *,
+        flush_interval_s: float,
+        buffer_bytes: int,
+    ) -> None:
+        self._schema = schema
+        self._writer_of = writer_of
+        self._interval_s = flush_interval_s
+        self._buffer_bytes = buffer_bytes
+        self._rows: list[tuple[RowOp, Mapping[str, Any]]] = []
+        self._bytes = 0
+        self._given = 0  # rows before those that wait
+        self._result = WriteResult()
+        self._failure: SteleError | None = None
+        self._lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._background: asyncio.Task[None] | None = None
+
+    async def insert(self, row: Mapping[str, Any]) -> None:
+        """A whole row whose key must not be present."""
+        await self.apply(RowOp.INSERT, row)
+
+    async def insert_ignore(self, row: Mapping[str, Any]) -> None:
+        """A whole row, left alone if its key is present."""
+        await self.apply(RowOp.INSERT_IGNORE, row)
+
+    async def upsert(self, row: Mapping[str, Any]) -> None:
+        """A whole row, replaced if its key is present."""
+        await self.apply(RowOp.UPSERT, row)
+
+    async def update(self, row: Mapping[str, Any]) -> None:
+        """Some columns of a row whose key must be present."""
+        await self.apply(RowOp.UPDATE, row)
+
+    async def delete(self, row: Mapping[str, Any]) -> None:
+        """The key of a row to remove, which must be present."""
+        await self.apply(RowOp.DELETE, row)
+
+    async def apply(self, op: RowOp, row: Mapping[str, Any]) -> None:
+        """Take in one row; waits while the buffer is full.
+
+        Raises:
+            SteleError: what became of an earlier flush in the background.
+        """
+        self._raise()
+        self._rows.append((op, row))
+        self._bytes += _ROW_BYTES_GUESS + sum(
+            len(value) for value in row.values() if isinstance(value, (str, bytes))
+        )
+        if self._bytes >= self._buffer_bytes or len(self._rows) >= ROWS_MAX:
+            await self._flush()
+            self._raise()
+        elif self._interval_s > 0 and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
+
+    async def flush(self) -> WriteResult:
+        """Write what waits. Returns what was written since the last flush.
+
+        Raises:
+            RowErrors: if rows were refused since then; positions count the rows since then. The others are written.
+            SteleError: if a block as a whole was not written.
+        """
+        await self._flush()
+        self._raise()
+        result, self._result, self._given = self._result, WriteResult(), 0
+        if result.row_errors:
+            raise RowErrors(result)
+        return result
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel_timer()
+        if exc is None:
+            await self.flush()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._background = asyncio.get_running_loop().create_task(self._flush_quietly())
+
+    async def _flush_quietly(self) -> None:
+        try:
+            await self._flush()
+        except SteleError as exc:
+            self._failure = exc
+
+    async def _flush(self) -> None:
+        self._cancel_timer()
+        async with self._lock:
+            rows, self._rows, self._bytes = self._rows, [], 0
+            for run in _runs(rows):
+                await self._write_run(run)
+
+    async def _write_run(self, run: list[tuple[RowOp, Mapping[str, Any]]]) -> None:
+        """Rows of one operation and shape, which may leave together."""
+        first = self._given
+        self._given += len(run)
+        op = run[0][0]
+        batch, _, kept, errors = batch_from_rows([row for _, row in run], self._schema, op)
+        self._result.row_errors.extend(RowError(first + e.row, e.code, e.message) for e in errors)
+        if not batch.num_rows:
+            return
+        writer = self._writer_of(op)
+        await writer.feed(batch)
+        written = await writer.finish()
+        positions = np.asarray(kept)
+        self._result.row_errors.extend(
+            RowError(first + int(positions[e.row]), e.code, e.message) for e in written.row_errors
+        )
+        self._result.rows_written += written.rows_written
+        self._result.timestamp = max(self._result.timestamp, written.timestamp)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def _runs(
+    rows: list[tuple[RowOp, Mapping[str, Any]]],
+) -> list[list[tuple[RowOp, Mapping[str, Any]]]]:
+    """Neighbouring rows that one block can carry: one operation, and for updates the same columns."""
+    runs: list[list[tuple[RowOp, Mapping[str, Any]]]] = []
+    shape: object = None
+    for op, row in rows:
+        this = op if op in INSERTS or op in DELETES else (op, frozenset(row))
+        if this != shape:
+            runs.append([])
+            shape = this
+        runs[-1].append((op, row))
+    return runs

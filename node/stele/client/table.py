@@ -1,0 +1,293 @@
+"""An open table: write rows, read rows. Made by `AsyncClient.open_table`.
+
+Owns its locations and one client per tablet. Invariant: every row goes to the tablet that the partitioning names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from stele.client.batcher import Batcher
+from stele.client.bulk import BulkWriter, batches_of
+from stele.client.locations import Locations, TableInfo
+from stele.client.results import WriteResult
+from stele.client.scan import FlightPool, Scanner, ScanPlan, key_bound
+from stele.client.session import Session
+from stele.client.streams import Streams
+from stele.client.tablet import Observed, TabletClient
+from stele.model.block import RowOp
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.partition import PartitionSchema, assign, prune
+from stele.model.predicate import Predicate, ScanSpec
+from stele.model.rows import batch_from_rows
+from stele.model.schema import Schema
+from stele.rpc.identity import Identity
+from stele.rpc.proto import tserver_pb2
+
+Row = Mapping[str, Any]
+PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any]
+
+BULK_BYTES = 64 << 20
+
+
+class AsyncTable:
+    """A table. `timeout_s` is how long one row, block or read may take before it is given up."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        locations: Locations,
+        streams: Streams,
+        flight: FlightPool,
+        observed: Observed,
+        now: Callable[[], int],
+        timeout_s: float,
+    ) -> None:
+        info = locations.info
+        if info.schema is None:
+            raise Rejected(f"{info.name} is a key space, not a table; open it with keyspace({info.name!r})")
+        self.name = info.name
+        self.schema: Schema = info.schema
+        self.partitioning: PartitionSchema = info.partitioning
+        self.locations = locations
+        self._identity = identity
+        self._streams = streams
+        self._flight = flight
+        self._observed = observed
+        self._now = now
+        self._timeout_s = timeout_s
+        self._tablets: dict[str, TabletClient] = {}
+        self._batcher = Batcher(self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
+
+    @property
+    def info(self) -> TableInfo:
+        """The table as the masters last described it."""
+        return self.locations.info
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Arrow schema of all columns."""
+        return self.schema.to_arrow()
+
+    async def put(self, row: Row) -> int:
+        """Upsert one row; the hybrid time it was written at. Concurrent callers share messages.
+
+        Raises:
+            Rejected: the row itself is at fault.
+            Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
+        """
+        return await self._batcher.put(RowOp.UPSERT, row)
+
+    upsert = put
+
+    async def insert(self, row: Row) -> int:
+        """Insert one row. Raises as `put`; ALREADY_PRESENT if its key is there."""
+        return await self._batcher.put(RowOp.INSERT, row)
+
+    async def update(self, row: Row) -> int:
+        """Change the columns given, of the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
+        return await self._batcher.put(RowOp.UPDATE, row)
+
+    async def delete(self, row: Row) -> int:
+        """Delete the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
+        return await self._batcher.put(RowOp.DELETE, row)
+
+    async def apply(self, op: RowOp, row: Row) -> int:
+        """Any row operation, the _ignore ones too. Raises as `put`."""
+        return await self._batcher.put(op, row)
+
+    def new_session(
+        self,
+        *,
+        flush_interval_s: float = 1.0,
+        buffer_bytes: int = 8 << 20,
+        timeout_s: float | None = None,
+    ) -> Session:
+        """A session for one caller that writes many rows in order."""
+        return Session(
+            self.schema,
+            lambda op: self._bulk_writer(op, timeout_s, BULK_BYTES, None),
+            flush_interval_s=flush_interval_s,
+            buffer_bytes=buffer_bytes,
+        )
+
+    async def write_arrow(
+        self,
+        data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
+        op: RowOp | str = RowOp.UPSERT,
+        *,
+        timeout_s: float | None = None,
+        buffer_bytes: int = BULK_BYTES,
+        on_rows: Callable[[int], None] | None = None,
+        raise_row_errors: bool = True,
+    ) -> WriteResult:
+        """Write Arrow data in blocks, one after another per tablet, tablets at once.
+
+        `timeout_s` is for each block; `on_rows` is told how many rows were acknowledged, as it happens.
+
+        Raises:
+            RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
+            Rejected: columns that do not fit the table.
+            SteleError: a block as a whole was not written; other blocks may be.
+        """
+        wanted = RowOp[op.upper()] if isinstance(op, str) else op
+        writer = self._bulk_writer(wanted, timeout_s, buffer_bytes, on_rows)
+        try:
+            for batch in batches_of(data):
+                await writer.feed(batch)
+            result = await writer.finish()
+        except BaseException:
+            await writer.abandon()
+            raise
+        return result.raise_for_errors() if raise_row_errors else result
+
+    async def get(self, key: Row, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row with this key as of now (linearizable), None if there is none.
+
+        Raises:
+            Rejected: a key that does not fit, or an unknown column.
+            SteleError: no leader answered in time.
+        """
+        batch, _, _, errors = batch_from_rows([key], self.schema, RowOp.DELETE)
+        if errors:
+            raise Rejected(errors[0].message)
+        (ordinal,) = assign(batch, self.schema, self.partitioning).tolist()
+        request = tserver_pb2.ReadRequest(
+            keys=batch.serialize().to_pybytes(),
+            column_ids=self._column_ids(columns),
+            schema_version=self.schema.version,
+        )
+        answer = await self._tablet(ordinal).read(request, timeout_s=self._timeout_s)
+        rows = pa.ipc.open_stream(answer.rows).read_all().to_pylist() if answer.rows else []
+        return rows[0] if rows else None
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[PredicateLike] = (),
+        *,
+        lower: Sequence[Any] | Mapping[str, Any] | None = None,
+        upper: Sequence[Any] | Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        ordered: bool = False,
+        snapshot: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Scanner:
+        """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
+
+        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"); all must be true.
+        `lower` (inclusive) and `upper` (exclusive): values of the first key columns. `snapshot`: a hybrid time, by
+        default now, and never below what this client has seen written.
+
+        Raises:
+            Rejected: an unknown column, or a value that does not fit.
+            Retryable: NOT_READY while the table is being created.
+        """
+        return Scanner(
+            self._flight,
+            self.plan_scan(
+                columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
+            ),
+            ordered=ordered,
+            timeout_s=timeout_s or self._timeout_s,
+        )
+
+    def plan_scan(
+        self,
+        columns: Sequence[str] | None = None,
+        predicates: Sequence[PredicateLike] = (),
+        *,
+        lower: Sequence[Any] | Mapping[str, Any] | None = None,
+        upper: Sequence[Any] | Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        ordered: bool = False,
+        snapshot: int | None = None,
+    ) -> ScanPlan:
+        """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
+        spec = ScanSpec(
+            column_ids=self._column_ids(columns),
+            predicates=tuple(self._predicate(p) for p in predicates),
+            lower_key=key_bound(dict(lower) if isinstance(lower, Mapping) else lower, self.schema, "lower"),
+            upper_key=key_bound(dict(upper) if isinstance(upper, Mapping) else upper, self.schema, "upper"),
+            limit=limit,
+            ordered=ordered,
+        )
+        ordinals = prune(self.partitioning, self.schema, spec.predicates)
+        return ScanPlan(
+            self._identity.cluster_id,
+            self.schema,
+            spec,
+            self._now() if snapshot is None else snapshot,
+            tuple(self.locations.by_ordinal(ordinals)),
+        )
+
+    async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
+        """Until every tablet has a leader.
+
+        Raises:
+            Retryable: NOT_READY after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            await self.locations.refresh()
+            info = self.locations.info
+            if self.locations.complete and info.tablets_running >= info.partitioning.tablets:
+                return
+            if time.monotonic() > deadline:
+                raise Retryable(
+                    f"table {info.name}: {info.tablets_running} of {info.partitioning.tablets} tablets have a leader "
+                    f"after {timeout_s:.0f} s; `stele ksck` says why",
+                    code=Code.NOT_READY,
+                )
+            await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        """Wait for single rows under way."""
+        await self._batcher.close()
+
+    def _tablet(self, ordinal: int) -> TabletClient:
+        (place,) = self.locations.by_ordinal([ordinal])
+        client = self._tablets.get(place.tablet_id)
+        if client is None:
+            client = self._tablets[place.tablet_id] = TabletClient(
+                place, self.locations, self._streams, self._observed
+            )
+        return client
+
+    def _bulk_writer(
+        self, op: RowOp, timeout_s: float | None, bytes_max: int, on_rows: Callable[[int], None] | None
+    ) -> BulkWriter:
+        return BulkWriter(
+            self.schema,
+            self.partitioning,
+            self._tablet,
+            op,
+            timeout_s=timeout_s or self._timeout_s,
+            bytes_max=bytes_max,
+            on_rows=on_rows,
+        )
+
+    def _column_ids(self, columns: Sequence[str] | None) -> tuple[int, ...]:
+        if columns is None:
+            return ()
+        unknown = [name for name in columns if name not in self.schema.by_name]
+        if unknown or not columns:
+            raise Rejected(
+                f"table {self.name} has no columns {unknown}; expected some of {list(self.schema.by_name)}"
+            )
+        return tuple(int(self.schema.by_name[name].id) for name in columns)
+
+    def _predicate(self, given: PredicateLike) -> Predicate:
+        if isinstance(given, Predicate):
+            predicate = given
+        else:
+            (column_id,) = self._column_ids([given[0]])
+            value: Any = given[2] if len(given) > 2 else None
+            predicate = Predicate(column_id, given[1], tuple(value) if given[1] == "in" else value)
+        predicate.array(self.schema)
+        return predicate

@@ -1,0 +1,242 @@
+"""Requests to one tablet: finds its leader, retries, backs off, and applies once. One per tablet and client.
+
+Invariant: every attempt of a write carries the same client id, sequence and bytes, and a write that ended without an
+answer is called UNKNOWN_OUTCOME, unless no attempt can have been proposed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from dataclasses import dataclass, field
+
+from stele.client.locations import Locations, ReplicaPlace, TabletPlace
+from stele.client.streams import NotSent, Streams
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.writeop import digest
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import tserver_pb2
+
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
+ATTEMPT_TIMEOUT_S = 2.0
+"""The first attempt's; doubled with each that timed out."""
+CLIENT_ID_IDLE_S = 300.0
+"""Nodes forget a client id after 15 idle minutes (stele.tablet.exactly_once); ours is new long before."""
+_INTERNAL_TRIES = 3
+
+_ELSEWHERE = frozenset(
+    (
+        Code.NOT_LEADER,
+        Code.UNAVAILABLE,
+        Code.NOT_FOUND,
+        Code.TABLET_DELETED,
+        Code.WRONG_NODE,
+        Code.STALE_INCARNATION,
+        Code.STEPPING_DOWN,
+        Code.CORRUPT,
+        Code.IO_ERROR,
+        Code.INTERNAL,
+        Code.TIMED_OUT,
+        Code.NO_QUORUM,
+        Code.UNKNOWN_OUTCOME,
+    )
+)
+_SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
+_REFRESH = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.STALE_INCARNATION))
+_MAYBE_DONE = frozenset(
+    (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
+)
+
+
+class Observed:
+    """The highest hybrid time any answer carried: what a later read must not be below."""
+
+    __slots__ = ("timestamp",)
+
+    def __init__(self) -> None:
+        self.timestamp = 0
+
+    def saw(self, timestamp: int) -> None:
+        """Take note of a timestamp."""
+        if timestamp > self.timestamp:
+            self.timestamp = timestamp
+
+
+@dataclass(slots=True)
+class Sequencer:
+    """Numbers the writes to one tablet under one client id, and knows which are unfinished."""
+
+    client_id: bytes = b""
+    made_us: int = 0
+    _next: int = 1
+    _unfinished: dict[int, None] = field(default_factory=dict)
+    _used_at: float = 0.0
+
+    def begin(self) -> tuple[bytes, int, int]:
+        """(client id, its making in µs since 1970, sequence) of a new write. `finish` it under the same id."""
+        now = time.monotonic()
+        if not self._unfinished and (not self.client_id or now - self._used_at > CLIENT_ID_IDLE_S):
+            self.client_id, self.made_us, self._next = os.urandom(16), time.time_ns() // 1_000, 1
+        self._used_at = now
+        sequence = self._next
+        self._next += 1
+        self._unfinished[sequence] = None
+        return self.client_id, self.made_us, sequence
+
+    def finish(self, sequence: int) -> None:
+        """This write will not be sent again."""
+        self._unfinished.pop(sequence, None)
+
+    def forget(self) -> None:
+        """The tablet no longer knows this client id: the next write that finds none unfinished takes a new one."""
+        self._used_at = -CLIENT_ID_IDLE_S
+
+    def lowest_unfinished(self) -> int:
+        """The lowest sequence that may still be sent."""
+        return next(iter(self._unfinished), self._next)
+
+
+class TabletClient:
+    """One tablet of an open table."""
+
+    def __init__(
+        self, place: TabletPlace, locations: Locations, streams: Streams, observed: Observed
+    ) -> None:
+        self.place = place
+        self._locations = locations
+        self._streams = streams
+        self._observed = observed
+        self._sequencer = Sequencer()
+        self._rng = random.Random()
+
+    async def write(self, block: bytes, *, timeout_s: float) -> tserver_pb2.WriteResponse:
+        """Write a block, once, whatever happens on the way.
+
+        Raises:
+            Rejected: the block as a whole is refused.
+            Retryable: NO_QUORUM and the like if it was certainly not done; UNKNOWN_OUTCOME if it may have been.
+        """
+        client_id, made_us, sequence = self._sequencer.begin()
+        request = tserver_pb2.WriteRequest(
+            tablet_id=id_to_pb(self.place.tablet_id),
+            client_id=client_id,
+            sequence=sequence,
+            first_attempt_us=made_us,
+            digest=digest(block),
+            block=block,
+            tablet_incarnation=self.place.incarnation,
+        )
+        try:
+            response = await self._ask(tserver_pb2.ClientRequest(write=request), timeout_s, changes=True)
+        finally:
+            self._sequencer.finish(sequence)
+        self._observed.saw(response.write.timestamp)
+        return response.write
+
+    async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
+        """Point reads. Raises SteleError; a read that got no answer in time is TIMED_OUT or NO_QUORUM."""
+        request.tablet_id = id_to_pb(self.place.tablet_id)
+        response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s, changes=False)
+        self._observed.saw(response.read.snapshot)
+        return response.read
+
+    async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
+        """A key space operation. Raises as `write` and `read` do."""
+        request.tablet_id = id_to_pb(self.place.tablet_id)
+        changes = request.op not in (tserver_pb2.KV_READ, tserver_pb2.KV_LIST)
+        if not changes:
+            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=False)).kv
+        request.client_id, request.first_attempt_us, request.sequence = self._sequencer.begin()
+        try:
+            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=True)).kv
+        finally:
+            self._sequencer.finish(request.sequence)
+
+    async def _ask(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, *, changes: bool
+    ) -> tserver_pb2.ClientResponse:
+        """Attempts until an answer, a refusal, or the deadline."""
+        deadline = time.monotonic() + timeout_s
+        attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
+        maybe_done, failures_inside = False, 0
+        while True:
+            rest_s = deadline - time.monotonic()
+            this_s = max(0.001, min(attempt_s, rest_s))
+            target: ReplicaPlace | None = None
+            try:
+                target = self.place.target()
+                self._address(request, this_s)
+                stream = self._streams.to(target.node_id, target.address)
+                return await stream.ask(request, timeout_s=this_s)
+            except SteleError as exc:
+                error = exc
+            if error.code is Code.TOO_OLD and not maybe_done:
+                self._sequencer.forget()
+                raise Retryable(
+                    f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
+                )
+            if error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
+                raise error
+            maybe_done |= changes and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
+            failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
+            if error.code is Code.TIMED_OUT:
+                attempt_s *= 2
+            if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
+                raise _last_word(error, maybe_done, timeout_s)
+            at_once = await self._turn_to(target, error)
+            if not at_once:
+                await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:
+        """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
+        deadline_ms = max(1, int(timeout_s * 900))
+        kind = request.WhichOneof("body")
+        if kind == "write":
+            request.write.deadline_ms = deadline_ms
+            request.write.lowest_unfinished = self._sequencer.lowest_unfinished()
+            request.write.tablet_incarnation = self.place.incarnation
+        elif kind == "read":
+            request.read.deadline_ms = deadline_ms
+        else:
+            request.kv.deadline_ms = deadline_ms
+            if request.kv.sequence:
+                request.kv.lowest_unfinished = self._sequencer.lowest_unfinished()
+
+    async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
+        """Decide whom to ask next. True: at once, a leader was named."""
+        if error.code in _SAME_AGAIN and asked is not None:
+            return False
+        if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
+            if error.leader_hint != asked.node_id and self.place.led_by(error.leader_hint):
+                return True
+        elif asked is not None:
+            self.place.ask_next(asked)
+            if error.code not in _REFRESH:
+                if self.place.leader == 0:
+                    self._locations.refresh_soon()
+                return False
+        try:
+            await self._locations.refresh(timeout_s=1.0)
+        except Rejected:
+            raise
+        except SteleError:
+            return False  # the masters may be away; the replicas known so far are asked in turn
+        return False
+
+
+def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleError:
+    if maybe_done:
+        return Retryable(
+            f"no answer within {timeout_s:.1f} s, and the write may have been done: {error.args[0]}; "
+            "read before writing it anew",
+            code=Code.UNKNOWN_OUTCOME,
+        )
+    if isinstance(error, NotLeader) or error.code is Code.UNAVAILABLE:
+        return Retryable(
+            f"no leader found within {timeout_s:.1f} s: {error.args[0]}; nothing was done",
+            code=Code.NO_QUORUM,
+        )
+    return error

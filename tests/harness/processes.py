@@ -1,0 +1,307 @@
+"""A cluster of `stele` processes: started, formed, killed and cleaned up. Used from an event loop.
+
+Every member has a loopback address of its own, so that ports are the same everywhere, as in pods. Invariant: no
+process outlives the one that made it (PR_SET_PDEATHSIG), and logs stay in the cluster's directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stele.client.admin import form_masters
+from stele.model.errors import SteleError
+from stele.model.ids import new_id
+
+NODE_PORT, MASTER_PORT, FLIGHT_PORT, HTTP_PORT = 7050, 7051, 7052, 7080
+
+# Linux sends SIGKILL to the child when the thread that started it ends, so clusters are started on the main thread.
+_LAUNCH = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9)\n"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'stele.cli', *sys.argv[2:]])\n"
+)
+_LOG_TAIL_LINES = 15
+
+
+@dataclass
+class Member:
+    """A node or master: its identity and volume stay, its process comes and goes."""
+
+    name: str
+    role: str
+    host: str
+    directory: Path
+    node_id: str = field(default_factory=new_id)
+    machine: str = ""
+    zone: str = ""
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of its gRPC server."""
+        return f"{self.host}:{MASTER_PORT if self.role == 'master' else NODE_PORT}"
+
+    @property
+    def flight_address(self) -> str:
+        """HOST:PORT of its Flight server."""
+        return f"{self.host}:{FLIGHT_PORT}"
+
+    @property
+    def log_path(self) -> Path:
+        """Where its standard output and error go."""
+        return self.directory.parent / f"{self.name}.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def tail(self) -> str:
+        """The last lines of its log."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+
+
+class Cluster:
+    """`masters` (1, 3 or 5) and `nodes` below `directory`; each on a machine of its own, zones in turn.
+
+    `arguments` are added to every process's command line. Use as `async with Cluster(tmp_path) as cluster:`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        masters: int = 3,
+        nodes: int = 3,
+        zones: tuple[str, ...] = ("z1", "z2", "z3"),
+        arguments: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.cluster_id = new_id()
+        self.directory = directory
+        self.arguments = arguments
+        self._environment = {**os.environ, **(environment or {})}
+        # Two clusters at once must not meet: 127.64.0.0 to 127.127.255.0, by chance, checked by binding.
+        chosen = random.SystemRandom()
+        self._net = f"127.{chosen.randrange(64, 128)}.{chosen.randrange(256)}"
+        self._zones = zones
+        self.masters = [self._member("master", n) for n in range(masters)]
+        self.nodes = [self._member("node", n) for n in range(nodes)]
+
+    def _member(self, role: str, number: int) -> Member:
+        name = f"{role}-{number}"
+        return Member(
+            name=name,
+            role=role,
+            host=f"{self._net}.{(1 if role == 'master' else 11) + number}",
+            directory=self.directory / name,
+            machine=f"machine-{number}",
+            zone=self._zones[number % len(self._zones)] if self._zones else "",
+        )
+
+    @property
+    def master_addresses(self) -> list[str]:
+        """For clients."""
+        return [member.address for member in self.masters]
+
+    @property
+    def members(self) -> list[Member]:
+        """Masters, then nodes."""
+        return [*self.masters, *self.nodes]
+
+    def member(self, node_id: str) -> Member:
+        """The member with this node id."""
+        return next(m for m in self.members if m.node_id == node_id)
+
+    async def __aenter__(self) -> Cluster:
+        try:
+            await self.start()
+        except BaseException:
+            self.kill_all()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            for member in self.members:
+                print(f"--- {member.name} ({member.host}), log {member.log_path}\n{member.tail()}")
+        self.kill_all()
+
+    async def start(self, timeout_s: float = 60.0) -> None:
+        """Start everything, form the masters, wait until all are ready.
+
+        Raises:
+            RuntimeError: with the tails of the logs if a process ends or is not ready in time.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        first = ",".join(f"{m.node_id}={m.address}" for m in self.masters)
+        for master in self.masters:
+            self.launch(master, "--first-masters", first)
+        await self._formed(timeout_s)
+        for node in self.nodes:
+            self.launch(node)
+        await self.wait_ready(timeout_s=timeout_s)
+
+    def launch(self, member: Member, *extra: str) -> None:
+        """Start a member's process. Masters name `--first-masters` or `--join` only for an empty volume."""
+        member.directory.mkdir(parents=True, exist_ok=True)
+        arguments = [
+            *(member.role, "run"),
+            *("--data-dir", str(member.directory)),
+            *("--node-id", member.node_id),
+            *("--cluster-id", self.cluster_id),
+            *("--listen", member.address),
+            *("--advertise", member.address),
+            *("--masters", ",".join(self.master_addresses)),
+            *("--machine", member.machine),
+            *("--zone", member.zone),
+            *("--http-port", str(HTTP_PORT)),
+            *("--flight-port", str(FLIGHT_PORT)),
+            *extra,
+            *self.arguments,
+        ]
+        with member.log_path.open("ab") as out:
+            member.process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, str(os.getpid()), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def add_node(self) -> Member:
+        """One more node with a fresh identity, started."""
+        member = self._member("node", len(self.nodes))
+        self.nodes.append(member)
+        self.launch(member)
+        return member
+
+    def kill(self, member: Member) -> None:
+        """kill -9, and wait for the end."""
+        self._signal(member, signal.SIGKILL)
+        if member.process is not None:
+            member.process.wait()
+
+    def pause(self, member: Member) -> None:
+        """SIGSTOP: the process is there and does nothing."""
+        self._signal(member, signal.SIGSTOP)
+
+    def resume(self, member: Member) -> None:
+        """SIGCONT."""
+        self._signal(member, signal.SIGCONT)
+
+    async def stop(self, member: Member, timeout_s: float = 20.0) -> int:
+        """SIGTERM; the exit code."""
+        self._signal(member, signal.SIGTERM)
+        assert member.process is not None
+        return await asyncio.to_thread(member.process.wait, timeout_s)
+
+    def restart(self, member: Member) -> None:
+        """Start again on the same volume."""
+        self.launch(member)
+
+    def lose(self, member: Member) -> None:
+        """The machine is gone for good, volume and all."""
+        self.kill(member)
+        shutil.rmtree(member.directory)
+
+    def kill_all(self) -> None:
+        """End every process at once."""
+        for member in self.members:
+            if member.running:
+                self._signal(member, signal.SIGKILL)
+        for member in self.members:
+            if member.process is not None:
+                member.process.wait()
+
+    async def wait_ready(self, *members: Member, timeout_s: float = 60.0) -> None:
+        """Until /readyz of these (default: all that were started) says ok.
+
+        Raises:
+            RuntimeError: if one ends or is not ready in time; with the tail of its log.
+        """
+        wanted = list(members) or [m for m in self.members if m.process is not None]
+        deadline = time.monotonic() + timeout_s
+        for member in wanted:
+            while True:
+                status, body = await self.http(member, "/readyz")
+                if status == 200:
+                    break
+                self._must_run(member)
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"{member.name} not ready after {timeout_s} s: {body}\n{member.tail()}"
+                    )
+                await asyncio.sleep(0.05)
+
+    async def http(self, member: Member, path: str) -> tuple[int, str]:
+        """(status, body) of a GET on a member's HTTP port; (0, why) without an answer."""
+        try:
+            async with asyncio.timeout(2.0):
+                reader, writer = await asyncio.open_connection(member.host, HTTP_PORT)
+                try:
+                    writer.write(f"GET {path} HTTP/1.1\r\nHost: {member.host}\r\n\r\n".encode())
+                    raw = await reader.read()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError) as exc:
+            return 0, str(exc) or "no answer"
+        head, _, body = raw.partition(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/") else 0, body.decode(errors="replace")
+
+    async def identity(self, member: Member) -> dict[str, Any]:
+        """What /identity says."""
+        status, body = await self.http(member, "/identity")
+        if status != 200:
+            raise RuntimeError(f"{member.name}: /identity answered {status} {body}")
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def resident_bytes(self, member: Member) -> int:
+        """Resident memory of a member's process."""
+        assert member.process is not None
+        for line in Path(f"/proc/{member.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"{member.name} has no VmRSS")
+
+    async def _formed(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                await form_masters(self.master_addresses, cluster_id=self.cluster_id)
+                return
+            except SteleError as exc:
+                for master in self.masters:
+                    self._must_run(master)
+                if time.monotonic() > deadline:
+                    tails = "\n".join(m.tail() for m in self.masters)
+                    raise RuntimeError(f"the masters did not form: {exc}\n{tails}") from exc
+            await asyncio.sleep(0.1)
+
+    def _must_run(self, member: Member) -> None:
+        if not member.running:
+            code = member.process.returncode if member.process else None
+            raise RuntimeError(f"{member.name} ended with {code}\n{member.tail()}")
+
+    def _signal(self, member: Member, number: signal.Signals) -> None:
+        if member.process is not None and member.process.poll() is None:
+            member.process.send_signal(number)
