@@ -40,10 +40,6 @@ def checksum(batch: pa.RecordBatch, schema: Schema) -> int:
 def _values(array: pa.Array, column: Column) -> U64:
     salt = np.full(1, int(column.id) + 1, np.uint64)
     type_ = array.type
-    nulls = None
-    if array.null_count:
-        nulls = np.asarray(array.is_null())
-        array = _filled(array)
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         found = hash_binary(array, int(column.id) + 1)
     elif pa.types.is_decimal128(type_):
@@ -51,31 +47,20 @@ def _values(array: pa.Array, column: Column) -> U64:
         found = fmix(fmix(raw[::2] + salt) * _STEP + raw[1::2])
     else:
         found = fmix(_bits(array) + salt * _STEP)
-    return found if nulls is None else np.where(nulls, fmix(salt + _NULL), found)
-
-
-def _filled(array: pa.Array) -> pa.Array:
-    """Nulls hold whatever bytes happened to be there: give them one value."""
-    if pa.types.is_string(array.type):
-        return pc.fill_null(array, "")
-    if pa.types.is_binary(array.type):
-        return pc.fill_null(array, b"")
-    if pa.types.is_date32(array.type):
-        return pc.fill_null(array.view(pa.int32()), 0)
-    return pc.fill_null(array, pa.scalar(0, pa.int64()).cast(array.type))
+    # What a null's slot holds is chance; it is hashed, too, and then replaced.
+    return np.where(np.asarray(array.is_null()), fmix(salt + _NULL), found) if array.null_count else found
 
 
 def _bits(array: pa.Array) -> U64:
     type_ = array.type
     if pa.types.is_boolean(type_):
-        bits: U64 = np.asarray(array.cast(pa.uint8())).astype(np.uint64)
+        bits: U64 = np.asarray(pc.fill_null(array, False).cast(pa.uint8())).astype(np.uint64)
         return bits
     width = type_.bit_width // 8
     if pa.types.is_floating(type_):
-        values = np.asarray(array)
-        values = np.where(
-            np.isnan(values), values.dtype.type(np.nan), values + values.dtype.type(0)
-        )  # one NaN, one 0
+        values = np.frombuffer(array.buffers()[1], f"f{width}")[array.offset : array.offset + len(array)]
+        zero = values.dtype.type(0)
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + zero)  # one NaN, one zero
         floats: U64 = values.view(f"u{width}").astype(np.uint64)
         return floats
     raw = np.frombuffer(array.buffers()[1], f"i{width}")[array.offset : array.offset + len(array)]

@@ -38,6 +38,16 @@ _SIGNED: dict[int, tuple[str, int]] = {
     8: (">u8", 1 << 63),
 }
 _PACK = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
+_INT_WIDTHS = {
+    pa.lib.Type_INT8: 1,
+    pa.lib.Type_INT16: 2,
+    pa.lib.Type_INT32: 4,
+    pa.lib.Type_INT64: 8,
+    pa.lib.Type_DATE32: 4,
+    pa.lib.Type_TIMESTAMP: 8,
+}
+_TIME_KINDS = (pa.lib.Type_DATE32, pa.lib.Type_TIMESTAMP)
+_BYTES_KINDS = (pa.lib.Type_STRING, pa.lib.Type_BINARY)
 _INT_OF_WIDTH = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 
 
@@ -123,7 +133,7 @@ def key_list(arrays: Sequence[pa.Array]) -> list[bytes]:
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
-    return type_.id in (pa.lib.Type_STRING, pa.lib.Type_BINARY)
+    return type_.id in _BYTES_KINDS
 
 
 def _as_binary(array: pa.Array) -> pa.BinaryArray:
@@ -151,7 +161,7 @@ def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
         turned: npt.NDArray[np.uint8] = raw.reshape(rows, 16)[:, ::-1].copy()
         turned[:, 0] ^= 0x80
         return turned
-    if not (pa.types.is_signed_integer(type_) or pa.types.is_date32(type_) or pa.types.is_timestamp(type_)):
+    if type_.id not in _INT_WIDTHS:
         raise Rejected(f"a column of type {type_} cannot be part of a key")
     width = type_.bit_width // 8
     big_endian, sign = _SIGNED[width]
@@ -173,22 +183,20 @@ def _encode_tiny(arrays: Sequence[pa.Array]) -> list[bytes]:
     encoded: list[bytes] = []
     last = len(arrays) - 1
     for position, array in enumerate(arrays):
-        type_ = array.type
-        if _is_bytes(type_):
+        kind = array.type.id
+        width = _INT_WIDTHS.get(kind)
+        if width is not None:
+            bias, pack = 1 << (width * 8 - 1), _PACK[width].pack
+            ints = array.view(_INT_OF_WIDTH[width]) if kind in _TIME_KINDS else array
+            values = [pack(v + bias) for v in ints.to_pylist()]
+        elif kind in _BYTES_KINDS:
             values = _as_binary(array).to_pylist()
             if position != last:
                 values = [v.replace(b"\x00", b"\x00\x01") + b"\x00\x00" for v in values]
-        elif pa.types.is_boolean(type_):
+        elif kind == pa.lib.Type_BOOL:
             values = [b"\x01" if v else b"\x00" for v in array.to_pylist()]
-        elif pa.types.is_decimal128(type_):
-            values = [row.tobytes() for row in _fixed_bytes(array)]
-        elif pa.types.is_signed_integer(type_) or pa.types.is_date32(type_) or pa.types.is_timestamp(type_):
-            width = type_.bit_width // 8
-            bias, pack = 1 << (width * 8 - 1), _PACK[width].pack
-            ints = array if pa.types.is_signed_integer(type_) else array.view(_INT_OF_WIDTH[width])
-            values = [pack(v + bias) for v in ints.to_pylist()]
         else:
-            raise Rejected(f"a column of type {type_} cannot be part of a key")
+            values = [row.tobytes() for row in _fixed_bytes(array)]
         encoded = values if position == 0 else [a + b for a, b in zip(encoded, values)]
     return encoded
 

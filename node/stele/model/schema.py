@@ -156,6 +156,7 @@ class Schema:
     by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
     key_columns: tuple[Column, ...] = field(init=False, repr=False, compare=False)
     column_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    key_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _arrow: dict[tuple[int, ...], pa.Schema] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +168,7 @@ class Schema:
         put(self, "by_name", {c.name: c for c in self.columns})
         put(self, "key_columns", tuple(self.by_id[k] for k in self.key_column_ids))
         put(self, "column_ids", tuple(int(c.id) for c in self.columns))
+        put(self, "key_positions", tuple(self.column_ids.index(int(k)) for k in self.key_column_ids))
         put(self, "_arrow", {})
 
     @staticmethod

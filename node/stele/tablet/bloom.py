@@ -18,6 +18,7 @@ _SALTS = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31],
     dtype=np.uint32,
 )
+_SALT_INTS = tuple(int(s) for s in _SALTS)
 _STEP = 1 << 18
 
 
@@ -44,6 +45,15 @@ def may_hold(bloom: npt.NDArray[np.uint8], hashes: U64) -> npt.NDArray[np.bool_]
         bit = (low * salt) >> np.uint32(27)
         found &= (np.take(words, base + word) >> bit) & np.uint32(1) == 1
     return found
+
+
+def may_hold_one(words: memoryview, hash_: int) -> bool:
+    """Whether `hash_` may have been added; `words` are the filter's 32-bit words."""
+    base = (((hash_ >> 32) * (len(words) // 8)) >> 32) * 8
+    low = hash_ & 0xFFFF_FFFF
+    return all(
+        words[base + i] >> (((low * salt) & 0xFFFF_FFFF) >> 27) & 1 for i, salt in enumerate(_SALT_INTS)
+    )
 
 
 def _block(hashes: U64, blocks: int) -> npt.NDArray[np.int64]:

@@ -276,6 +276,7 @@ class ColumnFile:
             for part, group, offset, length, part_crc, _ in table.tolist()
         }
         self._verified: set[tuple[int, int]] = set()
+        self._bloom_words: memoryview | None = None
 
     @property
     def first_key(self) -> bytes:
@@ -384,6 +385,22 @@ class ColumnFile:
                     groups[candidates[at]] = group
                     rows[candidates[at]] = place
         return groups, rows
+
+    def find_one(self, key: bytes, hash_: int) -> tuple[int, int] | None:
+        """(group, row) of the newest version of one key, None if the file does not have it."""
+        if not self.groups or key < self.first_keys[0] or key > self.last_key:
+            return None
+        if self._bloom_words is None:
+            data = self._part(PART_BLOOM, 0)
+            if data is None:
+                raise self._corrupt("no bloom filter")
+            self._bloom_words = data.view("<u4").data
+        if not bloom.may_hold_one(self._bloom_words, hash_):
+            return None
+        group = bisect.bisect_right(self.first_keys, key) - 1
+        keys = self.keys(group)
+        row = bisect.bisect_left(KeyList(keys), key)
+        return (group, row) if row < len(keys) and keys[row].as_py() == key else None
 
     def version_at(self, group: int, row: int, snapshot: int) -> int:
         """From the newest version of a key on, the row of the newest at or below `snapshot`; -1 for none."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stele.model.errors import ensure
-from stele.model.hashing import hash_binary
+from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.memtable import MemTable
@@ -51,13 +51,15 @@ class StoreRows:
                 found = table.newest_small(key)
                 if found is not None:
                     return source, found[0], not found[1]
-        if not self.files:
-            return None
-        array = pa.array([key], pa.binary())
-        located = self._locate_in_files(array, hash_binary(array))
-        if located.source[0] < 0:
-            return None
-        return int(located.source[0]), int(located.place[0]), bool(located.live[0])
+        if self.files:
+            hash_ = hash_bytes(key)
+            for at, file in enumerate(self.files):
+                place = file.find_one(key, hash_)
+                if place is not None:
+                    group, row = place
+                    deleted = file.deleted(group)
+                    return _FIRST_FILE + at, (group << 32) | row, deleted is None or not deleted[row]
+        return None
 
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
         """See stele.tablet.writing.Rows."""

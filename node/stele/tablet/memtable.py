@@ -138,12 +138,16 @@ class MemTable:
     def _coalesce(self) -> None:
         """Join the last chunks, and the joined ones like a binary counter: a row is copied a bounded number of times."""
         chunks = self.chunks
-        joined = _join(chunks[-_COALESCE:], self._schema)
-        kept = chunks[:-_COALESCE]
-        while kept and kept[-1].start >= self._big_end and kept[-1].rows <= joined.rows:
-            if kept[-1].rows + joined.rows > _COALESCED_ROWS_MAX:
-                break
-            joined = _join([kept.pop(), joined], self._schema)
+        at = len(chunks) - _COALESCE
+        rows = self.rows - chunks[at].start
+        while (
+            at
+            and chunks[at - 1].start >= self._big_end
+            and chunks[at - 1].rows <= rows <= _COALESCED_ROWS_MAX
+        ):
+            at -= 1
+            rows += chunks[at].rows
+        joined, kept = _join(chunks[at:], self._schema), chunks[:at]
         self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
         self.chunks = [*kept, joined]  # a new list: views keep the old one
         self._small_tail = 0

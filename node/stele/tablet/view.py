@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.checksum import MASK, checksum
 from stele.model.errors import Rejected
-from stele.model.hashing import hash_binary
+from stele.model.hashing import hash_bytes
 from stele.model.ids import OpId
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Column, Schema
@@ -250,15 +249,13 @@ class View:
     ) -> None:
         if file.min_time > self.snapshot:
             return
-        array = pa.array(keys, pa.binary())
-        groups, rows = file.find(array, hash_binary(array))
-        for at in np.flatnonzero(groups >= 0).tolist():
-            group = int(groups[at])
-            row = file.version_at(group, int(rows[at]), self.snapshot)
-            if row >= 0:
-                deleted = file.deleted(group)
+        for key in keys:
+            place = file.find_one(key, hash_bytes(key))
+            row = -1 if place is None else file.version_at(*place, self.snapshot)
+            if place is not None and row >= 0:
+                deleted = file.deleted(place[0])
                 gone = deleted is not None and bool(deleted[row])
-                found[keys[at]] = None if gone else file.batch(group, columns, schema).slice(row, 1)
+                found[key] = None if gone else file.batch(place[0], columns, schema).slice(row, 1)
 
     def checksum(self) -> TableChecksum:
         """Count and checksum of all live rows at the snapshot.

@@ -202,7 +202,7 @@ def _overlay(
 
 def key_columns(batch: pa.RecordBatch, schema: Schema) -> list[pa.Array]:
     """The key columns of a whole batch."""
-    return [batch.column(schema.column_ids.index(int(c))) for c in schema.key_column_ids]
+    return [batch.column(position) for position in schema.key_positions]
 
 
 def _big(
