@@ -67,3 +67,16 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
             f"schema: {'; '.join(faults)}; the table has {', '.join(have)}", code=Code.SCHEMA_MISMATCH
         )
     return [field.name for field in asked]
+
+
+def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
+    """Arrow types of a Spark schema's columns, by name."""
+    by_spark = {spark: arrow for arrow, spark in _FROM_ARROW.items()}
+    return {
+        field.name: (
+            pa.decimal128(field.dataType.precision, field.dataType.scale)
+            if isinstance(field.dataType, T.DecimalType)
+            else by_spark[field.dataType]
+        )
+        for field in schema
+    }

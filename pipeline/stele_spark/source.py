@@ -1,0 +1,186 @@
+"""The Spark data source `stele`: a batch reader and an upserting sink.
+
+The driver picks one snapshot and makes one partition per tablet; executors scan their tablets over Arrow Flight and
+write back through sessions that retry without applying twice. Channels are opened inside `read` and `write`, after
+Spark forked or pickled, never before.
+
+Options: `masters` (host:port,...), `table`, `snapshot` (a hybrid time; default: now), `filterPushdown` (true where
+spark.sql.python.filterPushdown.enabled is true; Spark refuses a reader that takes filters otherwise), `op` for the sink
+(upsert by default).
+
+Invariant: all partitions of one read see the same snapshot; a task that is tried again changes nothing that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import datasource as ds
+from pyspark.sql.types import StructType
+
+from stele.client import Client
+from stele.client.scan import FlightPool, ScanPlan, TabletScan
+from stele.model.errors import Rejected
+from stele_spark import filters, types
+from stele_spark.filters import push
+
+_SCAN_TIMEOUT_S = 60.0
+WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one read or write, checked."""
+
+    masters: tuple[str, ...]
+    table: str
+    snapshot: int
+    pushdown: bool
+    op: str
+
+    @staticmethod
+    def parse(raw: dict[str, str]) -> Options:
+        """Check the options that the user gave.
+
+        Raises:
+            Rejected: naming every option that is missing or wrong.
+        """
+        given = {key.lower(): value for key, value in raw.items()}
+        faults = []
+        masters = tuple(part.strip() for part in given.get("masters", "").split(",") if part.strip())
+        if not masters:
+            faults.append('"masters" is missing: host:port of the masters, separated by commas')
+        if not given.get("table"):
+            faults.append('"table" is missing: the name of a table')
+        if not given.get("snapshot", "0").isdigit():
+            faults.append(f'"snapshot" is {given["snapshot"]!r}: a hybrid time is a whole number')
+        pushdown = given.get("filterpushdown", "false").lower()
+        if pushdown not in ("true", "false"):
+            faults.append(f'"filterPushdown" is {pushdown!r}: true or false')
+        op = given.get("op", "upsert").lower()
+        if op not in WRITE_OPS:
+            faults.append(f'"op" is {op!r}: one of {", ".join(WRITE_OPS)}')
+        if faults:
+            raise Rejected(f"data source stele: {'; '.join(faults)}")
+        return Options(masters, given["table"], int(given.get("snapshot", "0")), pushdown == "true", op)
+
+
+class SteleDataSource(ds.DataSource):
+    """`spark.read.format("stele")` and `frame.write.format("stele")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that format() takes."""
+        return "stele"
+
+    def schema(self) -> StructType:
+        """The table's schema; a read with `.schema(...)` takes fewer columns."""
+        options = Options.parse(dict(self.options))
+        with Client(options.masters) as client:
+            return types.spark_schema(client.open_table(options.table).schema)
+
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        """A reader of exactly the columns of `schema`."""
+        options = Options.parse(dict(self.options))
+        return FilteringReader(options, schema) if options.pushdown else Reader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
+        """A sink that upserts.
+
+        Raises:
+            Rejected: for mode overwrite; rows are replaced by key, a table is never emptied by a write.
+        """
+        if overwrite:
+            raise Rejected('data source stele: use mode("append"): rows with the same key are replaced')
+        return Writer(Options.parse(dict(self.options)), schema)
+
+
+class TabletPartition(ds.InputPartition):
+    """One tablet at one snapshot: a scan plan with that tablet alone."""
+
+    def __init__(self, plan: ScanPlan) -> None:
+        super().__init__(plan.tablets[0].tablet_id)
+        self.plan = plan
+
+
+class Reader(ds.DataSourceReader):
+    """Plans in the driver, scans in the executors."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._pushed: list[filters.Pushed] = []
+        with Client(options.masters) as client:
+            table = client.open_table(options.table)
+            self._columns = types.projection(schema, table.schema)
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        """One partition per tablet that can hold a wanted row, all at one snapshot."""
+        with Client(self._options.masters) as client:
+            plan = client.open_table(self._options.table).asynchronous.plan_scan(
+                self._columns,
+                [(p.column, p.op, p.value) for p in self._pushed],
+                ordered=True,  # so that a scan resumes at another replica behind the last row it gave
+                snapshot=self._options.snapshot or None,
+            )
+        return [TabletPartition(replace(plan, tablets=(tablet,))) for tablet in plan.tablets]
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of one tablet as record batches, in exactly the columns asked for."""
+        assert isinstance(partition, TabletPartition)
+        pool = FlightPool()
+        try:
+            for batch in TabletScan(pool, partition.plan, partition.plan.tablets[0], _SCAN_TIMEOUT_S):
+                assert batch is not None  # only scans without order start again
+                yield batch
+        finally:
+            pool.close()
+
+
+class FilteringReader(Reader):
+    """A reader that takes the filters a scan can apply."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._types = types.arrow_types(schema)
+
+    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
+        """Keep what a scan can apply; give the rest back to Spark."""
+        self._pushed, left = push(filters, self._types)
+        return left
+
+
+@dataclass
+class Written(ds.WriterCommitMessage):
+    """What one task wrote."""
+
+    rows: int
+
+
+class Writer(ds.DataSourceArrowWriter):
+    """Writes record batches; upserts are idempotent, so a task may run twice."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        with Client(options.masters) as client:
+            types.projection(schema, client.open_table(options.table).schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a task's batches and wait until all of it is durable on a majority.
+
+        Raises:
+            RowErrors: if rows were refused; the first few are named, the others are written.
+        """
+        rows = 0
+        with Client(self._options.masters) as client:
+            table = client.open_table(self._options.table)
+            for batch in iterator:
+                rows += table.write_arrow(batch, op=self._options.op).rows_written
+        return Written(rows)
+
+    def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:
+        """Every task's rows are durable already."""
+
+    def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
+        """Rows that were written stay: each is whole, and the next attempt replaces it by key."""
