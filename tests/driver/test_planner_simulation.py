@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from stele.driver.planner import plan
 from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step
 from stele.driver.view import NodeState
-
 from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
 
 EVENTS = ("die", "return", "gone", "fail", "drain", "undrain", "crash", "new node", "late", "advance", "rf")

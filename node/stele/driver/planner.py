@@ -196,15 +196,16 @@ class _Planner:
         report = s.tablet.report(intent.replica_id)
         if report is None or report.state is ReplicaState.UNKNOWN or _copy_failed(report.copy):
             return self._start_copy(s, intent, report)
+        prepared = report.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
+        if not (prepared if intent.witness else report.data_state is DataState.READY):
+            if report.copy is None:
+                return self._start_copy(s, intent, report)
+            return self._wait_copy(s, intent, report.copy)
+        if not s.can_grow() and (step := self._demote(s, "so that the new replica needs no dead one's vote")):
+            return step
         if intent.witness:
-            if not s.can_grow():
-                return self._demote(s, "so that the witness needs no vote of a dead replica")
             reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
             return AddWitness(*_at(s, reason), intent.replica_id, intent.target_node, intent.witness_start)
-        if report.data_state is not DataState.READY:
-            return self._wait_copy(s, intent, report.copy)
-        if not s.can_grow() and (step := self._demote(s, "so that the copied replica can be promoted")):
-            return step
         reason = f"new replica {intent.replica_id} has its copy"
         return AddPreFollower(*_at(s, reason), intent.replica_id, intent.target_node)
 

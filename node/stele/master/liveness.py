@@ -82,9 +82,12 @@ class Liveness:
 
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
         """Merge a heartbeat's report; the ids of the tablets it spoke of. An incremental one without its full one,
-        or one that comes late, changes nothing."""
+        or one that comes late, changes nothing; then `full` is false, and a full one is to be asked for."""
         life = self.nodes[id_from_pb(request.node_id)]
-        if not request.has_report or request.sequence <= life.sequence:
+        if not request.has_report:
+            return []
+        if request.sequence <= life.sequence:
+            life.full = False  # its answer clears what only a newer, full report can make up for
             return []
         touched: dict[str, None] = {}
         if not request.incremental:
@@ -101,10 +104,9 @@ class Liveness:
             self._by_tablet.setdefault(key[0], {})[(life.node_id, key[1])] = report
             touched[key[0]] = None
         for raw in request.removed_tablets:
-            tablet_id = id_from_pb(raw)
-            for key in [k for k in life.reports if k[0] == tablet_id]:
-                self._forget(life, key)
-            touched[tablet_id] = None
+            # One replica of it is gone; another may be on the same node. The full report asked for now tells.
+            life.full = False
+            touched[id_from_pb(raw)] = None
         return list(touched)
 
     def _forget_reports(self, life: NodeLife) -> None:

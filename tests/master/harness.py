@@ -1,0 +1,189 @@
+"""Masters on the in-memory catalog port, and nodes that exist only as heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from stele.master.leadership import MasterOptions
+from stele.master.master import Master
+from stele.master.service import MasterService
+from stele.model.ids import TabletId
+from stele.model.schema import Schema
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.memory_log import MemoryGroup
+
+MASTERS = [f"{0xA0 + i:032x}" for i in range(3)]
+CLUSTER = "c" * 32
+OPTIONS = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, order_retry_ms=50)
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
+
+
+class World:
+    """Three masters; `now` is their clock (ms), moved by hand where a test needs it."""
+
+    def __init__(self, directory: Path, options: MasterOptions) -> None:
+        self.shift_ms = 0
+        self.group = MemoryGroup(directory, MASTERS)
+        self.pool = ChannelPool(Identity())
+        clock = asyncio.get_running_loop().time
+        self.masters = {
+            n: Master(
+                n,
+                CLUSTER,
+                self.group.members[n],
+                self.pool,
+                options,
+                now_ms=lambda: int(clock() * 1000) + self.shift_ms,
+                wall=lambda: int(clock() * 1e6) + self.shift_ms * 1000,
+            )
+            for n in MASTERS
+        }
+        self.services = {n: MasterService(m, _no_formation) for n, m in self.masters.items()}
+        self.nodes: dict[str, Node] = {}
+        self._sequence = itertools.count(1)
+
+    @property
+    def leader(self) -> MasterService:
+        """The service of the master that leads."""
+        return self.services[self.group.leader]
+
+    async def leader_call(self, method: str, request: object) -> object:
+        """Call the master that leads now."""
+        return await getattr(self.leader, method)(request, None)
+
+    async def elect(self, node_id: str) -> None:
+        """Elect, and wait until that master answers as the leader."""
+        self.group.elect(node_id)
+        await until(lambda: self.masters[node_id].lead is not None)
+
+    def add_nodes(self, count: int) -> None:
+        """Nodes on a machine each, over two zones."""
+        for i in range(len(self.nodes) + 1, len(self.nodes) + count + 1):
+            self.nodes[f"{i:032x}"] = Node(f"{i:032x}", f"m{i}", f"z{i % 2}")
+
+    async def beat(self, *, silent: tuple[str, ...] = ()) -> None:
+        """One full heartbeat of each node to each master."""
+        for node in self.nodes.values():
+            if node.node_id in silent:
+                continue
+            for service in self.services.values():
+                await service.TSHeartbeat(node.heartbeat(next(self._sequence)), None)
+
+    async def beat_until(self, done: Callable[[], bool], *, silent: tuple[str, ...] = ()) -> None:
+        """Heartbeats until `done()`; nodes make the replicas that rows give them."""
+        for _ in range(400):
+            self.create_replicas(silent)
+            await self.beat(silent=silent)
+            if done():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it never came")
+
+    def create_replicas(self, silent: tuple[str, ...] = ()) -> None:
+        """What CreateTablet orders would have done."""
+        for row in self.catalog.tablets.values():
+            for peer in row.config.peers if row.state == "CREATING" else ():
+                node = self.nodes.get(peer.node_id)
+                if node is not None and node.node_id not in silent:
+                    leads = row.leader == node.node_id
+                    node.replicas.setdefault((row.tablet_id, peer.replica_id), leads)
+
+    @property
+    def catalog(self):  # type: ignore[no-untyped-def]
+        """The leader's catalog."""
+        return self.masters[self.group.leader].catalog
+
+
+class Node:
+    """A node as the masters hear it. `replicas`: (tablet, replica_id) → whether it leads."""
+
+    def __init__(self, node_id: str, machine: str, zone: str) -> None:
+        self.node_id = node_id
+        self.machine = machine
+        self.zone = zone
+        self.incarnation = 1
+        self.replicas: dict[tuple[TabletId, int], bool] = {}
+        self.configs: dict[TabletId, common_pb2.ConfigurationPB] = {}
+
+    def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
+        """A full report with registration."""
+        return pb.TSHeartbeatRequest(
+            node_id=id_to_pb(self.node_id),
+            incarnation=self.incarnation,
+            sequence=sequence,
+            registration=pb.NodeRegistrationPB(
+                address="127.0.0.1:1", machine=self.machine, zone=self.zone, role="node"
+            ),
+            has_report=True,
+            tablets=[self.status(t, r) for t, r in self.replicas],
+        )
+
+    def status(self, tablet_id: TabletId, replica_id: int) -> common_pb2.ReplicaStatusPB:
+        """One replica, RUNNING."""
+        leads = self.replicas[(tablet_id, replica_id)]
+        return common_pb2.ReplicaStatusPB(
+            tablet_id=id_to_pb(tablet_id),
+            replica_id=replica_id,
+            state=common_pb2.RUNNING,
+            data_state=common_pb2.READY,
+            role=common_pb2.LEADER if leads else common_pb2.FOLLOWER,
+            term=1,
+            has_data=True,
+            committed_config=self.configs.get(tablet_id, common_pb2.ConfigurationPB(opid_index=-1)),
+        )
+
+
+async def _no_formation(request: pb.ConfirmFormationRequest) -> None:
+    raise AssertionError("not asked for")
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Wait for a state that must come soon."""
+    for _ in range(500):
+        if done():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+@asynccontextmanager
+async def world(directory: Path, options: MasterOptions = OPTIONS) -> AsyncIterator[World]:
+    """Three masters, the first of them leading."""
+    w = World(directory, options)
+    for master in w.masters.values():
+        master.start()
+    try:
+        await w.elect(MASTERS[0])
+        yield w
+    finally:
+        for master in w.masters.values():
+            await master.stop()
+        await w.pool.close()
+
+
+def create_request(name: str, *, rf: int = 3, buckets: int = 0, table_id: str = "") -> pb.CreateTableRequest:
+    """A create request of a small table."""
+    from stele.model.partition import HashPartition, PartitionSchema
+
+    hashes = (HashPartition((0,), buckets),) if buckets else ()
+    return pb.CreateTableRequest(
+        name=name,
+        schema=schema_to_pb(SCHEMA),
+        partitioning=partitioning_to_pb(PartitionSchema(hashes)),
+        replication_factor=rf,
+        table_id=id_to_pb(table_id),
+    )
+
+
+def hex_of(raw: bytes) -> str:
+    """32 hex digits."""
+    return id_from_pb(raw)

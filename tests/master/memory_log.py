@@ -1,0 +1,106 @@
+"""The catalog port in memory: real key spaces, one shared list of entries, no raft. Fakes only what raft would decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stele.model import writeop
+from stele.model.config import Configuration, Peer
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, NotLeader, Retryable, error_for
+from stele.model.ids import NodeId, ReplicaId
+from stele.model.kvop import KeyOperation, encode_operations
+from stele.model.writeop import BodyKind, WriteHeader
+from stele.tablet.keyspace import KeySpace
+
+
+class MemoryGroup:
+    """The replicas of one catalog tablet. `elect` makes one of them lead; nobody does at first."""
+
+    def __init__(self, directory: Path, node_ids: Sequence[str]) -> None:
+        self.term = 0
+        self.leader = ""
+        self.entries: list[Entry] = []
+        peers = tuple(Peer(NodeId(n), ReplicaId(i + 1), f"127.0.0.{i + 1}:1") for i, n in enumerate(node_ids))
+        self.config = Configuration(-1, peers)
+        self.members = {n: MemoryLog(self, n, KeySpace.create(directory / n)) for n in node_ids}
+        self.lose_next: str = ""
+        """What becomes of the next proposal: "" committed; "lost" or "unknown": the leader steps down, and it is
+        dropped, or committed without an answer."""
+
+    def elect(self, node_id: str) -> None:
+        """Make `node_id` lead a new term ("": nobody)."""
+        self.term += 1
+        self.leader = node_id
+        for member in self.members.values():
+            member.tell()
+
+    def append(self, payload: bytes) -> Entry:
+        """Commit one entry everywhere."""
+        entry = Entry(self.term, len(self.entries) + 1, EntryKind.WRITE, len(self.entries) + 1, payload)
+        self.entries.append(entry)
+        return entry
+
+
+class MemoryLog:
+    """See CatalogLog."""
+
+    def __init__(self, group: MemoryGroup, node_id: str, key_space: KeySpace) -> None:
+        self._group = group
+        self._node_id = node_id
+        self._listeners: list[Callable[[], None]] = []
+        self.key_space: KeySpace | None = key_space
+
+    def tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    @property
+    def is_leader(self) -> bool:
+        return self._group.leader == self._node_id
+
+    @property
+    def term(self) -> int:
+        return self._group.term
+
+    @property
+    def leader_node(self) -> str:
+        return self._group.leader
+
+    @property
+    def committed_config(self) -> Configuration:
+        return self._group.config
+
+    async def propose(self, operations: Sequence[KeyOperation]) -> None:
+        body = encode_operations(operations)
+        header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
+        await asyncio.sleep(0)
+        if not self.is_leader:
+            raise NotLeader("not the leader", leader_hint=self.leader_node)
+        fate, self._group.lose_next = self._group.lose_next, ""
+        if fate != "lost":
+            entry = self._group.append(writeop.encode(header, body))
+            outcomes = {n: m.apply(entry) for n, m in self._group.members.items()}
+            code, message = outcomes[self._node_id]
+        if fate:
+            self._group.elect("")
+            raise Retryable("leadership was lost meanwhile", code=Code.UNKNOWN_OUTCOME)
+        if code is not Code.OK:
+            raise error_for(code, message)
+
+    def apply(self, entry: Entry) -> tuple[Code, str]:
+        if self.key_space is None:
+            return Code.OK, ""
+        outcome = self.key_space.apply(entry)
+        return outcome.code, outcome.message
+
+    async def read_barrier(self) -> None:
+        await asyncio.sleep(0)
+        if not self.is_leader:
+            raise NotLeader("not the leader", leader_hint=self.leader_node)
+
+    def on_role_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+        listener()

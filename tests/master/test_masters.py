@@ -1,0 +1,298 @@
+"""Three masters on the in-memory port: tables, leadership, intents, claims, node states."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.master.leadership import MasterOptions
+from stele.master.orders import fate_of
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
+from stele.rpc.convert import config_to_pb, id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import MASTERS, World, create_request, hex_of, world
+
+
+async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> str:
+    """A table whose tablets all run; its id."""
+    answer = await w.leader.CreateTable(create_request(name, rf=rf, buckets=buckets), None)
+    table_id = hex_of(answer.table_id)
+
+    def runs() -> bool:
+        rows = w.catalog.current_tablets(table_id)
+        return bool(rows) and all(r.state == "RUNNING" for r in rows)
+
+    await w.beat_until(runs)
+    return table_id
+
+
+async def refused(call: object) -> SteleError:
+    """The error that a call ends with."""
+    with pytest.raises(SteleError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value
+
+
+async def ready(w: World, nodes: int = 5) -> None:
+    """Nodes registered and the leader settled."""
+    w.add_nodes(nodes)
+    await w.beat_until(lambda: sum(n.role == "node" for n in w.catalog.nodes.values()) == nodes)
+    lead = w.masters[w.group.leader].lead
+    await w.beat_until(lambda: lead is not None and lead.settled)
+
+
+async def test_a_table_is_made_listed_located_and_removed(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w)
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        assert [list(t.partition.hash_buckets) for t in located.tablets] == [[0], [1], [2], [3]]
+        assert all(len({r.machine for r in t.replicas}) == 3 for t in located.tablets)
+        assert all(sum(r.role == common_pb2.LEADER for r in t.replicas) == 1 for t in located.tablets)
+        assert located.table.tablets_running == 4 and located.table.state == "RUNNING"
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(table_id=id_to_pb(table_id)), None)
+        assert not (await w.leader.ListTables(pb.ListTablesRequest(), None)).tables
+        kept = await w.leader.ListTables(pb.ListTablesRequest(include_removed=True), None)
+        assert [t.state for t in kept.tables] == ["REMOVED"]
+        assert {t.state for t in w.catalog.tablets_of_table(table_id)} == {"DELETED"}
+        await made(w, "t")  # the name is free again
+
+
+async def test_create_is_idempotent_by_table_id(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        answers = await asyncio.gather(*(w.leader.CreateTable(request, None) for _ in range(5)))
+        assert {hex_of(a.table_id) for a in answers} == {"d" * 32}
+        assert len(w.catalog.tablets_of_table("d" * 32)) == 1
+        other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
+        assert other.code is Code.ALREADY_PRESENT
+        again = await refused(w.leader.CreateTable(create_request("t"), None))
+        assert again.code is Code.ALREADY_PRESENT
+
+
+async def test_bad_tables_are_refused_with_every_fault(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        for rf, words in ((2, "odd"), (5, "machines")):
+            error = await refused(w.leader.CreateTable(create_request("t", rf=rf), None))
+            assert error.code is Code.INVALID_ARGUMENT and words in str(error)
+        bad = create_request("", buckets=1)
+        bad.kind = "heap"
+        error = await refused(w.leader.CreateTable(bad, None))
+        assert "name" in str(error) and "heap" in str(error)
+        one_bucket = await refused(w.leader.CreateTable(create_request("t", buckets=1), None))
+        assert "buckets" in str(one_bucket)
+        many = await refused(w.leader.CreateTable(create_request("t", buckets=5_000), None))
+        assert many.code in (Code.INVALID_ARGUMENT, Code.TOO_LARGE)
+        large = create_request("t")
+        large.schema.columns[0].default_value = b"x" * (9 << 20)
+        assert (await refused(w.leader.CreateTable(large, None))).code is Code.TOO_LARGE
+        assert not w.catalog.tables
+
+
+async def test_nothing_is_placed_before_the_leader_has_settled(tmp_path: Path) -> None:
+    slow = MasterOptions(heartbeat_interval_ms=60_000, sweep_ms=30)
+    async with world(tmp_path, slow) as w:
+        error = await refused(w.leader.CreateTable(create_request("t"), None))
+        assert isinstance(error, Retryable) and error.code is Code.NOT_READY
+
+
+async def test_followers_refuse_and_hint(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        follower = w.services[MASTERS[1]]
+        error = await refused(follower.CreateTable(create_request("t"), None))
+        assert isinstance(error, NotLeader) and error.leader_hint == MASTERS[0]
+        listed = await follower.ListMasters(pb.ListMastersRequest(), None)
+        assert [hex_of(m.node_id) for m in listed.masters] == MASTERS and hex_of(listed.leader) == MASTERS[0]
+        assert isinstance(await refused(follower.GetClusterView(pb.GetClusterViewRequest(), None)), NotLeader)
+        stale = await follower.GetClusterView(pb.GetClusterViewRequest(max_staleness_ms=5_000), None)
+        assert hex_of(stale.leader) == MASTERS[0] and not stale.settled
+
+
+async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w)
+        await w.elect(MASTERS[2])
+        assert w.catalog.table_by_name["t"].table_id == table_id
+        beat = next(iter(w.nodes.values())).heartbeat(10**6)
+        beat.incremental, beat.has_report = True, False
+        beat.ClearField("registration")
+        answer = await w.leader.TSHeartbeat(beat, None)
+        assert answer.is_leader and answer.needs_full_report and answer.needs_reregister
+        assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
+
+
+@pytest.mark.parametrize("fate", ["lost", "unknown"])
+async def test_a_proposal_without_an_answer_is_unknown_not_failed(tmp_path: Path, fate: str) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        w.group.lose_next = fate
+        request = create_request("t", table_id="d" * 32)
+        assert (await refused(w.leader_call("CreateTable", request))).code in (
+            Code.UNKNOWN_OUTCOME,
+            Code.NOT_LEADER,
+        )
+        await w.elect(MASTERS[1])
+        await ready_again(w)
+        await w.leader.CreateTable(request, None)  # the same id: harmless whichever it was
+        assert len(w.catalog.tablets_of_table("d" * 32)) == 1
+        await w.elect(MASTERS[0])  # who lost it rebuilds, and agrees
+        assert w.catalog.table_by_name["t"].table_id == "d" * 32
+
+
+async def ready_again(w: World) -> None:
+    lead = w.masters[w.group.leader].lead
+    await w.beat_until(lambda: lead is not None and lead.settled)
+
+
+async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
+    options = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, create_timeout_ms=300)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t"), None)
+        table_id = hex_of(answer.table_id)
+        for _ in range(300):  # nobody makes the replicas
+            await w.beat()
+            if any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)):
+                break
+            await asyncio.sleep(0.01)
+        await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+
+
+async def claimed(w: World) -> int:
+    answer = await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000), None)
+    return int(answer.claim.epoch)
+
+
+async def test_one_driver_at_a_time(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        epoch = await claimed(w)
+        other = pb.ClaimDriverRequest(holder="d2", ttl_ms=60_000)
+        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        renewed = pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000, epoch=epoch)
+        assert (await w.leader.ClaimDriver(renewed, None)).claim.epoch == epoch
+        again = await claimed(w)  # the same driver after a restart
+        assert again == epoch + 1
+        assert (await refused(w.leader.ClaimDriver(renewed, None))).code is Code.STALE_EPOCH
+        await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d1", epoch=again, release=True), None)
+        assert (await w.leader.ClaimDriver(other, None)).claim.epoch == again + 1
+
+
+async def test_intents(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        epoch = await claimed(w)
+        held = {p.node_id for p in row.config.peers}
+        target, spare = sorted(n for n in w.nodes if n not in held)
+
+        def begin(node: str, **fields: int) -> pb.BeginIntentRequest:
+            intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(node), **fields)
+            return pb.BeginIntentRequest(epoch=epoch, intent=intent)
+
+        stale = begin(target)
+        stale.epoch = epoch + 5
+        assert (await refused(w.leader.BeginIntent(stale, None))).code is Code.STALE_EPOCH
+        assert (await refused(w.leader.BeginIntent(begin(min(held)), None))).code is Code.INVALID_ARGUMENT
+        drain = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(spare), state=pb.DRAINING)
+        await w.leader.SetNodeState(drain, None)
+        assert "DRAINING" in str(await refused(w.leader.BeginIntent(begin(spare), None)))
+        intent = (await w.leader.BeginIntent(begin(target), None)).intent
+        assert intent.replica_id == 4 and intent.config_index == -1
+        assert (await refused(w.leader.BeginIntent(begin(target), None))).code is Code.CHANGE_IN_PROGRESS
+        taken = (await w.leader.BeginIntent(begin(target, replica_id=4), None)).intent
+        assert taken.replica_id == 4
+
+        def end(config: Configuration) -> pb.EndIntentRequest:
+            return pb.EndIntentRequest(
+                epoch=epoch,
+                tablet_id=id_to_pb(row.tablet_id),
+                replica_id=4,
+                committed_config=config_to_pb(config),
+                term=1,
+            )
+
+        assert (await refused(w.leader.EndIntent(end(row.config), None))).code is Code.CAS_FAILED
+        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)
+        assert not w.catalog.intents and w.catalog.tablets[row.tablet_id].config.opid_index == 9
+        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)  # again: nothing
+        assert (await w.leader.BeginIntent(begin(target), None)).intent.replica_id == 5
+
+
+async def test_a_node_retires_only_when_nothing_names_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 5)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        named = row.config.peers[0].node_id
+
+        async def move(node: str, state: pb.NodeStatePB.ValueType) -> None:
+            await w.leader.SetNodeState(pb.SetNodeStateRequest(node_id=id_to_pb(node), state=state), None)
+
+        assert (await refused(move(named, pb.RETIRED))).code is Code.INVALID_ARGUMENT
+        await move(named, pb.DRAINING)
+        assert (await refused(move(named, pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        free = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        await move(free, pb.DRAINING)
+        await move(free, pb.RETIRED)
+        assert (await refused(move(free, pb.ACTIVE))).code is Code.INVALID_ARGUMENT
+        master = await refused(move(MASTERS[0], pb.RETIRED))
+        assert master.code is Code.INVALID_ARGUMENT
+        await move(MASTERS[0], pb.DRAINING)
+        assert (await refused(move(MASTERS[0], pb.RETIRED))).code is Code.UNSAFE_CHANGE
+
+
+async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.add_nodes(1)
+        (node,) = w.nodes
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node", name="n-1")
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        await w.beat_until(lambda: w.catalog.nodes[node].formed)
+        assert (await w.leader.RegisterNode(register, None)).formed
+        other = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="master")
+        assert isinstance(await refused(w.leader.RegisterNode(other, None)), Rejected)
+
+
+async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        evicted = row.config.peers[2]
+        node = w.nodes[evicted.node_id]
+        report = lead.liveness.report(row.tablet_id, evicted.node_id, evicted.replica_id)
+        assert report is not None and fate_of(lead, row, report) == "keep"
+        assert fate_of(lead, None, report) == "keep"  # a tablet nobody knows
+        smaller = Configuration(12, row.config.peers[:2])
+        w.nodes[row.config.peers[0].node_id].configs[row.tablet_id] = config_to_pb(smaller)
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        row = w.catalog.tablets[row.tablet_id]
+        assert fate_of(lead, row, report) == "tombstone"
+        newer = Peer(NodeId(node.node_id), ReplicaId(3), "", MemberType.VOTER)
+        node.configs[row.tablet_id] = config_to_pb(Configuration(15, (*smaller.peers, newer)))
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 15)
+        assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "keep"
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "delete"
+
+
+async def test_the_view_shows_the_catalog_itself(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        await made(w)
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        catalog = next(t for t in view.tablets if hex_of(t.tablet_id) == CATALOG_TABLET_ID)
+        assert catalog.replication_factor == 3 and hex_of(catalog.leader_node) == MASTERS[0]
+        assert [hex_of(p.node_id) for p in catalog.committed_config.peers] == MASTERS
+        assert {n.registration.role for n in view.nodes} == {"master", "node"}
+        assert len(view.tablets) == 5 and view.settled

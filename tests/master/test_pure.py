@@ -1,0 +1,163 @@
+"""Codec of catalog rows, placement, merging of reports."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stele.master.liveness import Liveness
+from stele.master.placement import Candidate, Placement, check_replication_factor
+from stele.master.records import (
+    ClaimRecord,
+    ClusterRecord,
+    IntentRecord,
+    NodeRecord,
+    TableRecord,
+    TabletRecord,
+    decode,
+    encode,
+)
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
+from stele.model.partition import Partition
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+
+N1, N2 = NodeId("1" * 32), NodeId("2" * 32)
+T1 = TabletId("a" * 32)
+CONFIG = Configuration(
+    7,
+    (
+        Peer(N1, ReplicaId(1), "10.0.0.1:7050"),
+        Peer(N2, ReplicaId(4), "10.0.0.2:7050", MemberType.WITNESS, witness_start=OpId(2, 5)),
+    ),
+)
+ROWS = [
+    ClusterRecord("c" * 32, 1, 3),
+    ClaimRecord("operator", 4, 99),
+    TableRecord(TableId("b" * 32), "flüge", "RUNNING", "{}", "{}", 3, "table", 5),
+    TabletRecord(
+        T1, TableId("b" * 32), 2, "CREATING", Partition((1,), b"\x00a", b"\xff"), 5, CONFIG, 3, N1, 5, (1, 4)
+    ),
+    NodeRecord(
+        N1, "node", "ACTIVE", True, "n-1", "10.0.0.1:7050", "10.0.0.1:7052", 7080, "m1", "z1", "0.1.0"
+    ),
+    IntentRecord(T1, ReplicaId(4), N2, "replace", 3, 7, 99, N1, 2, True, OpId(2, 5), "it is dead"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: type(r).__name__)
+def test_a_row_comes_back_as_it_was(row: object) -> None:
+    assert decode(type(row), encode(row)) == row  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: type(r).__name__)
+def test_an_unknown_version_or_shape_is_refused(row: object) -> None:
+    with pytest.raises(Rejected) as refused:
+        decode(type(row), b"\x02" + encode(row)[1:])  # type: ignore[type-var]
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
+    for cut in range(1, len(encode(row))):
+        with pytest.raises(Corrupt):
+            decode(type(row), encode(row)[:cut])  # type: ignore[type-var]
+
+
+nodes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=10)
+
+
+@given(nodes, st.sampled_from([1, 3, 5]), st.integers(1, 10))
+def test_placement_spreads(spec: list[tuple[int, int, int]], rf: int, tablets: int) -> None:
+    candidates = [
+        Candidate(NodeId(f"{i:032x}"), f"m{m}", f"z{z}", load) for i, (m, z, load) in enumerate(spec)
+    ]
+    machine = {c.node_id: c.machine for c in candidates}
+    placement = Placement(candidates)
+    for _ in range(tablets):
+        if placement.machines < rf:
+            with pytest.raises(Retryable):
+                placement.choose(rf)
+            return
+        chosen = placement.choose(rf)
+        assert len({machine[n] for n in chosen}) == rf
+
+
+def test_placement_uses_every_zone_and_balances_leaders() -> None:
+    candidates = [Candidate(NodeId(f"{i:032x}"), f"m{i}", f"z{i % 3}", 0) for i in range(6)]
+    zone = {c.node_id: c.zone for c in candidates}
+    placement = Placement(candidates)
+    chosen = [placement.choose(3) for _ in range(12)]
+    assert all(len({zone[n] for n in nodes}) == 3 for nodes in chosen)
+    leaders = [nodes[0] for nodes in chosen]
+    assert max(leaders.count(n) for n in set(leaders)) == 2
+    assert all(sum(n.node_id in nodes for nodes in chosen) == 6 for n in candidates)
+
+
+@pytest.mark.parametrize("rf", [0, 2, 4, 7])
+def test_replication_factors_that_cannot_be(rf: int) -> None:
+    with pytest.raises(Rejected):
+        check_replication_factor(rf, 5)
+
+
+def beat(
+    sequence: int, *, incremental: bool = False, incarnation: int = 1, **fields: object
+) -> pb.TSHeartbeatRequest:
+    return pb.TSHeartbeatRequest(
+        node_id=id_to_pb(N1),
+        incarnation=incarnation,
+        sequence=sequence,
+        incremental=incremental,
+        has_report=True,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def status(tablet: str, replica_id: int, term: int = 1) -> common_pb2.ReplicaStatusPB:
+    return common_pb2.ReplicaStatusPB(tablet_id=id_to_pb(tablet), replica_id=replica_id, term=term)
+
+
+def hear(life: Liveness, request: pb.TSHeartbeatRequest, now_ms: int) -> list[str]:
+    life.heard(request, now_ms)
+    return life.merge(request, now_ms)
+
+
+def test_reports_merge_only_into_a_full_one() -> None:
+    life = Liveness(0)
+    assert hear(life, beat(1, incremental=True, tablets=[status(T1, 1)]), 10) == []
+    assert not life.nodes[N1].full
+    assert hear(life, beat(2, tablets=[status(T1, 1), status("b" * 32, 1)]), 20) == [T1, "b" * 32]
+    assert hear(life, beat(3, incremental=True, tablets=[status(T1, 1, term=5)]), 30) == [T1]
+    report = life.report(T1, N1, 1)
+    assert report is not None and report.status.term == 5 and report.at_ms == 30
+    late = beat(3, incremental=True, tablets=[status(T1, 1, term=4)])
+    assert hear(life, late, 40) == [] and not life.nodes[N1].full
+
+
+def test_a_removal_asks_for_a_full_report_and_drops_nothing_on_a_guess() -> None:
+    life = Liveness(0)
+    hear(life, beat(1, tablets=[status(T1, 1), status(T1, 5)]), 10)
+    assert hear(life, beat(2, incremental=True, removed_tablets=[id_to_pb(T1)]), 20) == [T1]
+    assert not life.nodes[N1].full and life.report(T1, N1, 5) is not None
+    hear(life, beat(3, tablets=[status(T1, 5)]), 30)
+    assert life.nodes[N1].full and life.report(T1, N1, 1) is None
+
+
+def test_a_restart_forgets_and_an_older_incarnation_is_refused() -> None:
+    life = Liveness(0)
+    hear(life, beat(9, tablets=[status(T1, 1)]), 10)
+    hear(life, beat(1, incarnation=2, tablets=[]), 20)
+    assert life.reports_of(T1) == [] and life.nodes[N1].full
+    with pytest.raises(Rejected) as refused:
+        life.heard(beat(10), 30)
+    assert refused.value.code is Code.STALE_INCARNATION
+
+
+def test_silence_counts_from_the_beginning_of_leading() -> None:
+    life = Liveness(0)
+    hear(life, beat(1), 10)
+    life.begin_leading(1_000)
+    assert life.age_ms(N1, 1_500) == 500 and not life.ever_heard(N1)
+    assert life.age_ms(N2, 1_500) == 500
+    life.heard(beat(2), 1_600)
+    assert life.age_ms(N1, 1_700) == 100 and life.ever_heard(N1)
