@@ -93,13 +93,13 @@ class TabletCopy:
         self.order = order
         self.progress = CopyProgress(order.replica_id, order.source_node)
         self.witness_start = resumed.witness_start if resumed is not None else OPID_NONE
-        self.prepared = asyncio.Event()
+        self._prepared = asyncio.Event()
         self._source = source
         self._home = home
         self._in_thread = in_thread
         self._resumed = resumed is not None
-        self._key = StreamKey(order.tablet_id, order.replica_id)
-        self._directory = home.replica_directory(self._key)
+        self.key = StreamKey(order.tablet_id, order.replica_id)
+        self._directory = home.replica_directory(self.key)
         self._tasks: list[asyncio.Task[Any]] = []
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -107,6 +107,14 @@ class TabletCopy:
     def failed(self) -> bool:
         """Whether it ended without a replica."""
         return self.progress.state == "Failed"
+
+    async def wait_prepared(self, timeout_s: float) -> bool:
+        """Whether, within `timeout_s` seconds, the replica's directory stands and a witness runs, or it failed."""
+        try:
+            await asyncio.wait_for(self._prepared.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def wait(self) -> None:
         """Until it is done or failed."""
@@ -118,7 +126,7 @@ class TabletCopy:
         await asyncio.gather(self._task, return_exceptions=True)
         if not self.progress.error:
             self.progress.state, self.progress.error = "Failed", "cancelled"
-        self.prepared.set()
+        self._prepared.set()
 
     async def _run(self) -> None:
         try:
@@ -130,7 +138,7 @@ class TabletCopy:
             self.progress.state, self.progress.error = "Failed", str(error) or repr(error)
             log.warning("copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=exc)
         finally:
-            self.prepared.set()
+            self._prepared.set()
 
     async def _copy(self) -> None:
         """Sessions until one brings all files: a source that restarts forgets its sessions."""
@@ -184,7 +192,7 @@ class TabletCopy:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
             superblock = replace(superblock, witness_start=start)
             await self._write_superblock(superblock)
-            await self._home.create_stream(self._key, start, session.config)
+            await self._home.create_stream(self.key, start, session.config)
             self.witness_start = start
             await self._home.start_replica(superblock)
             self._resumed = True
@@ -192,7 +200,7 @@ class TabletCopy:
             superblock = replace(superblock, witness_start=self.witness_start)
         else:
             await self._write_superblock(superblock)
-        self.prepared.set()
+        self._prepared.set()
         return superblock
 
     async def _write_superblock(self, superblock: Superblock) -> None:
@@ -227,7 +235,7 @@ class TabletCopy:
 
         await self._in_thread(swap)
         if superblock.witness_start == OPID_NONE:
-            await self._home.create_stream(self._key, session.checkpoint, session.config)
+            await self._home.create_stream(self.key, session.checkpoint, session.config)
         ready = replace(superblock, data_state=DataState.READY, witness_start=OPID_NONE)
         await self._write_superblock(ready)
         if superblock.witness_start == OPID_NONE:
@@ -246,7 +254,7 @@ class TabletCopy:
     async def _until_joined(self) -> None:
         """Hold the source's log until the configuration names this replica, so that it can follow from there."""
         for _ in range(int(_JOIN_TIMEOUT_S / _JOIN_LOOK_S)):
-            if self._home.joined(self._key):
+            if self._home.joined(self.key):
                 return
             await asyncio.sleep(_JOIN_LOOK_S)
 

@@ -22,12 +22,13 @@ from stele.consensus.applier import Applier
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.proposals import Pending, Proposals
 from stele.consensus.runtime import CoreRuntime
+from stele.consensus.status import replica_status
 from stele.consensus.superblock import Superblock
 from stele.consensus.timestamps import Timestamps, decode_ceiling, encode_ceiling
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, NotLeader, Rejected, Retryable, SteleError, error_for
-from stele.model.ids import HybridTime, NodeId, OpId, ReplicaId, TabletId
+from stele.model.ids import OPID_NONE, HybridTime, NodeId, OpId, ReplicaId, TabletId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
@@ -47,6 +48,7 @@ from stele.raft.events import (
     TransferLeadership,
 )
 from stele.raft.messages import Message
+from stele.rpc.proto import common_pb2
 from stele.tablet.machine import Outcome, StateMachine
 
 _CEILING_RETRY_S = 0.002
@@ -88,6 +90,8 @@ class Replica:
         self.needs_copy: dict[ReplicaId, str] = {}
         self._configs: list[Configuration] = []
         self.last_write_ms = 0
+        self.committed_opid = OPID_NONE
+        self.leading_since_ms = 0
         self._serves = False
         self._leaderless_since_ms = host.now_ms()
         self._runtime: CoreRuntime | None = None
@@ -141,6 +145,10 @@ class Replica:
         """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
         return self.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
 
+    def status(self) -> common_pb2.ReplicaStatusPB:
+        """What it knows of itself and, as leader, of its peers."""
+        return replica_status(self)
+
     def run(self, stream: Any, machine: StateMachine | None, initial: InitialState) -> None:
         """Start with what bootstrap found: the stream, the machine (None: a young witness) and the log's content."""
         self.stream = stream
@@ -153,6 +161,7 @@ class Replica:
         )
         if machine is not None:
             self._applier.attach(machine)
+            self.committed_opid = machine.applied
             self.timestamps.in_log(machine.max_ceiling)
         else:
             self._applier.committed_index = initial.commit_index
@@ -597,6 +606,7 @@ class Replica:
                 self.timestamps.committed(decode_ceiling(entry.payload))
                 self._wake_ceiling_waiters()
                 self._schedule_pump()
+        self.committed_opid = entries[-1].opid
         if self._applier is not None:
             self._applier.add(entries)
         if self.state is ReplicaState.CONFIGURING and entries[-1].term == self.term:
@@ -621,6 +631,7 @@ class Replica:
         self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
         if self.role is Role.LEADER and not led:
             self.timestamps.lead()
+            self.leading_since_ms = self.host.now_ms()
             self._ceilings.clear()
             self._ceiling_contexts.clear()
         elif led and self.role is not Role.LEADER:

@@ -1,0 +1,74 @@
+"""A replica as reports and the command line show it: ReplicaStatusPB from what the replica knows. Changes nothing.
+
+Invariant: what is told as committed is committed, in this replica's own knowledge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stele.model.ids import OPID_NONE
+from stele.raft.effects import Role
+from stele.raft.status import PeerState
+from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
+from stele.rpc.proto import common_pb2
+
+if TYPE_CHECKING:
+    from stele.consensus.replica import Replica
+
+_ROLES = {
+    Role.LEADER: common_pb2.LEADER,
+    Role.FOLLOWER: common_pb2.FOLLOWER,
+    Role.CANDIDATE: common_pb2.CANDIDATE,
+    Role.LEARNER: common_pb2.LEARNER,
+    Role.NON_PARTICIPANT: common_pb2.NON_PARTICIPANT,
+}
+
+
+def replica_status(replica: Replica) -> common_pb2.ReplicaStatusPB:
+    """What this replica knows of itself and, as leader, of its peers."""
+    superblock = replica.superblock
+    pb = common_pb2.ReplicaStatusPB(
+        tablet_id=id_to_pb(replica.tablet_id),
+        replica_id=replica.replica_id,
+        state=common_pb2.ReplicaStatePB.ValueType(int(replica.state)),
+        data_state=common_pb2.DataStatePB.ValueType(int(superblock.data_state)),
+        role=_ROLES[replica.role],
+        term=replica.term,
+        error=replica.error,
+        table_id=id_to_pb(superblock.table_id),
+        tablet_incarnation=superblock.tablet_incarnation,
+    )
+    core = replica.core
+    if core is None:
+        return pb
+    status = core.status()
+    leader = replica.leader_peer()
+    if leader is not None:
+        pb.leader_node = id_to_pb(leader.node_id)
+    pb.committed_config.CopyFrom(config_to_pb(status.committed_config))
+    if status.pending_change_index is not None:
+        pb.pending_config.CopyFrom(config_to_pb(status.config))
+    pb.last_logged.CopyFrom(opid_to_pb(status.last_logged))
+    pb.last_committed.CopyFrom(opid_to_pb(replica.committed_opid))
+    machine = replica.machine
+    pb.last_applied.CopyFrom(opid_to_pb(machine.applied if machine is not None else OPID_NONE))
+    pb.has_data = machine is not None
+    if machine is not None:
+        schema = getattr(machine, "schema", None)
+        pb.schema_version = schema.version if schema is not None else 0
+        pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
+        pb.rows_estimate = getattr(machine, "rows_estimate", 0)
+    now_ms = replica.host.now_ms()
+    for peer in status.peers:
+        heard = peer.last_heard_ms
+        pb.peers.append(
+            common_pb2.PeerHealthPB(
+                replica_id=peer.replica_id,
+                match_index=peer.match_index,
+                last_heard_ms=now_ms - heard if heard is not None else now_ms - replica.leading_since_ms,
+                failed=peer.failed,
+                needs_copy=peer.state is PeerState.SNAPSHOT,
+            )
+        )
+    return pb

@@ -1,0 +1,71 @@
+"""TabletServerAdminService: what masters order of a node: create, delete, flush."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.errors import Rejected
+from stele.model.ids import ReplicaId, TableId, TabletId
+from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb, opid_to_pb
+from stele.rpc.convert_schema import schema_from_pb
+from stele.rpc.proto import tserver_pb2 as pb
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceServicer
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+
+class AdminService(TabletServerAdminServiceServicer):
+    """Served by every node and master."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def CreateTablet(self, request: pb.CreateTabletRequest, context: Any) -> pb.CreateTabletResponse:
+        """Make this node's replica of a new tablet."""
+        manager = self._node.manager
+        manager.check_catalog(opid_from_pb(request.catalog_opid))
+        config = config_from_pb(request.config)
+        mine = config.peer_on(self._node.node_id)
+        if mine is None:
+            raise Rejected(f"the configuration does not name this node, {self._node.node_id}")
+        kind = request.kind or "table"
+        hint = config.peer_on(id_from_pb(request.leader_hint)) if request.leader_hint else None
+        superblock = Superblock(
+            tablet_id=TabletId(id_from_pb(request.tablet_id)),
+            replica_id=mine.replica_id,
+            table_id=TableId(id_from_pb(request.table_id)),
+            table_name=request.table_name,
+            kind=kind,
+            data_state=DataState.READY,
+            schema=schema_from_pb(request.schema).to_json() if kind == "table" else "",
+            partitioning=request.partitioning.SerializeToString(),
+            partition=request.partition.SerializeToString(),
+            tablet_incarnation=request.tablet_incarnation,
+            leader_hint=hint.replica_id if hint is not None else None,
+        )
+        await manager.create(superblock, config)
+        return pb.CreateTabletResponse()
+
+    async def DeleteTablet(self, request: pb.DeleteTabletRequest, context: Any) -> pb.DeleteTabletResponse:
+        """Tombstone or remove a replica."""
+        manager = self._node.manager
+        manager.check_catalog(opid_from_pb(request.catalog_opid))
+        try:
+            target = DataState(request.target)
+        except ValueError:
+            raise Rejected(f"data state {request.target}; expected TOMBSTONED or DELETED") from None
+        await manager.delete(
+            TabletId(id_from_pb(request.tablet_id)),
+            ReplicaId(request.replica_id),
+            target,
+            request.cas_config_opid_index_less_or_equal,
+            request.reason,
+        )
+        return pb.DeleteTabletResponse()
+
+    async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:
+        """Write what is in memory to files."""
+        flushed = await self._node.manager.get(id_from_pb(request.tablet_id)).flush()
+        return pb.FlushTabletResponse(flushed=opid_to_pb(flushed))

@@ -1,0 +1,100 @@
+"""ConsensusService's unary calls: membership, hand-over, state, and the order to copy a tablet here.
+
+The stream of messages between nodes is stele.rpc.peers; this file is what drivers and tools call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stele.consensus.copy_target import CopyOrder
+from stele.model.errors import InvariantViolation, Rejected, Retryable
+from stele.model.ids import NodeId, ReplicaId, TabletId
+from stele.raft.events import ChangeType
+from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb, peer_from_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import consensus_pb2 as pb
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceServicer
+from stele.tserver.reports import all_reports, copy_progress, report_one
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+_PREPARE_TIMEOUT_S = 20.0
+
+
+class ConsensusService(ConsensusServiceServicer):
+    """Served by every node and master."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def PeerStream(self, request_iterator: Any, context: Any) -> Any:
+        """Served by stele.rpc.inbound, which calls the node."""
+        raise InvariantViolation("PeerStream is served by stele.rpc.inbound")
+
+    async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
+        """Change one member; answered once the change is committed."""
+        self._node.check_epoch(request.driver_epoch)
+        if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
+            raise Rejected("a change names its type and its peer")
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        config = await replica.change_config(
+            ChangeType(request.type), peer_from_pb(request.peer), request.cas_config_opid_index
+        )
+        return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
+
+    async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
+        """Hand leadership to a node, or to whoever is most advanced."""
+        self._node.check_epoch(request.driver_epoch)
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        target: ReplicaId | None = None
+        if request.target_node:
+            peer = replica.config.peer_on(id_from_pb(request.target_node))
+            if peer is None:
+                raise Rejected(f"node {id_from_pb(request.target_node)} is no peer of this tablet")
+            target = peer.replica_id
+        await replica.transfer_leadership(target)
+        return pb.LeaderStepDownResponse()
+
+    async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
+        """What the replicas here know; all of them if none is named."""
+        manager = self._node.manager
+        reports: list[common_pb2.ReplicaStatusPB]
+        if request.tablet_ids:
+            found = [manager.current(id_from_pb(raw)) for raw in request.tablet_ids]
+            maybe = [report_one(manager, r.superblock.key) for r in found if r is not None]
+            reports = [r for r in maybe if r is not None]
+        else:
+            reports = all_reports(manager)
+        return pb.GetConsensusStateResponse(
+            node_id=id_to_pb(self._node.node_id), incarnation=self._node.incarnation, replicas=reports
+        )
+
+    async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
+        """Begin a copy to this node, or tell how far it is. Answered once a witness runs, not once it is done."""
+        node = self._node
+        node.check_epoch(request.driver_epoch)
+        order = CopyOrder(
+            tablet_id=TabletId(id_from_pb(request.tablet_id)),
+            replica_id=ReplicaId(request.replica_id),
+            source_node=NodeId(id_from_pb(request.source_node)),
+            source_address=request.source_address,
+            witness=request.witness,
+            witness_start=opid_from_pb(request.witness_start),
+            bytes_per_second=request.bytes_per_second,
+        )
+        if not order.replica_id or not order.source_node or not order.source_address:
+            raise Rejected("a copy names its replica_id, its source node and the source's address")
+        copy = await node.manager.start_copy(order, node.copy_source(order.source_node, order.source_address))
+        if copy is None:
+            done = common_pb2.CopyProgressPB(
+                replica_id=order.replica_id, source_node=id_to_pb(order.source_node), state="Done"
+            )
+            return pb.StartTabletCopyResponse(progress=done)
+        if order.witness and not await copy.wait_prepared(_PREPARE_TIMEOUT_S):
+            raise Retryable("the witness is not ready yet; ask again")
+        node.changed_key(copy.key)
+        return pb.StartTabletCopyResponse(
+            progress=copy_progress(copy), witness_start=opid_to_pb(copy.witness_start)
+        )

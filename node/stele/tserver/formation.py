@@ -1,0 +1,167 @@
+"""How a volume becomes a node's, and how first masters become a cluster. Called by node.py, once each.
+
+Invariant: a volume is formatted only if the masters never saw this node id, or as a first master that neither votes
+nor serves before all first masters are known to have formatted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.config import Configuration, Peer
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.tserver.options import NodeOptions
+from stele.tserver.volume import (
+    Volume,
+    format_volume,
+    is_formatted,
+    lock_directory,
+    open_volume,
+    volume_empty,
+)
+from stele.wal.log import Log
+from stele.wal.options import LogOptions, SyncMode
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+log = structlog.get_logger("stele.tserver")
+
+CATALOG_TABLE_ID = TableId("0" * 32)
+CATALOG_NAME = "stele.catalog"
+_ASK_AGAIN_S = 0.5
+
+
+async def take_volume(options: NodeOptions) -> Volume:
+    """Lock and open the volume; format it first if it is empty and may be.
+
+    Raises:
+        Fate: it is not for this process.
+    """
+    directory = options.data_dir
+    fd = lock_directory(directory)
+    if is_formatted(directory):
+        return open_volume(directory, fd, options.cluster_id, options.node_id)
+    if options.role == "master" and not options.first_masters and not options.join:
+        raise volume_empty(
+            directory, "neither --first-masters nor --join allows formatting it: this master's volume is gone"
+        )
+    if not options.first_masters and options.masters and await _seen_formatted(options):
+        raise volume_empty(
+            directory,
+            f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a new node",
+        )
+    first = tuple((m.node_id, m.address) for m in options.first_masters)
+    log.info("formatting the volume", role=options.role, first_masters=len(first))
+    return format_volume(
+        directory, fd, options.cluster_id, options.node_id, options.role, first_masters=first
+    )
+
+
+async def _seen_formatted(options: NodeOptions) -> bool:
+    """Ask the leader master, until it answers."""
+    # The node is not on record yet, so it speaks as a client does: without a node id of its own.
+    pool = ChannelPool(Identity(cluster_id=options.cluster_id))
+    request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(options.node_id), role=options.role)
+    told = ""
+    try:
+        while True:
+            for address in options.masters:
+                try:
+                    answer = await pool.unary(
+                        address, MasterServiceStub, "RegisterNode", request, timeout_s=2.0
+                    )
+                    return bool(answer.formed)
+                except Retryable as exc:
+                    if str(exc) != told:
+                        told = str(exc)
+                        log.info("asking the masters", master=address, answer=told)
+            await asyncio.sleep(_ASK_AGAIN_S)
+    finally:
+        await pool.close()
+
+
+def open_log(
+    volume: Volume, options: NodeOptions, dispatch: Callable[[list[Callable[[], None]]], None]
+) -> Log:
+    """Open the node's log. Blocks."""
+    return Log.open(
+        volume.wal_directory, LogOptions(sync=SyncMode(options.wal_sync)), volume.record.node_id, dispatch
+    )
+
+
+async def make_first_catalog(node: Node) -> None:
+    """On a first master that is not formed: its replica of the catalog, made but not started."""
+    record = node.volume.record
+    if record.formed or not record.first_masters:
+        return
+    config = first_configuration(record.first_masters)
+    mine = config.peer_on(record.node_id)
+    if mine is None:
+        raise Rejected(f"--first-masters does not name this node, {record.node_id}")
+    await node.manager.create(
+        Superblock(
+            tablet_id=CATALOG_TABLET_ID,
+            replica_id=mine.replica_id,
+            table_id=CATALOG_TABLE_ID,
+            table_name=CATALOG_NAME,
+            kind="keyspace",
+            data_state=DataState.READY,
+            leader_hint=config.peers[0].replica_id,
+        ),
+        config,
+    )
+
+
+def first_configuration(first_masters: Sequence[tuple[str, str]]) -> Configuration:
+    """Of the catalog: replica_ids 1..n in order of --first-masters."""
+    return Configuration(
+        -1,
+        tuple(
+            Peer(NodeId(node_id), ReplicaId(number), address)
+            for number, (node_id, address) in enumerate(first_masters, 1)
+        ),
+    )
+
+
+async def confirm(node: Node, masters: Sequence[tuple[str, str]]) -> None:
+    """All first masters have formatted: (node_id, format_id) of each. From here on this one votes. Idempotent.
+
+    Raises:
+        Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
+        Retryable: NOT_READY while its own replica of the catalog is being made.
+    """
+    record = node.volume.record
+    if record.role != "master" or not record.first_masters:
+        raise Rejected(f"node {record.node_id} is no first master; there is nothing to confirm")
+    if (record.node_id, record.format_id) not in [(n, f) for n, f in masters]:
+        raise Rejected(
+            f"first master {record.node_id} has format id {record.format_id}, which is not listed: its volume was "
+            "formatted anew after the list was made; it must be replaced",
+            code=Code.PERMISSION_DENIED,
+        )
+    if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
+        raise Rejected("the masters listed are not those that --first-masters named")
+    if record.formed:
+        return
+    if not node.manager.holds(CATALOG_TABLET_ID):
+        raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
+    await node.in_thread(lambda: node.volume.update(formed=True))
+    await node.manager.release_held()
+    log.info("formation confirmed", masters=len(masters))
+
+
+def reason_of(exc: BaseException) -> str:
+    """One line of what went wrong, for people."""
+    return str(exc.args[0]) if isinstance(exc, SteleError) else str(exc)

@@ -1,0 +1,192 @@
+"""Tells every master that this node lives, and what changed on it; learns who the masters are.
+
+One loop per master. Reports are incremental and edge triggered: a change is told to a master until that master, as
+leader, has acknowledged it; a full report goes to a newly elected leader, after this node's own start, and when asked.
+
+Invariant: a change is never forgotten before a leader has acknowledged a report that was made after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele.model.errors import SteleError
+from stele.model.ids import StreamKey
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.tserver.reports import all_reports, report_one
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+log = structlog.get_logger("stele.tserver.heartbeat")
+
+_COALESCE_S = 0.05
+_TIMEOUT_S = 2.0
+
+
+class Heartbeater:
+    """Owned by the node."""
+
+    def __init__(self, node: Node, interval_s: float, addresses: tuple[str, ...]) -> None:
+        self._node = node
+        self._interval_s = interval_s
+        self._given = addresses
+        self._known: tuple[str, ...] = ()
+        self._loops: dict[str, _MasterLoop] = {}
+        self._sequence = itertools.count(1)
+        self.node_state = pb.NODE_STATE_UNSPECIFIED
+        self.leader_heard = False
+
+    def start(self, known: tuple[str, ...]) -> None:
+        """Begin; `known` are the masters that were last told of."""
+        self._known = known
+        self._match_loops()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All masters to tell: those of the last list, else those given at start."""
+        return tuple(dict.fromkeys((*self._known, *self._given)))
+
+    def changed(self, key: StreamKey) -> None:
+        """A replica's report is due: soon, and again until a leader has it."""
+        for loop in self._loops.values():
+            loop.changed(key)
+
+    async def close(self) -> None:
+        """Stop."""
+        loops, self._loops = list(self._loops.values()), {}
+        await asyncio.gather(*(loop.close() for loop in loops))
+
+    def learned_masters(self, masters: tuple[str, ...]) -> None:
+        """The leader's list of masters."""
+        if masters and masters != self._known:
+            log.info("masters", addresses=masters)
+            self._known = masters
+            self._match_loops()
+            self._node.remember_masters(masters)
+
+    def request(
+        self, tablets: list[common_pb2.ReplicaStatusPB], removed: list[StreamKey]
+    ) -> pb.TSHeartbeatRequest:
+        """A heartbeat with what every one has."""
+        node = self._node
+        free, used = node.disk_bytes()
+        return pb.TSHeartbeatRequest(
+            node_id=id_to_pb(node.node_id),
+            incarnation=node.incarnation,
+            sequence=next(self._sequence),
+            tablets=tablets,
+            removed_tablets=[id_to_pb(key.tablet_id) for key in removed],
+            disk_free_bytes=free,
+            disk_used_bytes=used,
+        )
+
+    def _match_loops(self) -> None:
+        wanted = self.addresses
+        for address in wanted:
+            if address not in self._loops:
+                self._loops[address] = _MasterLoop(self, self._node, address, self._interval_s)
+        for address in [a for a in self._loops if a not in wanted]:
+            self._loops.pop(address).end()
+
+
+class _MasterLoop:
+    """Heartbeats to one master."""
+
+    def __init__(self, owner: Heartbeater, node: Node, address: str, interval_s: float) -> None:
+        self._owner = owner
+        self._node = node
+        self._address = address
+        self._interval_s = interval_s
+        self._dirty: dict[StreamKey, int] = {}
+        self._count = 0
+        self._full_due = True
+        self._register_due = True
+        self._leader_term = 0  # of the master at the other end; 0: it does not lead
+        self._wake = asyncio.Event()
+        self._may_log = True
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def changed(self, key: StreamKey) -> None:
+        self._count += 1
+        self._dirty[key] = self._count
+        self._wake.set()
+
+    def end(self) -> None:
+        self._task.cancel()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            started = asyncio.get_running_loop().time()
+            self._wake.clear()
+            try:
+                await self._beat()
+                self._may_log = True
+            except SteleError as exc:
+                if self._may_log:
+                    log.info("master not reached", master=self._address, error=str(exc))
+                self._may_log = False
+            rest = self._interval_s - (asyncio.get_running_loop().time() - started)
+            try:
+                async with asyncio.timeout(max(rest, _COALESCE_S)):
+                    await self._wake.wait()
+                await asyncio.sleep(_COALESCE_S)
+            except TimeoutError:
+                continue
+
+    async def _beat(self) -> None:
+        node = self._node
+        told = self._count
+        full = self._full_due
+        has_report = node.manager.opened and self._leader_term > 0
+        tablets: list[common_pb2.ReplicaStatusPB] = []
+        removed: list[StreamKey] = []
+        if has_report and full:
+            tablets = all_reports(node.manager)
+        elif has_report:
+            for key in list(self._dirty):
+                report = report_one(node.manager, key)
+                if report is not None:
+                    tablets.append(report)
+                else:
+                    removed.append(key)
+        request = self._owner.request(tablets, removed)
+        request.incremental = not full
+        request.has_report = has_report and (full or bool(tablets) or bool(removed))
+        if self._register_due:
+            request.registration.CopyFrom(node.registration())
+        response = await node.pool.unary(
+            self._address, MasterServiceStub, "TSHeartbeat", request, timeout_s=_TIMEOUT_S
+        )
+        self._answered(response, told, full and has_report)
+
+    def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool) -> None:
+        owner = self._owner
+        self._register_due = response.needs_reregister
+        if not response.is_leader:
+            self._leader_term = 0
+            self._full_due = True
+            self._dirty.clear()
+            return
+        owner = self._owner
+        owner.leader_heard = True
+        owner.node_state = response.node_state
+        self._node.learned_epoch(response.driver_epoch)
+        owner.learned_masters(tuple(m.address for m in response.masters if m.address))
+        self._dirty = {key: n for key, n in self._dirty.items() if n > told}
+        new_leader = response.term != self._leader_term
+        self._leader_term = response.term
+        self._full_due = new_leader or response.needs_full_report or (self._full_due and not full)
+        if self._register_due or (self._full_due and self._node.manager.opened):
+            self._wake.set()

@@ -1,0 +1,125 @@
+"""What a node does when nobody asks: flush, compact, collect the log, end stale copy sessions.
+
+One loop; one flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker
+process that is given file names and never rows, and that goes away when it has nothing to do.
+
+Invariant: no step of it blocks the event loop, and a failing replica does not stop the others' maintenance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from stele.consensus.replica import Replica
+from stele.model.errors import Corrupt, SteleError
+from stele.tablet.compactor import Compactor
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+log = structlog.get_logger("stele.tserver.maintenance")
+
+_ROUND_S = 0.5
+_SLOW_EVERY = 10  # rounds
+FLUSH_AGE_MS = 120_000
+LOG_BYTES_FLUSH = 512 << 20
+"""A log longer than this has its oldest unflushed stores flushed, so that it can be collected."""
+
+
+class Maintenance:
+    """Owned by the node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._since: dict[tuple[str, int], int] = {}
+        self._compactor = Compactor()
+        self._compaction: asyncio.Task[None] | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; a flush under way ends first, a compaction is given up."""
+        self._task.cancel()
+        if self._compaction is not None:
+            self._compaction.cancel()
+        await asyncio.gather(
+            self._task, *([self._compaction] if self._compaction else []), return_exceptions=True
+        )
+        await self._compactor.close()
+
+    async def _run(self) -> None:
+        number = 0
+        while True:
+            await asyncio.sleep(_ROUND_S)
+            number += 1
+            try:
+                await self._flush_due()
+                self._start_compaction()
+                if number % _SLOW_EVERY == 0:
+                    await self._node.manager.collect_log()
+                    await self._node.sessions.expire()
+            except SteleError as exc:
+                log.warning("maintenance", error=str(exc))
+            except Exception:
+                log.exception("maintenance failed; it goes on")
+
+    async def _flush_due(self) -> None:
+        now = self._node.now_ms()
+        pressed = self._node.log.bytes_on_disk > LOG_BYTES_FLUSH
+        for replica in self._node.manager:
+            if self._is_due(replica, now, pressed):
+                await self._flush(replica)
+
+    def _is_due(self, replica: Replica, now: int, pressed: bool) -> bool:
+        machine = replica.machine
+        if machine is None or not replica.running:
+            return False
+        if machine.should_flush():
+            return True
+        key = (replica.tablet_id, replica.replica_id)
+        if machine.applied == machine.flushed:
+            self._since.pop(key, None)
+            return False
+        return pressed or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
+
+    async def _flush(self, replica: Replica) -> None:
+        self._since.pop((replica.tablet_id, replica.replica_id), None)
+        try:
+            await replica.flush()
+        except Corrupt as exc:
+            replica.fail(f"flush: {exc}")
+        except SteleError as exc:
+            log.warning("flush", tablet=replica.tablet_id, error=str(exc))
+
+    def _start_compaction(self) -> None:
+        if self._compaction is not None and not self._compaction.done():
+            return
+        for replica in self._node.manager:
+            machine: Any = replica.machine
+            if machine is None or not replica.running or not hasattr(machine, "plan_compaction"):
+                continue
+            job = machine.plan_compaction()
+            if job is not None:
+                self._compaction = asyncio.get_running_loop().create_task(self._compact(replica, job))
+                return
+
+    async def _compact(self, replica: Replica, job: Any) -> None:
+        machine: Any = replica.machine
+        try:
+            result = await self._compactor.run(job)
+        except SteleError as exc:
+            await self._node.in_thread(machine.abandon_compaction, job)
+            self._compaction_failed(replica, exc)
+            return
+        try:
+            await self._node.in_thread(machine.install_compaction, result)
+        except SteleError as exc:
+            self._compaction_failed(replica, exc)
+
+    def _compaction_failed(self, replica: Replica, error: SteleError) -> None:
+        if isinstance(error, Corrupt):
+            replica.fail(f"compaction: {error}")
+        else:
+            log.warning("compaction", tablet=replica.tablet_id, error=str(error))

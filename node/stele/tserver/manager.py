@@ -1,0 +1,454 @@
+"""All replicas of a node: opened at start, created, deleted, found, and told of messages and time.
+
+Owns the directories tablets/<tablet_id>/<replica_id>. Decides no membership; obeys orders that pass its checks.
+
+Invariant: at most one replica of a tablet lives here; a tombstone, once written, never votes; what a crash left
+half-made is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from stele.consensus.bootstrap import create_machine, open_machine, start_replica
+from stele.consensus.copy_target import CopyOrder, TabletCopy, refuse_over_live
+from stele.consensus.fetch import CopySource
+from stele.consensus.files import make_directory, remove_tree
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
+from stele.model.config import Configuration
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
+from stele.raft.messages import Message
+
+log = structlog.get_logger("stele.tserver")
+
+_OPEN_AT_ONCE = 8
+
+ReplicaListener = Callable[[Replica], None]
+
+
+class TabletManager:
+    """`changed(key)` is called when a report of that replica is due. `hold(superblock)`: do not start it yet."""
+
+    def __init__(
+        self,
+        directory: Path,
+        node_log: Any,
+        host: Host,
+        options: ReplicaOptions,
+        *,
+        hold: Callable[[Superblock], bool] = lambda superblock: False,
+    ) -> None:
+        self._directory = directory
+        self._node_log = node_log
+        self._host = host
+        self._options = options
+        self._hold = hold
+        self._replicas: dict[StreamKey, Replica] = {}
+        self._routes: dict[tuple[bytes, int], Replica] = {}
+        self._changing: dict[TabletId, asyncio.Lock] = {}
+        self._listeners: list[ReplicaListener] = []
+        self._catalog_term = 0
+        self._log_starts: dict[StreamKey, OpId] = {}
+        self.tombstones: dict[StreamKey, Superblock] = {}
+        self.copies: dict[StreamKey, TabletCopy] = {}
+        self.held: dict[StreamKey, Superblock] = {}
+        self.opened = False
+
+    # --- finding
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(list(self._replicas.values()))
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def current(self, tablet_id: str) -> Replica | None:
+        """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
+        best: Replica | None = None
+        for key, replica in self._replicas.items():
+            if key.tablet_id == tablet_id and (best is None or _rank(replica) > _rank(best)):
+                best = replica
+        return best
+
+    def get(self, tablet_id: str) -> Replica:
+        """As `current`.
+
+        Raises:
+            Rejected: NOT_FOUND, or TABLET_DELETED where only a tombstone is left.
+            Retryable: NOT_READY while replicas are still being opened.
+        """
+        replica = self.current(tablet_id)
+        if replica is not None:
+            return replica
+        if not self.opened:
+            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
+        if any(key.tablet_id == tablet_id for key in self.tombstones):
+            raise Rejected(
+                f"tablet {tablet_id} was removed from this node; ask the masters where it is",
+                code=Code.TABLET_DELETED,
+            )
+        raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
+
+    def holds(self, tablet_id: str) -> bool:
+        """Whether a replica of the tablet is here, started or held back."""
+        return any(key.tablet_id == tablet_id for key in (*self._replicas, *self.held))
+
+    def by_key(self, key: StreamKey) -> Replica | None:
+        """The replica with exactly this id."""
+        return self._replicas.get(key)
+
+    def add_replica_listener(self, listener: ReplicaListener) -> None:
+        """Call `listener(replica)` for every replica that starts, and now for those that run."""
+        self._listeners.append(listener)
+        for replica in self:
+            listener(replica)
+
+    # --- events
+
+    def on_message(self, from_node: NodeId, tablet: bytes, sender: int, to: int, message: Message) -> None:
+        """Hand a message to its replica; one that is not here is not answered."""
+        replica = self._routes.get((tablet, to))
+        if replica is not None:
+            replica.on_message(from_node, ReplicaId(sender), message)
+
+    def incarnation_of(self, tablet: bytes, to: int) -> int:
+        """The tablet incarnation that a replica accepts; lower ones are refused."""
+        replica = self._routes.get((tablet, to))
+        return replica.superblock.tablet_incarnation if replica is not None else 0
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        for replica in self._replicas.values():
+            replica.tick(now_ms)
+
+    def peer_node_failed(self, node_id: NodeId) -> None:
+        """The connection to a node was reset."""
+        for replica in self._replicas.values():
+            replica.peer_node_failed(node_id)
+
+    # --- start and stop
+
+    async def open_all(self) -> None:
+        """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on."""
+        found = await self._host.in_thread(self._scan)
+        places = asyncio.Semaphore(_OPEN_AT_ONCE)
+
+        async def open_one(key: StreamKey, superblock: Superblock | None, error: str) -> None:
+            async with places:
+                await self._open(key, superblock, error)
+
+        await asyncio.gather(*(open_one(*one) for one in found))
+        self.opened = True
+        log.info("replicas opened", running=len(self._replicas), tombstones=len(self.tombstones))
+
+    def _scan(self) -> list[tuple[StreamKey, Superblock | None, str]]:
+        make_directory(self._directory)
+        found: list[tuple[StreamKey, Superblock | None, str]] = []
+        for tablet in sorted(self._directory.iterdir()):
+            if not is_id(tablet.name):
+                continue
+            for directory in sorted(tablet.iterdir()):
+                if not directory.name.isdigit():
+                    continue
+                key = StreamKey(TabletId(tablet.name), ReplicaId(int(directory.name)))
+                try:
+                    found.append((key, read_superblock(directory), ""))
+                except FileNotFoundError:
+                    remove_tree(directory)
+                except SteleError as exc:
+                    found.append((key, None, str(exc)))
+        return found
+
+    async def _open(self, key: StreamKey, superblock: Superblock | None, error: str) -> None:
+        if superblock is None:
+            unknown = Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.READY)
+            replica = self._add(unknown)
+            replica.fail(error)
+        elif superblock.data_state is DataState.TOMBSTONED:
+            self.tombstones[key] = superblock
+        elif superblock.data_state is DataState.READY or superblock.young_witness:
+            if self._hold(superblock):
+                self.held[key] = superblock
+                return
+            await self.start_replica(superblock)
+        else:
+            log.warning("removing what a crash left half-made", tablet=key.tablet_id, replica=key.replica_id)
+            await self._erase(key)
+
+    async def start_replica(self, superblock: Superblock) -> None:
+        """Start a replica in its data state."""
+        replica = self._add(superblock)
+        await start_replica(
+            superblock,
+            self.replica_directory(superblock.key),
+            self._node_log,
+            self._host,
+            self._options,
+            replica=replica,
+        )
+        for listener in self._listeners:
+            listener(replica)
+
+    async def release_held(self) -> None:
+        """Start the replicas that were held back."""
+        held, self.held = self.held, {}
+        for superblock in held.values():
+            await self.start_replica(superblock)
+
+    def _add(self, superblock: Superblock) -> Replica:
+        replica = Replica(superblock, self.replica_directory(superblock.key), self._host, self._options)
+        self._replicas[superblock.key] = replica
+        self._routes[bytes.fromhex(superblock.tablet_id), superblock.replica_id] = replica
+        return replica
+
+    async def hand_over_leadership(self, timeout_s: float) -> None:
+        """Give all leaderships away; what cannot be given in time is left."""
+
+        async def hand_over(replica: Replica) -> None:
+            try:
+                await asyncio.wait_for(replica.transfer_leadership(), timeout_s)
+            except (SteleError, TimeoutError) as exc:
+                log.info("leadership kept", tablet=replica.tablet_id, error=str(exc) or "timed out")
+
+        leaders = [r for r in self if r.is_leader and len(r.config.voters) > 1]
+        await asyncio.gather(*(hand_over(r) for r in leaders))
+
+    async def close(self) -> None:
+        """Stop copies and replicas."""
+        for copy in list(self.copies.values()):
+            await copy.cancel()
+        await asyncio.gather(*(replica.stop() for replica in self))
+
+    # --- orders
+
+    def replica_directory(self, key: StreamKey) -> Path:
+        """Where a replica lives."""
+        return self._directory / key.tablet_id / str(key.replica_id)
+
+    def check_catalog(self, opid: OpId) -> None:
+        """Refuse orders of a catalog leader that was replaced.
+
+        Raises:
+            Rejected: STALE_EPOCH.
+        """
+        if opid == OPID_NONE:
+            return
+        if opid.term < self._catalog_term:
+            raise Rejected(
+                f"an order from catalog term {opid.term}; term {self._catalog_term} was already heard",
+                code=Code.STALE_EPOCH,
+            )
+        self._catalog_term = opid.term
+
+    async def create(self, superblock: Superblock, config: Configuration) -> None:
+        """Make a new replica of a new tablet and start it. Nothing if it is there.
+
+        Raises:
+            Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
+            Retryable: NOT_READY, DISK_FULL.
+        """
+        key = superblock.key
+        async with self._lock(key.tablet_id):
+            self._refuse_unless_open()
+            if key in self._replicas or key in self.held:
+                return
+            others = [k for k in (*self._replicas, *self.tombstones) if k.tablet_id == key.tablet_id]
+            if others:
+                raise Rejected(
+                    f"replica {others[0].replica_id} of tablet {key.tablet_id} is or was here; copy to this "
+                    "node under a new replica_id instead",
+                    code=Code.ALREADY_PRESENT,
+                )
+            if self._host.low_space():
+                raise Retryable("the disk of this node is nearly full", code=Code.DISK_FULL)
+            directory = self.replica_directory(key)
+
+            def make() -> None:
+                remove_tree(directory)
+                make_directory(directory)
+                write_superblock(directory, superblock.with_state(DataState.COPYING))
+                create_machine(superblock, directory).close()
+
+            await self._host.in_thread(make)
+            await self.create_stream(key, OPID_NONE, config)
+            ready = superblock.with_state(DataState.READY)
+            await self._host.in_thread(write_superblock, directory, ready)
+            if self._hold(ready):
+                self.held[key] = ready
+            else:
+                await self.start_replica(ready)
+
+    async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
+        """Make a replica's stream in the log; on return it survives power loss."""
+        await self._log_done(self._node_log.create_stream, key, start, config)
+
+    async def delete(
+        self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
+    ) -> None:
+        """Tombstone or remove a replica (0: whichever is here). Nothing if it is gone already.
+
+        Raises:
+            Rejected: CAS_FAILED, it knows a newer committed configuration than the order; INVALID_ARGUMENT.
+        """
+        if target not in (DataState.TOMBSTONED, DataState.DELETED):
+            raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
+        async with self._lock(tablet_id):
+            keys = [*self._replicas, *self.copies, *self.held]
+            if target is DataState.DELETED:
+                keys += list(self.tombstones)
+            wanted = [
+                k for k in dict.fromkeys(keys) if k.tablet_id == tablet_id and replica_id in (0, k.replica_id)
+            ]
+            for key in wanted:
+                await self._delete_one(key, target, cas_config_index, reason)
+
+    async def _delete_one(self, key: StreamKey, target: DataState, cas: int, reason: str) -> None:
+        replica = self._replicas.get(key)
+        if target is DataState.TOMBSTONED and replica is not None:
+            index = replica.committed_config.opid_index
+            if index > cas:
+                raise Rejected(
+                    f"replica {key} knows committed configuration {index}, the order says at most {cas}; "
+                    "look again",
+                    code=Code.CAS_FAILED,
+                )
+        log.info("deleting replica", replica=str(key), target=target.name, reason=reason)
+        copy = self.copies.pop(key, None)
+        if copy is not None:
+            await copy.cancel()
+            replica = self._replicas.get(key)
+        if replica is not None:
+            await replica.stop()
+            self._drop(key)
+        if target is DataState.DELETED:
+            self.tombstones.pop(key, None)
+            self.held.pop(key, None)
+            await self._erase(key)
+        elif replica is not None:
+            await self._tombstone(key, replica)
+        else:
+            await self._erase(key)
+        if replica is not None:
+            self._host.changed(replica)
+
+    async def _tombstone(self, key: StreamKey, replica: Replica) -> None:
+        status = replica.core.status() if replica.core is not None else None
+        superblock = replace(
+            replica.superblock,
+            data_state=DataState.TOMBSTONED,
+            witness_start=OPID_NONE,
+            last_term=status.term if status is not None else 0,
+            last_opid=status.last_logged if status is not None else OPID_NONE,
+            last_config_index=replica.committed_config.opid_index,
+        )
+        directory = self.replica_directory(key)
+
+        def bury() -> None:
+            write_superblock(directory, superblock)
+            for child in directory.iterdir():
+                if child.is_dir():
+                    remove_tree(child)
+
+        await self._host.in_thread(bury)
+        await self._log_done(self._node_log.tombstone, key)
+        self.tombstones[key] = superblock
+
+    async def _erase(self, key: StreamKey) -> None:
+        directory = self.replica_directory(key)
+        self._node_log.forget(key)
+        await self._host.in_thread(remove_tree, directory)
+
+    async def _log_done(self, call: Callable[..., Any], *arguments: Any) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        call(*arguments, done)
+        await future
+
+    def _drop(self, key: StreamKey) -> None:
+        self._replicas.pop(key, None)
+        self._routes.pop((bytes.fromhex(key.tablet_id), key.replica_id), None)
+
+    def _lock(self, tablet_id: TabletId) -> asyncio.Lock:
+        return self._changing.setdefault(tablet_id, asyncio.Lock())
+
+    def _refuse_unless_open(self) -> None:
+        if not self.opened:
+            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
+
+    # --- copies (CopyHome)
+
+    async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
+        """Begin a copy, or give the one that runs or is done; None: the replica is here and complete.
+
+        Raises:
+            Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
+        """
+        key = StreamKey(order.tablet_id, order.replica_id)
+        async with self._lock(order.tablet_id):
+            self._refuse_unless_open()
+            running = self.copies.get(key)
+            if running is not None and not running.failed:
+                return running
+            if key in self.tombstones:
+                raise Rejected(
+                    f"replica {key} is a tombstone; an id is never used again", code=Code.ALREADY_PRESENT
+                )
+            live = self.current(order.tablet_id)
+            if live is not None and live.state is ReplicaState.FAILED and live.replica_id != order.replica_id:
+                live = None
+            refuse_over_live(order, live.replica_id if live is not None else None)
+            resumed: Superblock | None = None
+            if live is not None:
+                if not live.superblock.young_witness:
+                    return None
+                resumed = live.superblock
+            else:
+                await self._erase(key)
+            copy = TabletCopy(order, source, self, self._host.in_thread, resumed=resumed)
+            self.copies[key] = copy
+            return copy
+
+    async def rows_arrived(self, superblock: Superblock) -> None:
+        """The store of a running witness is in place."""
+        replica = self._replicas.get(superblock.key)
+        if replica is None:
+            raise Retryable("the witness was removed meanwhile")
+        machine = await self._host.in_thread(open_machine, superblock, self.replica_directory(superblock.key))
+        replica.superblock = superblock
+        await replica.data_arrived(machine)
+        for listener in self._listeners:
+            listener(replica)
+
+    def joined(self, key: StreamKey) -> bool:
+        """Whether a committed configuration that the replica knows names it."""
+        replica = self._replicas.get(key)
+        return replica is None or replica.committed_config.peer(key.replica_id) is not None
+
+    # --- the log
+
+    async def collect_log(self) -> None:
+        """Let the log drop what nobody needs, and tell the replicas whose log now begins later."""
+        await self._host.in_thread(self._node_log.collect)
+        for key, replica in list(self._replicas.items()):
+            stream = replica.stream
+            if stream is not None and replica.running and self._log_starts.get(key) != stream.start:
+                self._log_starts[key] = stream.start
+                if stream.start != OPID_NONE:
+                    replica.log_collected(stream.start)
+
+
+def _rank(replica: Replica) -> tuple[bool, int]:
+    return replica.state is not ReplicaState.FAILED, replica.replica_id

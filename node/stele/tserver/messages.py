@@ -1,0 +1,134 @@
+"""Raft messages to protobuf and back. Called for every message between nodes, so written out plainly.
+
+Invariant: `message_from_pb(message_to_pb(m)) == m`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stele.model.errors import Code, Rejected
+from stele.model.ids import NodeId, OpId
+from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.rpc.convert import entry_from_pb, entry_to_pb, id_from_pb, id_to_pb
+from stele.rpc.proto import common_pb2, consensus_pb2
+
+
+def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) -> int:
+    """Put `message` into the body of `envelope`; bytes of its entries."""
+    match message:
+        case UpdateRequest():
+            envelope.update.CopyFrom(
+                consensus_pb2.UpdateConsensusRequest(
+                    term=message.term,
+                    preceding=common_pb2.OpIdPB(term=message.preceding.term, index=message.preceding.index),
+                    entries=[entry_to_pb(e) for e in message.entries],
+                    commit_index=message.commit_index,
+                    read_context=message.read_context,
+                    sent_ms=message.sent_ms,
+                    all_replicated_index=message.all_replicated_index,
+                )
+            )
+            return sum(len(e.payload) for e in message.entries)
+        case UpdateResponse():
+            envelope.update_response.CopyFrom(
+                consensus_pb2.UpdateConsensusResponse(
+                    term=message.term,
+                    success=message.success,
+                    last_received=common_pb2.OpIdPB(
+                        term=message.last_received.term, index=message.last_received.index
+                    ),
+                    conflict_index=message.conflict_index,
+                    conflict_term=message.conflict_term,
+                    read_context=message.read_context,
+                    sent_ms=message.sent_ms,
+                    has_data=message.has_data,
+                    failed=message.failed,
+                    preceding_index=message.preceding_index,
+                )
+            )
+        case VoteRequest():
+            envelope.vote.CopyFrom(
+                consensus_pb2.VoteRequest(
+                    term=message.term,
+                    last_logged=common_pb2.OpIdPB(
+                        term=message.last_logged.term, index=message.last_logged.index
+                    ),
+                    pre_vote=message.pre_vote,
+                    ignore_live_leader=message.ignore_live_leader,
+                    candidate_node=id_to_pb(message.candidate_node),
+                )
+            )
+        case VoteResponse():
+            envelope.vote_response.CopyFrom(
+                consensus_pb2.VoteResponse(
+                    term=message.term,
+                    granted=message.granted,
+                    pre_vote=message.pre_vote,
+                    request_term=message.request_term,
+                    leader_failed=message.leader_failed,
+                    failed=message.failed,
+                )
+            )
+        case TimeoutNow():
+            envelope.timeout_now.CopyFrom(consensus_pb2.TimeoutNow(term=message.term))
+        case _:
+            assert_never(message)
+    return 0
+
+
+def _opid(pb: common_pb2.OpIdPB) -> OpId:
+    return OpId(pb.term, pb.index)
+
+
+def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
+    """The message in an envelope.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for a body or an entry kind that this program does not know.
+    """
+    match envelope.WhichOneof("body"):
+        case "update":
+            u = envelope.update
+            return UpdateRequest(
+                u.term,
+                _opid(u.preceding),
+                tuple([entry_from_pb(e) for e in u.entries]),
+                u.commit_index,
+                u.read_context,
+                u.sent_ms,
+                u.all_replicated_index,
+            )
+        case "update_response":
+            r = envelope.update_response
+            return UpdateResponse(
+                r.term,
+                r.success,
+                _opid(r.last_received),
+                r.conflict_index,
+                r.conflict_term,
+                r.read_context,
+                r.sent_ms,
+                r.has_data,
+                r.failed,
+                r.preceding_index,
+            )
+        case "vote":
+            v = envelope.vote
+            return VoteRequest(
+                v.term,
+                _opid(v.last_logged),
+                v.pre_vote,
+                v.ignore_live_leader,
+                NodeId(id_from_pb(v.candidate_node)),
+            )
+        case "vote_response":
+            w = envelope.vote_response
+            return VoteResponse(w.term, w.granted, w.pre_vote, w.request_term, w.leader_failed, w.failed)
+        case "timeout_now":
+            return TimeoutNow(envelope.timeout_now.term)
+        case other:
+            raise Rejected(
+                f"a peer sent a message of kind {other}, unknown to this program; upgrade it",
+                code=Code.UNSUPPORTED_VERSION,
+            )

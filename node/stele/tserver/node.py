@@ -1,0 +1,407 @@
+"""A node assembled: volume, log, tablets, transport, services, heartbeats, probes. `Node.start`, `Node.stop`, `run`.
+
+Owns the process's parts and their order of life; decides nothing about tablets. Masters are made of the same class
+with more services.
+
+Invariant: nothing is served before the volume is locked and known to be this node's; a log that failed ends the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+
+from stele import metrics
+from stele.consensus.copy_source import CopySessions
+from stele.consensus.fetch import CopySource
+from stele.consensus.replica import Replica
+from stele.consensus.superblock import Superblock
+from stele.model.errors import Code, Rejected, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
+from stele.raft.messages import Message, UpdateRequest
+from stele.rpc import server as rpc_server
+from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import ChannelPool
+from stele.rpc.client_stream import ClientStreams
+from stele.rpc.convert import id_to_pb
+from stele.rpc.http import HttpServer, standard_routes
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.inbound import PeerInbound
+from stele.rpc.peers import PeerTransport
+from stele.rpc.proto import consensus_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import (
+    add_ConsensusServiceServicer_to_server,
+    add_TabletCopyServiceServicer_to_server,
+)
+from stele.rpc.proto.tserver_pb2_grpc import (
+    add_TabletServerAdminServiceServicer_to_server,
+    add_TabletServerServiceServicer_to_server,
+)
+from stele.rpc.resolve import join_address, split_address
+from stele.tserver import formation
+from stele.tserver.admin_service import AdminService
+from stele.tserver.consensus_service import ConsensusService
+from stele.tserver.copy_client import GrpcCopySource
+from stele.tserver.copy_service import TabletCopyService
+from stele.tserver.health import NodeHealth
+from stele.tserver.heartbeater import Heartbeater
+from stele.tserver.maintenance import Maintenance
+from stele.tserver.manager import TabletManager
+from stele.tserver.messages import message_from_pb, message_to_pb
+from stele.tserver.options import NodeOptions
+from stele.tserver.scan import Scans
+from stele.tserver.tablet_service import TabletService
+from stele.tserver.ticker import Ticker
+from stele.tserver.volume import Volume
+
+log = structlog.get_logger("stele.tserver")
+
+T = TypeVar("T")
+VERSION = "0.1.0"
+HAND_OVER_S = 10.0
+
+AddService = Callable[["Node", grpc.aio.Server], None]
+
+
+class Node:
+    """A node or master. `extra_services` add servicers to its gRPC server; `extra_ready` says "" or why not ready."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        extra_services: Sequence[AddService] = (),
+        *,
+        extra_ready: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.options = options
+        self.node_id = options.node_id
+        self.cluster_id = options.cluster_id
+        self.volume: Volume
+        self.log: Any
+        self.manager: TabletManager
+        self.sessions: CopySessions
+        self.heartbeater: Heartbeater
+        self.pool: ChannelPool
+        self.transport: PeerTransport
+        self.book = PeerBook()
+        self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
+        self.address = options.advertised
+        self.flight_address = ""
+        self.http_port = options.http_port
+        self.stopping = False
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._extra_services = extra_services
+        self.health = NodeHealth(self, extra_ready)
+        self.opened_ms = 0
+        self._loop = asyncio.get_running_loop()
+        self._random = random.Random()
+        self._threads = ThreadPoolExecutor(8, "stele-io")
+        self._epoch = 0
+        self._disk_bytes = (0, 0)
+        self._low_space = False
+        self._starting: asyncio.Task[None] | None = None
+        self._ticker: Ticker | None = None
+        self._maintenance: Maintenance | None = None
+        self._server: grpc.aio.Server | None = None
+        self._http: HttpServer | None = None
+        self._flight: Any = None
+
+    # --- Host
+
+    def now_ms(self) -> int:
+        """Milliseconds of the monotonic clock."""
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970."""
+        return time.time_ns() // 1_000
+
+    def randint(self, a: int, b: int, /) -> int:
+        """A whole number from a to b."""
+        return self._random.randint(a, b)
+
+    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
+        """Hand a message to the transport; one to this node itself is delivered here."""
+        if node_id == self.node_id:
+            tablet = bytes.fromhex(replica.tablet_id)
+            self._loop.call_soon(
+                self.manager.on_message, self.node_id, tablet, replica.replica_id, to, message
+            )
+            return
+        envelope = consensus_pb2.ConsensusMessage(
+            tablet_id=bytes.fromhex(replica.tablet_id),
+            from_replica=replica.replica_id,
+            to_replica=to,
+            tablet_incarnation=replica.superblock.tablet_incarnation,
+        )
+        message_to_pb(message, envelope)
+        bulk = isinstance(message, UpdateRequest) and bool(message.entries)
+        self.transport.send(node_id, envelope, bulk=bulk)
+
+    def changed(self, replica: Replica) -> None:
+        """A replica's report is due."""
+        self.changed_key(replica.superblock.key)
+
+    def changed_key(self, key: StreamKey) -> None:
+        """The report of the replica with this key is due."""
+        if not self.stopping:
+            self.heartbeater.changed(key)
+
+    def low_space(self) -> bool:
+        """Whether writes must be refused."""
+        return self._low_space
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run blocking work in a thread."""
+        return await self._loop.run_in_executor(self._threads, work, *args)
+
+    # --- life
+
+    async def start(self) -> None:
+        """Open the volume and begin to serve; replicas are opened in the background (see `started`).
+
+        Raises:
+            Fate: the volume is not fit for this process.
+            Rejected: a port in use, a bad address.
+            Corrupt: a log that cannot be read beyond single replicas.
+        """
+        self.volume = await formation.take_volume(self.options)
+        record = self.volume.record
+        host, _ = split_address(self.options.listen)
+        self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
+        self.identity = self.pool.identity
+        self.log = await self.in_thread(formation.open_log, self.volume, self.options, self._dispatch)
+        self.sessions = CopySessions(self.volume.copies_directory, self)
+        await self.sessions.clear_debris()
+        self.manager = TabletManager(
+            self.volume.tablets_directory, self.log, self, self.options.replica, hold=self._hold
+        )
+        self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
+        self.transport = PeerTransport(
+            self.identity,
+            self._address_of,
+            self._on_message,
+            self._on_disconnect,
+            book=self.book,
+            rng=self._random,
+        )
+        await self._measure_disk()
+        await self._serve(host)
+        self.heartbeater.start(record.masters)
+        self._ticker = Ticker(self.manager.tick, self._watch)
+        self._starting = self._loop.create_task(self._open_replicas())
+
+    async def _serve(self, host: str) -> None:
+        tablets = TabletService(self)
+        clients = ClientStreams(self.identity, self.book, self.budget, tablets.answer)
+        inbound = PeerInbound(self.transport, self.budget)
+        server = rpc_server.make_server(
+            self.identity,
+            self.book,
+            self.budget,
+            streams={**inbound.handlers(), **clients.handlers()},
+        )
+        add_TabletServerServiceServicer_to_server(tablets, server)
+        add_TabletServerAdminServiceServicer_to_server(AdminService(self), server)
+        add_ConsensusServiceServicer_to_server(ConsensusService(self), server)
+        add_TabletCopyServiceServicer_to_server(TabletCopyService(self), server)
+        for add in self._extra_services:
+            add(self, server)
+        port = await rpc_server.bind(server, self.options.listen)
+        if not self.options.advertise:
+            self.address = join_address(host, port)
+            self.identity.address = self.address
+        from stele.rpc.flight import FlightServer
+
+        self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, Scans(self))
+        advertised, _ = split_address(self.address)
+        self.flight_address = join_address(advertised, self._flight.port)
+        self._http = HttpServer(standard_routes(self.health, metrics.REGISTRY))
+        self.http_port = await self._http.start(host, self.options.http_port)
+        await server.start()
+        self._server = server
+
+    async def _open_replicas(self) -> None:
+        try:
+            await self.manager.open_all()
+            self.opened_ms = self.now_ms()
+            await formation.make_first_catalog(self)
+            self._maintenance = Maintenance(self)
+        except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
+            self.fail(exc)
+
+    async def stop(self, *, hand_over: bool = True) -> None:
+        """Unready, hand leaders over, stop serving, close the log. Idempotent."""
+        if self.stopping:
+            return
+        self.stopping = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._maintenance is not None:
+            await self._maintenance.close()
+        if hand_over and not self.failed.done():
+            await self.manager.hand_over_leadership(HAND_OVER_S)
+        await self.heartbeater.close()
+        if self._server is not None:
+            await rpc_server.stop(self._server, 0.2)
+        if self._flight is not None:
+            await self._loop.run_in_executor(None, self._flight.close)
+        await self.manager.close()
+        await self.sessions.close()
+        if self._ticker is not None:
+            await self._ticker.close()
+        await self.transport.close()
+        await self.pool.close()
+        if self._http is not None:
+            await self._http.close()
+        await self.in_thread(self.log.close)
+        self.volume.close()
+        self._threads.shutdown(wait=False)
+
+    def fail(self, error: Exception) -> None:
+        """The node cannot go on; `failed` tells whoever runs it."""
+        if not self.failed.done():
+            log.error("node fails", error=str(error), exc_info=error)
+            self.failed.set_result(error)
+
+    async def _watch(self) -> None:
+        """Once a second: disk space, the log's health."""
+        await self._measure_disk()
+        if self.log.failed is not None:
+            self.fail(self.log.failed)
+
+    async def _measure_disk(self) -> None:
+        self._disk_bytes = await self.in_thread(self.volume.disk_bytes)
+        self._low_space = bool(self.log.low_space)
+
+    # --- formation
+
+    def _hold(self, superblock: Superblock) -> bool:
+        return superblock.tablet_id == CATALOG_TABLET_ID and not self.formed
+
+    async def confirm_formation(self, masters: Sequence[tuple[str, str]]) -> None:
+        """A first master learns that all of them have formatted: (node_id, format_id) of each. Idempotent.
+
+        Raises:
+            Rejected: this node is not listed with its own format id, or the list is not the one it was made with.
+            Retryable: NOT_READY.
+        """
+        await formation.confirm(self, masters)
+
+    # --- facts
+
+    @property
+    def incarnation(self) -> int:
+        """Of this start."""
+        return self.volume.record.incarnation
+
+    @property
+    def formed(self) -> bool:
+        """Whether a first master's formation was confirmed; true for all others."""
+        return self.volume.record.formed
+
+    def disk_bytes(self) -> tuple[int, int]:
+        """(free, used), as last measured."""
+        return self._disk_bytes
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuse orders of a driver whose claim was taken over; 0 is an administrator.
+
+        Raises:
+            Rejected: STALE_EPOCH.
+        """
+        if epoch and epoch < self._epoch:
+            raise Rejected(
+                f"driver epoch {epoch}; epoch {self._epoch} was already heard: another driver took over",
+                code=Code.STALE_EPOCH,
+            )
+        self._epoch = max(self._epoch, epoch)
+
+    def learned_epoch(self, epoch: int) -> None:
+        """The leader master's epoch."""
+        self._epoch = max(self._epoch, epoch)
+
+    def remember_masters(self, masters: tuple[str, ...]) -> None:
+        """Keep the newest list of masters beside --masters."""
+        self._threads.submit(self.volume.update, masters=masters)
+
+    def registration(self) -> master_pb2.NodeRegistrationPB:
+        """What masters know a node by."""
+        return master_pb2.NodeRegistrationPB(
+            address=self.address,
+            flight_address=self.flight_address,
+            http_port=self.http_port,
+            machine=self.options.machine,
+            zone=self.options.zone,
+            version=VERSION,
+            role=self.options.role,
+        )
+
+    def status(self) -> tserver_pb2.GetNodeStatusResponse:
+        """The node as tools see it."""
+        return tserver_pb2.GetNodeStatusResponse(
+            node_id=id_to_pb(self.node_id),
+            cluster_id=id_to_pb(self.cluster_id),
+            incarnation=self.incarnation,
+            address=self.address,
+            version=VERSION,
+            machine=self.options.machine,
+            zone=self.options.zone,
+            role=self.options.role,
+            resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            disk_free_bytes=self._disk_bytes[0],
+            replicas=len(self.manager),
+            flight_address=self.flight_address,
+            http_port=self.http_port,
+            format_id=self.volume.record.format_id,
+            formed=self.formed,
+        )
+
+    def copy_source(self, node_id: NodeId, address: str) -> CopySource:
+        """Sessions at another node."""
+        return GrpcCopySource(self.pool, address, node_id, self.node_id)
+
+    # --- wiring
+
+    def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
+        """From the log's thread, once per sync."""
+        try:
+            self._loop.call_soon_threadsafe(_run_all, callbacks)
+        except RuntimeError:  # the loop has closed: nobody waits for these any more
+            log.debug("callbacks of a closed loop dropped", count=len(callbacks))
+
+    def _address_of(self, node_id: NodeId) -> str:
+        for replica in self.manager:
+            peer = replica.config.peer_on(node_id)
+            if peer is not None and peer.address:
+                return peer.address
+        return ""
+
+    def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
+        manager = self.manager
+        tablet, to = envelope.tablet_id, envelope.to_replica
+        if envelope.tablet_incarnation < manager.incarnation_of(tablet, to):
+            return
+        try:
+            message = message_from_pb(envelope)
+        except SteleError as exc:
+            log.warning("message refused", from_node=from_node, error=str(exc))
+            return
+        manager.on_message(from_node, tablet, envelope.from_replica, to, message)
+
+    def _on_disconnect(self, node_id: NodeId) -> None:
+        self.manager.peer_node_failed(node_id)
+
+
+def _run_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -1,0 +1,80 @@
+"""What a node is started with. Made by the command line; read everywhere, changed nowhere.
+
+Invariant: a NodeOptions that was made is consistent; all faults are told together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stele.consensus.ports import ReplicaOptions
+from stele.model.errors import Rejected
+from stele.model.ids import ClusterId, NodeId, is_id
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_VOLUME_EMPTY = 3
+EXIT_VOLUME_FOREIGN = 4
+EXIT_DISK = 5
+EXIT_INVARIANT = 70
+
+WAL_SYNC = ("always", "interval", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMaster:
+    """A member of the first configuration of the catalog."""
+
+    node_id: NodeId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Command line of `stele node run` and `stele master run`.
+
+    `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
+    the catalog. `http_port` and `flight_port` may be 0 (chosen), as may the port of `listen`; then `advertise` is
+    completed with what was chosen.
+    """
+
+    data_dir: Path
+    node_id: NodeId
+    cluster_id: ClusterId
+    listen: str
+    advertise: str = ""
+    masters: tuple[str, ...] = ()
+    machine: str = ""
+    zone: str = ""
+    role: str = "node"
+    http_port: int = 7080
+    flight_port: int = 7052
+    wal_sync: str = "always"
+    first_masters: tuple[FirstMaster, ...] = ()
+    join: bool = False
+    heartbeat_s: float = 1.0
+    replica: ReplicaOptions = field(default_factory=ReplicaOptions)
+    memory_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not is_id(self.node_id):
+            faults.append(f"--node-id {self.node_id!r}: expected 32 hex digits")
+        if not is_id(self.cluster_id):
+            faults.append(f"--cluster-id {self.cluster_id!r}: expected 32 hex digits")
+        if self.role not in ("node", "master"):
+            faults.append(f"role {self.role!r}: expected node or master")
+        if self.wal_sync not in WAL_SYNC:
+            faults.append(f"--wal-sync {self.wal_sync!r}: expected one of {', '.join(WAL_SYNC)}")
+        if self.first_masters and self.join:
+            faults.append("--first-masters and --join exclude each other")
+        if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:
+            faults.append(f"--first-masters does not name this node, {self.node_id}")
+        if faults:
+            raise Rejected("; ".join(faults))
+
+    @property
+    def advertised(self) -> str:
+        """HOST:PORT that others dial."""
+        return self.advertise or self.listen

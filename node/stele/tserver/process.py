@@ -1,0 +1,85 @@
+"""A node or master as a process: signals, exit codes, memory settings. Called by the command line.
+
+Invariant: the process ends with one of the documented exit codes, and says why in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
+from stele.tserver.node import Node
+from stele.tserver.options import EXIT_DISK, EXIT_INVARIANT, EXIT_OK, EXIT_USAGE, NodeOptions
+from stele.tserver.volume import Fate
+
+log = structlog.get_logger("stele.tserver")
+
+TERMINATION_LOG = "STELE_TERMINATION_LOG"
+_GC_THRESHOLDS = (50_000, 50, 100)
+
+
+def run_process(options: NodeOptions, make_node: Callable[[NodeOptions], Node] = Node) -> int:
+    """Run until SIGTERM or SIGINT, or until the node cannot go on; the exit code."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(options, make_node))
+
+
+async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = make_node(options)
+    starting = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return EXIT_OK
+    error = starting.exception()
+    if error is not None:
+        stopping.cancel()
+        return _end(error)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    log.info("serving", address=node.address, node=node.node_id, incarnation=node.incarnation)
+    await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await node.stop()
+    if node.failed.done():
+        return _end(node.failed.result())
+    log.info("stopped")
+    return EXIT_OK
+
+
+def _end(error: BaseException) -> int:
+    """Say why, once and in one line; the exit code."""
+    line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
+    if isinstance(error, Fate):
+        line = f"{error.fate}: {error}"
+    print(f"stele: {line}", file=sys.stderr, flush=True)
+    told_to = os.environ.get(TERMINATION_LOG)
+    if told_to:
+        Path(told_to).write_text(line + "\n")
+    if isinstance(error, Fate):
+        return error.exit_code
+    if isinstance(error, Rejected):
+        return EXIT_USAGE
+    if isinstance(error, InvariantViolation):
+        return EXIT_INVARIANT
+    if isinstance(error, Corrupt | OSError):
+        return EXIT_DISK
+    log.error("unexpected end", exc_info=error)
+    return EXIT_INVARIANT

@@ -1,0 +1,117 @@
+"""Scans over Arrow Flight: what the Flight server asks of a node, on threads of its own.
+
+The event loop only says whether the snapshot is complete and hands out the view; rows are read in Flight's thread.
+Invariant: rows come from one immutable view, and a damaged replica serves none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from stele.consensus.replica import Replica
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.predicate import ScanSpec
+from stele.model.schema import Schema
+from stele.rpc.flight import Endpoint
+from stele.rpc.ticket import ScanCommand, Ticket
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+T = TypeVar("T")
+
+_PLAN_TIMEOUT_S = 10.0
+
+
+class Scans:
+    """ScanProvider of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+
+    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
+        """A tablet that is on this node. Whole tables are planned by the masters."""
+        if not command.tablet_id:
+            raise Rejected("a node plans scans of single tablets; ask a master for a table")
+        schema, snapshot = self._on_loop(self._describe(command), _PLAN_TIMEOUT_S)
+        by_name = {c.name: c for c in schema.columns}
+        unknown = [name for name in command.columns if name not in by_name]
+        if unknown:
+            raise Rejected(f"scan: no columns {', '.join(unknown)}")
+        column_ids = tuple(by_name[name].id for name in command.columns)
+        ticket = Ticket(
+            cluster_id=self._node.cluster_id,
+            tablet_id=command.tablet_id,
+            snapshot=snapshot,
+            schema_version=schema.version,
+            scan=ScanSpec(column_ids=column_ids).to_json(schema),
+        )
+        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._node.flight_address,))]
+
+    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+        """The rows of one ticket."""
+        replica, view, schema = self._on_loop(self._open(ticket), ticket.wait_ms / 1000 + 1.0)
+        try:
+            spec = ticket.spec(schema)
+            arrow = schema.to_arrow(spec.column_ids or None)
+        except BaseException:
+            view.close()
+            raise
+        return arrow, self._rows(replica, view, spec)
+
+    def _rows(self, replica: Replica, view: Any, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
+        try:
+            with view:
+                yield from view.scan(spec)
+        except Corrupt as exc:
+            self._loop.call_soon_threadsafe(replica.fail, str(exc))
+            raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
+
+    async def _describe(self, command: ScanCommand) -> tuple[Schema, int]:
+        replica = self._node.manager.get(command.tablet_id)
+        machine = _table(replica)
+        snapshot = command.snapshot or int(await replica.latest_snapshot())
+        return machine.schema, snapshot
+
+    async def _open(self, ticket: Ticket) -> tuple[Replica, Any, Schema]:
+        replica = self._node.manager.get(ticket.tablet_id)
+        machine = _table(replica)
+        schema: Schema = machine.schema
+        if ticket.schema_version != schema.version:
+            raise Rejected(
+                f"the ticket was made with schema version {ticket.schema_version}, the tablet has "
+                f"{schema.version}; plan the scan again",
+                code=Code.SCHEMA_MISMATCH,
+            )
+        try:
+            async with asyncio.timeout(ticket.wait_ms / 1000):
+                snapshot = ticket.snapshot or int(await replica.latest_snapshot())
+                await replica.snapshot_ready(snapshot)
+        except TimeoutError:
+            raise Retryable(
+                f"snapshot {ticket.snapshot} is not ready within {ticket.wait_ms} ms; try again",
+                code=Code.SNAPSHOT_NOT_READY,
+            ) from None
+        return replica, machine.view(snapshot), schema
+
+    def _on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            future.cancel()
+            raise Retryable("the node did not get to this scan in time", code=Code.TIMED_OUT) from None
+
+
+def _table(replica: Replica) -> Any:
+    if replica.superblock.kind != "table":
+        raise Rejected(f"tablet {replica.tablet_id} is a {replica.superblock.kind}; only tables are scanned")
+    if replica.machine is None or not replica.running:
+        raise Retryable("this replica holds no rows, or is FAILED; ask another", code=Code.NOT_LEADER)
+    return replica.machine

@@ -1,0 +1,230 @@
+"""TabletServerService: writes, point reads, key space operations, checksums; over unary calls and client streams.
+
+Parses requests at the edge and hands them to replicas. Invariant: nothing is proposed that was not validated, and
+whatever a client sent comes back as a result or as a SteleError.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stele.consensus.replica import Replica
+from stele.model import writeop
+from stele.model.block import HEADER as BLOCK_HEADER
+from stele.model.errors import Code, InvariantViolation, Rejected, Retryable
+from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+from stele.model.writeop import BodyKind, WriteHeader
+from stele.rpc.convert import id_from_pb, opid_to_pb
+from stele.rpc.proto import tserver_pb2 as pb
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
+from stele.tablet.machine import Outcome
+from stele.tserver.reads import checksum, point_read
+from stele.tserver.reports import all_reports
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+_DEADLINE_MS = 10_000
+_KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}
+
+
+class TabletService(TabletServerServiceServicer):
+    """Served by every node and master."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
+        """One request of a client stream."""
+        match request.WhichOneof("body"):
+            case "write":
+                return pb.ClientResponse(write=await self.write(request.write))
+            case "read":
+                return pb.ClientResponse(read=await self.read(request.read))
+            case "kv":
+                return pb.ClientResponse(kv=await self.kv(request.kv))
+            case other:
+                raise Rejected(f"client request of kind {other}; expected write, read or kv")
+
+    def ClientStream(self, request_iterator: Any, context: Any) -> Any:
+        """Served by stele.rpc.client_stream, which calls `answer`."""
+        raise InvariantViolation("ClientStream is served by stele.rpc.client_stream")
+
+    async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
+        """As on a stream."""
+        return await self.write(request)
+
+    async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadResponse:
+        """As on a stream."""
+        return await self.read(request)
+
+    async def Kv(self, request: pb.KvRequest, context: Any) -> pb.KvResponse:
+        """As on a stream."""
+        return await self.kv(request)
+
+    async def write(self, request: pb.WriteRequest) -> pb.WriteResponse:
+        """Propose a block and wait for its outcome."""
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        _check_incarnation(replica, request.tablet_incarnation)
+        replica.check_leader()
+        block = request.block
+        _check_kind(replica, "table")
+        header = WriteHeader(
+            client_id=_client_id(request.client_id),
+            sequence=request.sequence,
+            lowest_unfinished=request.lowest_unfinished,
+            first_attempt_us=request.first_attempt_us,
+            digest=_check_digest(block, request.digest),
+            schema_version=_check_schema(replica, block),
+        )
+        future = replica.submit(writeop.encode(header, block))
+        outcome = await replica.outcome(future, request.deadline_ms or _DEADLINE_MS)
+        return _write_response(outcome)
+
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        """Rows by whole key, at a snapshot or the latest."""
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        _check_kind(replica, "table")
+        if request.snapshot:
+            await replica.snapshot_ready(request.snapshot)
+            snapshot = request.snapshot
+        else:
+            snapshot = await replica.latest_snapshot()
+        rows = await point_read(replica, request.keys, list(request.column_ids), snapshot)
+        return pb.ReadResponse(rows=rows, snapshot=snapshot)
+
+    async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
+        """One operation on a key space."""
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        _check_kind(replica, "keyspace")
+        machine: Any = replica.machine
+        if request.op in (pb.KV_READ, pb.KV_LIST):
+            await replica.linearizable_read()
+            if request.op == pb.KV_LIST:
+                pairs = machine.list(request.key)
+            else:
+                value = machine.read(request.key)
+                pairs = [] if value is None else [(request.key, value)]
+            return pb.KvResponse(pairs=[pb.KvPairPB(key=k, value=v) for k, v in pairs])
+        op = _KV_OPS.get(request.op)
+        if op is None:
+            raise Rejected(
+                f"key space operation {request.op}; expected replace, insert, read, delete or list"
+            )
+        replica.check_leader()
+        operations = [KeyOperation(op, request.key, request.value)]
+        body = encode_operations(operations)
+        header = WriteHeader(
+            client_id=_client_id(request.client_id),
+            sequence=request.sequence,
+            lowest_unfinished=request.lowest_unfinished,
+            first_attempt_us=request.first_attempt_us,
+            digest=writeop.digest(body),
+            kind=BodyKind.KEYSPACE,
+        )
+        outcome = await self._propose_keys(
+            replica, operations, writeop.encode(header, body), request.deadline_ms
+        )
+        _raise_refused(outcome)
+        return pb.KvResponse()
+
+    async def _propose_keys(
+        self, replica: Replica, operations: list[KeyOperation], payload: bytes, deadline_ms: int
+    ) -> Outcome:
+        """Propose while the keys are claimed, so that a concurrent change of one is told to the later caller.
+
+        A retry of an unfinished write finds its own claim: it is told CHANGE_IN_PROGRESS as retryable.
+        """
+        machine: Any = replica.machine
+        inserts = [o for o in operations if o.op is KeyOp.INSERT]
+        try:
+            token = machine.begin_pending([o for o in operations if o not in inserts])
+        except Rejected as exc:
+            raise Retryable(str(exc.args[0]), code=exc.code) from exc
+        try:
+            future = replica.submit(payload)
+        except BaseException:
+            machine.end_pending(token)
+            raise
+        future.add_done_callback(lambda _: machine.end_pending(token))
+        return await replica.outcome(future, deadline_ms or _DEADLINE_MS)
+
+    async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
+        """Every replica here."""
+        return pb.ListTabletsResponse(replicas=all_reports(self._node.manager))
+
+    async def GetNodeStatus(self, request: pb.GetNodeStatusRequest, context: Any) -> pb.GetNodeStatusResponse:
+        """The node itself."""
+        return self._node.status()
+
+    async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
+        """Checksum of a tablet's rows and exactly-once state."""
+        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        if request.snapshot:
+            await replica.snapshot_ready(request.snapshot)
+            snapshot = int(request.snapshot)
+        else:
+            snapshot = int(await replica.latest_snapshot())
+        value, rows, applied = await checksum(replica, snapshot)
+        return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
+
+
+def _check_incarnation(replica: Replica, incarnation: int) -> None:
+    if incarnation and incarnation != replica.superblock.tablet_incarnation:
+        raise Rejected(
+            f"tablet {replica.tablet_id} is at incarnation {replica.superblock.tablet_incarnation}, the request "
+            f"names {incarnation}; ask the masters again",
+            code=Code.STALE_INCARNATION,
+        )
+
+
+def _check_kind(replica: Replica, kind: str) -> None:
+    if replica.superblock.kind != kind:
+        raise Rejected(
+            f"tablet {replica.tablet_id} is a {replica.superblock.kind}, the request is for a {kind}"
+        )
+
+
+def _check_schema(replica: Replica, block: bytes) -> int:
+    if len(block) < BLOCK_HEADER.size:
+        raise Rejected(f"block of {len(block)} bytes; expected at least {BLOCK_HEADER.size}")
+    version = int(BLOCK_HEADER.unpack_from(block)[4])
+    machine: Any = replica.machine
+    if machine is not None and version != machine.schema.version:
+        raise Rejected(
+            f"the block was made with schema version {version}, the tablet has {machine.schema.version}; "
+            "open the table again",
+            code=Code.SCHEMA_MISMATCH,
+        )
+    return version
+
+
+def _check_digest(block: bytes, digest: int) -> int:
+    found = writeop.digest(block)
+    if digest and digest != found:
+        raise Rejected(
+            "the block is not the one that its digest was made of; send it again", code=Code.DIGEST_MISMATCH
+        )
+    return found
+
+
+def _client_id(raw: bytes) -> bytes:
+    if len(raw) not in (0, 16):
+        raise Rejected(f"client id of {len(raw)} bytes; expected 16, or none for no exactly-once bookkeeping")
+    return raw or writeop.NO_CLIENT
+
+
+def _raise_refused(outcome: Outcome) -> None:
+    error = outcome.error()
+    if error is not None:
+        raise error
+
+
+def _write_response(outcome: Outcome) -> pb.WriteResponse:
+    _raise_refused(outcome)
+    return pb.WriteResponse(
+        timestamp=outcome.timestamp,
+        row_errors=[
+            pb.RowErrorPB(row=e.row, code=int(e.code), message=e.message) for e in outcome.row_errors
+        ],
+    )

@@ -1,0 +1,220 @@
+"""The data directory: its lock, and node.json, which says whose it is. Opened before anything else of a node.
+
+Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has
+a higher incarnation than the one before, synced before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stele.consensus.files import make_directory, sync_directory
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.tserver.options import EXIT_DISK, EXIT_USAGE, EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN
+
+FORMAT_VERSION = 1
+_NODE_FILE = "node.json"
+_LOCK_FILE = "LOCK"
+
+
+class Fate(Exception):
+    """Why this process cannot run on this volume. `exit_code` as the command line documents; `fate` is one word."""
+
+    def __init__(self, fate: str, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.fate = fate
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only."""
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    role: str
+    format_id: str
+    incarnation: int = 0
+    formed: bool = True
+    masters: tuple[str, ...] = ()
+    first_masters: tuple[tuple[str, str], ...] = ()
+    version: int = FORMAT_VERSION
+
+
+class Volume:
+    """An opened, locked data directory."""
+
+    def __init__(self, directory: Path, record: NodeRecord, lock_fd: int) -> None:
+        self.directory = directory
+        self.record = record
+        self._lock_fd = lock_fd
+
+    @property
+    def wal_directory(self) -> Path:
+        """Where the log lives."""
+        return self.directory / "wal"
+
+    @property
+    def tablets_directory(self) -> Path:
+        """Where replicas live."""
+        return self.directory / "tablets"
+
+    @property
+    def copies_directory(self) -> Path:
+        """Where copy sessions link their checkpoints."""
+        return self.directory / "copies"
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of node.json; on return they survive power loss. Blocks."""
+        record = replace(self.record, **changes)
+        _write(self.directory, record)
+        self.record = record
+
+    def disk_bytes(self) -> tuple[int, int]:
+        """(free, used) bytes of the file system."""
+        stat = os.statvfs(self.directory)
+        free = stat.f_bavail * stat.f_frsize
+        return free, stat.f_blocks * stat.f_frsize - stat.f_bfree * stat.f_frsize
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def lock_directory(directory: Path) -> int:
+    """Lock a data directory (made if absent); the file descriptor that holds the lock.
+
+    Raises:
+        Fate: its parent is missing, or another process has it.
+    """
+    if not directory.parent.is_dir():
+        raise Fate(
+            "Usage",
+            EXIT_USAGE,
+            f"--data-dir {directory}: {directory.parent} does not exist; mount the volume there",
+        )
+    try:
+        make_directory(directory)
+        fd = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as exc:
+        raise Fate("Usage", EXIT_USAGE, f"--data-dir {directory}: {exc.strerror or exc}") from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise Fate(
+            "Usage", EXIT_USAGE, f"--data-dir {directory}: another process uses it; stop that one first"
+        ) from None
+    return fd
+
+
+def is_formatted(directory: Path) -> bool:
+    """Whether a node's record stands in `directory`."""
+    return (directory / _NODE_FILE).exists()
+
+
+def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: NodeId) -> Volume:
+    """Open a formatted volume and raise its incarnation.
+
+    Raises:
+        Fate: VolumeForeign, another cluster's or node's; a record that cannot be read.
+    """
+    try:
+        record = _read(directory)
+    except Corrupt as exc:
+        raise Fate("DiskCorrupt", EXIT_DISK, str(exc)) from exc
+    except Rejected as exc:
+        raise Fate("Usage", EXIT_USAGE, str(exc)) from exc
+    if record.cluster_id != cluster_id or record.node_id != node_id:
+        raise Fate(
+            "VolumeForeign",
+            EXIT_VOLUME_FOREIGN,
+            f"{directory} belongs to node {record.node_id} of cluster {record.cluster_id}, this process is node "
+            f"{node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new node id",
+        )
+    volume = Volume(directory, record, lock_fd)
+    volume.update(incarnation=record.incarnation + 1)
+    return volume
+
+
+def format_volume(
+    directory: Path,
+    lock_fd: int,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    role: str,
+    *,
+    first_masters: tuple[tuple[str, str], ...] = (),
+) -> Volume:
+    """Make an empty volume this node's.
+
+    Raises:
+        Fate: VolumeEmpty's opposite, the volume holds something that is not ours.
+    """
+    strangers = sorted(p.name for p in directory.iterdir() if p.name not in (_LOCK_FILE, _NODE_FILE + ".new"))
+    if strangers:
+        raise Fate(
+            "VolumeForeign",
+            EXIT_VOLUME_FOREIGN,
+            f"{directory} has no node record but holds {', '.join(strangers[:5])}; give an empty directory",
+        )
+    record = NodeRecord(
+        cluster_id=cluster_id,
+        node_id=node_id,
+        role=role,
+        format_id=new_id(),
+        incarnation=1,
+        formed=not first_masters,
+        first_masters=first_masters,
+    )
+    _write(directory, record)
+    return Volume(directory, record, lock_fd)
+
+
+def volume_empty(directory: Path, why: str) -> Fate:
+    """The volume is empty and may not be formatted."""
+    return Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, f"{directory} is empty, and {why}")
+
+
+def _write(directory: Path, record: NodeRecord) -> None:
+    aside = directory / (_NODE_FILE + ".new")
+    with aside.open("w") as f:
+        json.dump(asdict(record), f, indent=1, sort_keys=True)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(aside, directory / _NODE_FILE)
+    sync_directory(directory)
+
+
+def _read(directory: Path) -> NodeRecord:
+    path = directory / _NODE_FILE
+    try:
+        raw = json.loads(path.read_text())
+        version = int(raw["version"])
+        if version > FORMAT_VERSION:
+            raise Rejected(
+                f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade it",
+                code=Code.UNSUPPORTED_VERSION,
+            )
+        return NodeRecord(
+            cluster_id=ClusterId(raw["cluster_id"]),
+            node_id=NodeId(raw["node_id"]),
+            role=str(raw["role"]),
+            format_id=str(raw["format_id"]),
+            incarnation=int(raw["incarnation"]),
+            formed=bool(raw["formed"]),
+            masters=tuple(str(m) for m in raw["masters"]),
+            first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
+            version=version,
+        )
+    except (ValueError, TypeError, KeyError) as exc:
+        raise Corrupt(f"{path}: {exc!r}; expected a node's record") from exc
