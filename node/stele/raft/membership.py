@@ -60,8 +60,7 @@ def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, .
         address=peer.address or present.address,
         witness_start=present.witness_start if peer.member_type is MemberType.WITNESS else OPID_NONE,
     )
-    if modified == present:
-        return Refusal(Code.INVALID_ARGUMENT, f"replica {peer.replica_id} is so already; nothing to change")
+    # A MODIFY that changes nothing is a fence: it raises opid_index, so that orders planned before find a stale CAS.
     if peer.member_type is MemberType.WITNESS and present.member_type is not MemberType.WITNESS:
         return Refusal(
             Code.INVALID_ARGUMENT,
