@@ -6,11 +6,14 @@ acknowledged write lost, linearizable reads. The core's own state and steps are 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import ensure
 from stele.model.ids import OpId
 from stele.raft.core import RaftCore
+from stele.raft.effects import Role
 
 
 class History:
@@ -19,7 +22,11 @@ class History:
     def __init__(self, first_config: Configuration) -> None:
         self.committed: list[Entry] = []
         """Entry i stands at index i + 1, as soon as any replica has handed it out."""
+        self._handed_terms: list[int] = []
+        """The highest term seen when entry i + 1 was first handed out; it was committed in that or a lower one."""
         self.leaders: dict[int, int] = {}
+        self.members: dict[int, bool] = {p.replica_id: True for p in first_config.peers}
+        """Who ever stood in a committed configuration."""
         self.acknowledged_index = 0
         """No read that begins now may miss this index."""
         self.acknowledged: list[OpId] = []
@@ -40,7 +47,7 @@ class History:
         """The committed configuration in force at `index`."""
         return next(c for at, c in reversed(self._configs) if at <= index)
 
-    def handed_out(self, replica: int, entries: tuple[Entry, ...]) -> None:
+    def handed_out(self, replica: int, term: int, entries: tuple[Entry, ...]) -> None:
         """State machine safety: no two replicas apply different entries at one index (Raft figure 3)."""
         for entry in entries:
             if entry.index <= len(self.committed):
@@ -54,6 +61,7 @@ class History:
                 entry.index == len(self.committed) + 1, f"replica {replica} applies {entry.opid} over a gap"
             )
             self.committed.append(entry)
+            self._handed_terms.append(max(term, self._handed_terms[-1] if self._handed_terms else 0))
             if entry.kind is EntryKind.CONFIG:
                 self._check_config_step(entry)
 
@@ -67,20 +75,24 @@ class History:
             after.opid_index == entry.index, f"configuration at {entry.index} calls itself {after.opid_index}"
         )
         self._configs.append((entry.index, after))
+        for peer in after.peers:
+            self.members[peer.replica_id] = True
 
-    def elected(self, core: RaftCore) -> None:
-        """Election safety and leader completeness (Raft figure 3)."""
-        other = self.leaders.setdefault(core.term, core.self_replica)
+    def elected(self, core: RaftCore, term: int) -> None:
+        """Election safety; and leader completeness, unless the same turn ended the leadership (Raft figure 3)."""
+        other = self.leaders.setdefault(term, core.self_replica)
         ensure(
-            other == core.self_replica,
-            f"{other} and {core.self_replica} were both elected in term {core.term}",
+            other == core.self_replica, f"{other} and {core.self_replica} were both elected in term {term}"
         )
-        index = self.committed_index
+        if core.term != term or core.role is not Role.LEADER:
+            return
+        # Only what was committed in a lower term must be there; a leader may come late to its own election.
+        index = bisect_left(self._handed_terms, term)
         if index > core.log.start.index:
             held, due = core.log.term_at(index), self.committed[index - 1].term
             ensure(
                 held == due,
-                f"replica {core.self_replica} leads term {core.term} without the committed entry {due}.{index} "
+                f"replica {core.self_replica} leads term {term} without the committed entry {due}.{index} "
                 f"(it holds term {held} there)",
             )
 

@@ -105,7 +105,7 @@ class Driver:
             if core is None or config.peer(replica.replica_id) is not None:
                 continue
             if (
-                replica.replica_id in self._world.ever_peers
+                replica.replica_id in self._world.history.members
                 and core.committed_config.opid_index < config.opid_index
             ):
                 replica.crash()

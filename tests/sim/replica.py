@@ -206,14 +206,16 @@ class SimReplica:
         world = self.world
         match effect:
             case Persist(id=persist_id):
-                write_persist(self.log, effect, lambda: self._persisted(persist_id))
+                voted = effect.hard_state is not None and effect.hard_state.voted_for is not None
+                write_persist(self.log, effect, lambda: self._persisted(persist_id, voted))
             case Send(after=after):
                 if after > self._durable_persist:
                     self._waiting.append((after, effect))
                 else:
                     world.send(self.replica_id, effect.to, effect.message)
             case Committed(entries):
-                world.history.handed_out(self.replica_id, entries)
+                assert self.core is not None
+                world.history.handed_out(self.replica_id, self.core.term, entries)
                 self.applied = entries[-1].index
                 for entry in entries:
                     world.clients.committed(self.replica_id, entry.opid)
@@ -226,7 +228,8 @@ class SimReplica:
                 world.trace("{} is {} of term {}: {}", self.replica_id, role.value, effect.term, effect.cause)
                 if role is Role.LEADER:
                     assert self.core is not None
-                    world.history.elected(self.core)
+                    world.history.elected(self.core, effect.term)
+                    world.elected(self)
             case ReadLog(to, first_index, bytes_max):
                 self._read_log(to, first_index, bytes_max)
             case ProposalLost(opid):
@@ -236,8 +239,10 @@ class SimReplica:
                 world.clients.proposed(self.replica_id, context, opid)
             case ProposalRefused() | ReadRefused() | TransferFailed() | ChangeRefused():
                 world.clients.over(self.replica_id, effect.context)
-                world.trace("{} refuses {}: {}", self.replica_id, effect.context, effect.message)
+                if not isinstance(effect, ProposalRefused | ReadRefused):
+                    world.trace("{} refuses {}: {}", self.replica_id, effect.context, effect.message)
             case TransferDone() | ChangeCommitted():
+                world.trace("{}: {}", self.replica_id, type(effect).__name__)
                 world.clients.over(self.replica_id, effect.context)
             case PeerNeedsCopy(replica_id):
                 world.driver.copy_to(replica_id, self.replica_id)
@@ -279,9 +284,11 @@ class SimReplica:
 
     # Disk
 
-    def _persisted(self, persist_id: int) -> None:
+    def _persisted(self, persist_id: int, voted: bool) -> None:
         self._durable_persist = persist_id
         self.feed(Persisted(persist_id))
+        if voted:
+            self.world.voted(self)
         while self._waiting and self._waiting[0][0] <= persist_id:
             _, send = self._waiting.popleft()
             self.world.send(self.replica_id, send.to, send.message)

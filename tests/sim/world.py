@@ -65,7 +65,6 @@ class World:
         self.driver = Driver(self)
         self.replicas: dict[int, SimReplica] = {}
         self.retired: dict[int, bool] = {}
-        self.ever_peers: dict[int, bool] = {}
         self.healing = False
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
@@ -74,7 +73,6 @@ class World:
         self._story: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=400)
         hint = ReplicaId(self.rng.randint(1, plan.voters)) if plan.hinted else None
         for peer in first.peers:
-            self.ever_peers[peer.replica_id] = True
             replica = SimReplica(self, peer.replica_id, OPID_NONE, first, witness=False)
             self.replicas[peer.replica_id] = replica
         for replica in self.all_replicas():
@@ -185,11 +183,12 @@ class World:
         plan = self.plan
         self._often(plan.writes_per_s, self._write)
         self._often(plan.reads_per_s, self._read)
-        self._often(plan.changes_per_s, self._change)
+        self._often(plan.changes_per_s, self.driver.change)
         self._often(plan.transfers_per_s, self.driver.transfer)
         self._often(plan.flushes_per_s, self._flush)
         self._often(plan.partitions_per_s, self._partition)
         self._often(plan.crashes_per_s, self._crash)
+        self._often(plan.alarms_per_s, self._alarm)
         self._often(plan.stalls_per_s, self._stall)
         self._often(plan.slow_disks_per_s, self._slow_disk)
         self._often(4.0, self._check_all)
@@ -224,12 +223,6 @@ class World:
         if target is not None:
             self.clients.read(target.replica_id)
 
-    def _change(self) -> None:
-        self.driver.change()
-        for replica in self.all_replicas():
-            if replica.core is not None and replica.core.config.peer(replica.replica_id) is not None:
-                self.ever_peers[replica.replica_id] = True
-
     def _flush(self) -> None:
         replica = self._some_up()
         if replica is not None and replica.core is not None and replica.has_data:
@@ -252,19 +245,47 @@ class World:
                         self._blocked[(outside, inside)] = until
 
     def _crash(self) -> None:
-        replica = self._some_up()
+        leader = self.driver.leader()
+        replica = (
+            leader if leader is not None and self.rng.random() < self.plan.crash_leader else self._some_up()
+        )
         if replica is None:
             return
         group = [replica]
         if self.rng.random() < 0.1:
             group = [r for r in self.all_replicas() if r.up]  # the power fails everywhere
         for one in group:
-            one.crash()
-            self.at(self.now + self.rng.uniform(5.0, 2500.0), self._restart, one)
-            if self.rng.random() < 0.5:
-                for other in self.all_replicas():
-                    if other.up:
-                        self.at(self.now + self.rng.uniform(0.1, 5.0), other.feed, PeerFailed(one.replica_id))
+            self._crash_one(one, one.life)
+
+    def _crash_one(self, replica: SimReplica, life: int) -> None:
+        if self.healing or not replica.up or replica.life != life:
+            return
+        replica.crash()
+        self.at(self.now + self.rng.uniform(5.0, self.plan.down_ms_max), self._restart, replica)
+        if self.rng.random() < 0.5:
+            self._tell_failed(replica)
+
+    def _tell_failed(self, replica: SimReplica) -> None:
+        for other in self.all_replicas():
+            if other.up and other is not replica:
+                self.at(self.now + self.rng.uniform(0.1, 5.0), other.feed, PeerFailed(replica.replica_id))
+
+    def _alarm(self) -> None:
+        """The leader's node is taken for failed, rightly or not."""
+        leader = self.driver.leader()
+        if leader is not None:
+            self._tell_failed(leader)
+
+    def voted(self, replica: SimReplica) -> None:
+        """A vote has just become durable: a good moment to lose power."""
+        if self.rng.random() < self.plan.crash_after_vote:
+            self.at(self.now + self.rng.uniform(0.0, 20.0), self._crash_one, replica, replica.life)
+
+    def elected(self, replica: SimReplica) -> None:
+        """A leader has just been elected: another good moment."""
+        if self.rng.random() < self.plan.crash_after_election:
+            last_ms = 4.0 * self.plan.delay_max_ms + 2.0 * self.plan.sync_ms
+            self.at(self.now + self.rng.uniform(0.0, last_ms), self._crash_one, replica, replica.life)
 
     def _restart(self, replica: SimReplica) -> None:
         if not replica.up and replica.replica_id not in self.retired:

@@ -1,0 +1,94 @@
+"""Cores with a known bug each, to prove that the simulator would see it. Used by test_sim.py only.
+
+Each breaks one rule of the paper; its docstring says which.
+"""
+
+from __future__ import annotations
+
+from stele.model.ids import ReplicaId
+from stele.raft import RaftCore
+from stele.raft.effects import HardState, Persist, ReadReady
+from stele.raft.events import ProposeChange
+from stele.raft.membership import Refusal
+from stele.raft.messages import UpdateRequest, VoteRequest
+
+
+class ForgetsItsVote(RaftCore):
+    """Persists the term but not the vote (Raft figure 2: votedFor is persistent)."""
+
+    def _emit_persist(self) -> None:
+        before = len(self._persists)
+        super()._emit_persist()
+        for at in range(before, len(self._persists)):
+            effect = self._persists[at]
+            if isinstance(effect, Persist) and effect.hard_state is not None:
+                hard = HardState(effect.hard_state.term, None)
+                self._persists[at] = Persist(effect.id, hard, effect.truncate_from, effect.entries)
+
+
+class CommitsOldTerms(RaftCore):
+    """Commits entries of earlier terms by counting copies (Raft §5.4.2, figure 8)."""
+
+    def _may_commit(self, index: int) -> bool:
+        return True
+
+
+class CountsItsUndurableCopy(RaftCore):
+    """The leader's own copy counts before its disk has it."""
+
+    def _own_match(self) -> int:
+        return self.log.last_index
+
+
+class AnswersBeforeItsDisk(RaftCore):
+    """A follower acknowledges entries that it has only in memory."""
+
+    def _log_barrier(self) -> int:
+        return 0
+
+
+class VotesForShorterLogs(RaftCore):
+    """Grants votes without comparing logs (Raft §5.4.1)."""
+
+    def _up_to_date(self, request: VoteRequest) -> bool:
+        return True
+
+
+class TrustsItsWholeLog(RaftCore):
+    """Takes the leader's commit index for entries that were never compared with the leader's log."""
+
+    def _on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        self._verified_index = self.log.last_index
+        super()._on_update_request(sender, request)
+
+
+class ReadsWithoutAsking(RaftCore):
+    """Serves reads at its commit index without a word from a majority (Raft §8)."""
+
+    def _serve_reads(self) -> bool:
+        waiting, self._reads.waiting = self._reads.waiting, []
+        for context in waiting:
+            self._out.append(ReadReady(context, self.commit_index))
+        return False
+
+
+class ChangesAtAnyTime(RaftCore):
+    """Changes the membership while another change is pending and before it committed in its own term."""
+
+    def _not_now(self, event: ProposeChange) -> Refusal | None:
+        refusal = super()._not_now(event)
+        if refusal is not None and refusal.code.name in ("CHANGE_IN_PROGRESS", "NOT_READY", "CAS_FAILED"):
+            return None
+        return refusal
+
+
+PLANTED = (
+    ForgetsItsVote,
+    CommitsOldTerms,
+    CountsItsUndurableCopy,
+    AnswersBeforeItsDisk,
+    VotesForShorterLogs,
+    TrustsItsWholeLog,
+    ReadsWithoutAsking,
+    ChangesAtAnyTime,
+)
