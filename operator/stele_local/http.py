@@ -37,6 +37,7 @@ BODY_BYTES_MAX = 3 * 1024 * 1024
 MERGE = "application/merge-patch+json"
 _WRITE_TYPES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf")
 _PATCH_TYPES = ("application/json-patch+json", MERGE, "application/apply-patch+yaml")
+_PARTS = web.RequestKey("parts", list)
 _WATCH_SECONDS = 1800.0  # where the client gives no timeoutSeconds
 Control = Callable[[list[str]], Awaitable[Json]]
 ReadLog = Callable[[Json, Mapping[str, str]], Awaitable[str]]
@@ -72,7 +73,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         """The token comes as a bearer token, or before the path: kubectl sends none over plain HTTP."""
         parts = [part for part in request.path.split("/") if part]
-        request["parts"] = parts[1:] if parts[:1] == [self._token] else parts
+        request[_PARTS] = parts[1:] if parts[:1] == [self._token] else parts
         authorised = hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}")
         try:
             if not authorised and parts[:1] != [self._token]:
@@ -84,8 +85,8 @@ class ApiServer:
             return _refusal(ApiError(413, "RequestEntityTooLarge", f"limit is {BODY_BYTES_MAX}"))
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if request["parts"][:1] == ["stele-local"]:
-            return _json(await self._control(request["parts"][1:]))
+        if request[_PARTS][:1] == ["stele-local"]:
+            return _json(await self._control(request[_PARTS][1:]))
         answer = self._discover(request)
         if answer is not None:
             return answer
@@ -111,7 +112,7 @@ class ApiServer:
 
     def _discover(self, request: web.Request) -> web.Response | None:
         kinds = self._registry.kinds()
-        parts = request["parts"]
+        parts = request[_PARTS]
         body: Json | None
         match parts:
             case ["version"]:
@@ -145,7 +146,7 @@ class ApiServer:
         return _json(body)
 
     def _target(self, request: web.Request) -> Target:
-        parts = request["parts"]
+        parts = request[_PARTS]
         group, version, rest = ("", "v1", parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace: str | None = None
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
@@ -345,7 +346,7 @@ class ApiServer:
 
 
 def _path(request: web.Request) -> str:
-    return "/" + "/".join(request["parts"])
+    return "/" + "/".join(request[_PARTS])
 
 
 def _json(body: Json, code: int = 200) -> web.Response:
