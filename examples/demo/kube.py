@@ -35,7 +35,7 @@ class Kube:
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.namespace = namespace
-        api = config.new_client_from_config(str(kubeconfig))
+        api = config.new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]
         self._custom = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._extensions = client.ApiextensionsV1Api(api)
@@ -69,7 +69,7 @@ class Kube:
 
     def status(self, kind: str, name: str) -> dict[str, Any]:
         """The status of a custom resource; empty before the operator wrote one."""
-        got: dict[str, Any] = self._custom.get_namespaced_custom_object(
+        got: Any = self._custom.get_namespaced_custom_object(
             GROUP, VERSION, self.namespace, PLURALS[kind], name
         )
         status: dict[str, Any] = got.get("status") or {}
@@ -87,9 +87,9 @@ class Kube:
             (
                 e.last_timestamp or e.event_time or e.metadata.creation_timestamp,
                 EventLine(
-                    key=(e.metadata.uid, e.count or 1),
+                    key=(str(e.metadata.uid), e.count or 1),
                     kind=e.involved_object.kind,
-                    name=e.involved_object.name,
+                    name=e.involved_object.name or "",
                     reason=e.reason or "",
                     message=e.message or "",
                     warning=e.type == "Warning",

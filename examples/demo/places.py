@@ -68,17 +68,23 @@ class LocalPlace:
         (self.folder / "operator.pid").write_text(str(self._operator.pid))
         return self._operator.pid
 
-    def stop_operator(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Signal the operator and wait until it is gone."""
+    def stop_operator(self) -> None:
+        """Ask the operator to stop and wait until it is gone."""
         process = self._operator
         if process is None or process.poll() is not None:
             return
-        process.send_signal(number)
+        process.terminate()
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def kill_operator(self) -> None:
+        """Kill -9 of the operator."""
+        if self._operator is not None:
+            self._operator.kill()
+            self._operator.wait()
 
     def operator_alive(self) -> bool:
         """Whether the operator that was started still runs."""
