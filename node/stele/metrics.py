@@ -52,3 +52,31 @@ peer_dropped = Counter(
     ["channel"],
     registry=REGISTRY,
 )
+master_leads = Gauge(
+    "stele_master_leads",
+    "1 while this master leads and serves the catalog, else 0.",
+    registry=REGISTRY,
+)
+master_heartbeats = Counter(
+    "stele_master_heartbeats_total",
+    "Heartbeats of nodes and masters that this master has heard.",
+    registry=REGISTRY,
+)
+master_batches = Counter(
+    "stele_master_batches_total",
+    "Batches that this master proposed to the catalog, by the code of the outcome.",
+    ["code"],
+    registry=REGISTRY,
+)
+master_orders = Counter(
+    "stele_master_orders_total",
+    "Orders that this master sent to nodes, by order (CreateTablet, DeleteTablet) and by the code of the answer.",
+    ["order", "code"],
+    registry=REGISTRY,
+)
+master_tablets = Gauge(
+    "stele_master_tablets",
+    "Tablets in the catalog by state, as the leader counts them; followers show their last count.",
+    ["state"],
+    registry=REGISTRY,
+)

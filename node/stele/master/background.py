@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import replace
 
 import structlog
 
+from stele import metrics
 from stele.master.leadership import Leadership
 from stele.master.nodes import record_registrations
 from stele.master.orders import Orders
 from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
-from stele.master.records import TabletRecord
+from stele.master.records import TABLET_STATES, TabletRecord
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
@@ -63,6 +65,9 @@ class Background:
         if now - self._swept_ms >= lead.options.sweep_ms:
             self._swept_ms = now
             lead.dirty.update((t, None) for t in lead.catalog.tablets)
+            states = Counter(t.state for t in lead.catalog.tablets.values())
+            for state in TABLET_STATES:
+                metrics.master_tablets.labels(state).set(states[state])
         while lead.dirty:
             chosen = list(lead.dirty)[:TABLETS_AT_ONCE]
             for tablet_id in chosen:

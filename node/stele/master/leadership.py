@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import structlog
 
+from stele import metrics
 from stele.master.catalog import Catalog
 from stele.master.liveness import Liveness
 from stele.master.locks import Locks
 from stele.master.placement import Candidate
 from stele.master.port import CatalogLog
 from stele.master.records import NodeRecord
-from stele.model.errors import Code, NotLeader, Retryable
+from stele.model.errors import Code, NotLeader, Retryable, SteleError
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOperation
 
@@ -81,7 +82,12 @@ class Leadership:
             As `CatalogLog.propose`.
         """
         self.check()
-        await self.log.propose(operations)
+        try:
+            await self.log.propose(operations)
+        except SteleError as exc:
+            metrics.master_batches.labels(exc.code.name).inc()
+            raise
+        metrics.master_batches.labels(Code.OK.name).inc()
 
     def check(self) -> None:
         """Raise NOT_LEADER unless this term of leading still goes on."""

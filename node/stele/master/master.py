@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from stele import metrics
 from stele.master.background import Background
 from stele.master.catalog import Catalog
 from stele.master.cluster_view import Scene
@@ -119,6 +120,7 @@ class Master:
                 await lead.commit(first_rows(self.cluster_id, self.log.committed_config, self.wall_us()))
             lead.check()
             self.lead = lead
+            metrics.master_leads.set(1)
             log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
             tasks.append(asyncio.get_running_loop().create_task(Background(lead, orders).run()))
             while self.log.is_leader and self.log.term == term and self.log.key_space is self._key_space:
@@ -127,6 +129,7 @@ class Master:
         finally:
             self.lead = None
             lead.end()
+            metrics.master_leads.set(0)
             log.info("leads no more", term=term)
             for task in tasks:
                 task.cancel()

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import structlog
 
+from stele import metrics
 from stele.master.leadership import Leadership
 from stele.master.liveness import Report
 from stele.master.records import TabletRecord
-from stele.model.errors import SteleError
+from stele.model.errors import Code, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
@@ -107,8 +108,10 @@ class Orders:
                     to_node=node_id,
                 )
             except SteleError as exc:
+                metrics.master_orders.labels(method, exc.code.name).inc()
                 log.info("order not done", order=method, tablet=key[0], node=node_id, error=str(exc))
             else:
+                metrics.master_orders.labels(method, Code.OK.name).inc()
                 log.info("order done", order=method, tablet=key[0], node=node_id, replica=key[2])
             finally:
                 self._sent_ms[key] = lead.now_ms()

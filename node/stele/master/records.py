@@ -23,6 +23,8 @@ VERSION = 1
 NO_CONFIGURATION = Configuration(-1, ())
 """Of a tablet whose peers are not chosen yet."""
 
+TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
+
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"

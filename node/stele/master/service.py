@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from stele import metrics
 from stele.master import driving, tables
 from stele.master.cluster_view import (
     claim_to_pb,
@@ -43,6 +44,7 @@ class MasterService(MasterServiceServicer):
         """Liveness for every master; reports only for the leader, whose answer alone clears them."""
         master = self._master
         life = master.liveness.heard(request, master.now_ms())
+        metrics.master_heartbeats.inc()
         answer = pb.TSHeartbeatResponse(term=master.log.term)
         lead = master.lead
         try:
