@@ -112,12 +112,16 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
             "Ready", not not_ready, not_ready or ("Writable", "every tablet has a leader; tables can be made")
         ),
         _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found)),
-        _condition("Degraded", bool(degraded), degraded or ("Healthy", "every tablet has all its voters")),
-        _condition("Stalled", bool(stalled), stalled or ("None", "nothing waits for a human")),
+        _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
+        _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]
 
 
 Why = tuple[str, str]
+
+
+def _well(known: bool) -> Why:
+    return ("Healthy", "every tablet has all its voters") if known else ("Unknown", "nothing is known of tablets yet")
 
 
 def _first(findings: Sequence[Finding], kind: Kind) -> Why | None:
@@ -214,8 +218,8 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str) -> Js
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
         _condition("Reconciling", bool(waits), waits or ("AsAskedFor", "nothing is left to do")),
-        _condition("Degraded", bool(degraded), degraded or ("Healthy", "every tablet has all its voters")),
-        _condition("Stalled", bool(stalled), stalled or ("None", "nothing waits for a human")),
+        _condition("Degraded", bool(degraded), degraded or _well(serves)),
+        _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]
     status["conditions"] = _written(group.conditions, conditions, group.generation, now)
     return status
@@ -228,7 +232,7 @@ def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
         _condition("Ready", False, why),
         _condition("Reconciling", True, why),
         _condition("Degraded", False, ("Unknown", "nothing is known of it")),
-        _condition("Stalled", False, ("None", "it goes on as soon as the TabletCluster is made")),
+        _condition("Stalled", False, ("NotStalled", "it goes on as soon as the TabletCluster is made")),
     ]
     return {
         "observedGeneration": group.generation,

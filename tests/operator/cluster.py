@@ -1,0 +1,110 @@
+"""A stele_local with our CRDs and an operator process, for tests. Everything ends with the context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stele_local.cluster import LocalCluster, Settings
+from stele_operator.api.generate import DIRECTORY
+from stele_operator.kube import Kube, configuration
+
+Json = dict[str, Any]
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+IDENTITY = "operator-under-test"
+
+
+async def install_crds(kube: Kube) -> None:
+    """Create our CRDs and wait until they are served."""
+    for path in sorted(DIRECTORY.glob("*.yaml")):
+        body = yaml.safe_load(path.read_text())
+        await kube._request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=body)
+    for _ in range(100):
+        if await kube.serves_our_resources():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the CRDs are not served")
+
+
+class Bench:
+    """A Kubernetes, a client, and an operator process that can be killed and started again."""
+
+    def __init__(self, local: LocalCluster, kube: Kube, folder: Path) -> None:
+        self.local = local
+        self.kube = kube
+        self._folder = folder
+        self._operator: asyncio.subprocess.Process | None = None
+        self.starts = 0
+
+    async def start(self) -> None:
+        """Start the operator."""
+        self.starts += 1
+        with open(self._folder / f"operator-{self.starts}.log", "wb") as log:  # noqa: ASYNC230 - at once
+            self._operator = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self.local.kubeconfig),
+                "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY,
+                env={**os.environ, **self.local.environment()}, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    async def end(self, number: int = signal.SIGKILL) -> int:
+        """Send a signal and wait; returns the exit code."""
+        process, self._operator = self._operator, None
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        return await process.wait()
+
+    async def apply(self, name: str, **spec: Any) -> Json:
+        """Create an example, with parts of its spec replaced."""
+        body = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+        body["spec"] |= spec
+        return await self.kube.create(body["kind"], "default", body)
+
+    async def names(self, kind: str) -> set[str]:
+        """Names of all objects of a kind."""
+        return {o["metadata"]["name"] for o in await self.kube.list(kind, "default")}
+
+    async def condition(self, kind: str, name: str, condition: str) -> tuple[str, str, str]:
+        """Status, reason and message of a condition; empty before it is written."""
+        found = await self.kube.get(kind, "default", name)
+        for one in ((found or {}).get("status") or {}).get("conditions") or ():
+            if one["type"] == condition:
+                return one["status"], one["reason"], one["message"]
+        return "", "", ""
+
+    async def events(self, kind: str) -> list[Json]:
+        """Events about a kind of resource."""
+        return [e for e in await self.kube.list("Event", "default") if e["involvedObject"]["kind"] == kind]
+
+    async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+        """Wait for something."""
+        end = time.monotonic() + seconds
+        while not await true():
+            if time.monotonic() > end:
+                logs = (self._folder / f"operator-{self.starts}.log").read_text()[-3000:]
+                raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
+            await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def bench(folder: Path, machines: int = 5) -> AsyncIterator[Bench]:
+    """A Kubernetes with our CRDs; the operator is started by the test."""
+    async with LocalCluster(folder / "local", Settings(machines=machines)) as local:
+        kube = Kube(await configuration(str(local.kubeconfig)))
+        made = Bench(local, kube, folder)
+        try:
+            await install_crds(kube)
+            yield made
+        finally:
+            await made.end()
+            await kube.close()

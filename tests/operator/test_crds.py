@@ -1,0 +1,178 @@
+"""The CRDs: checked in as generated, taken by the API server, and bad resources refused with a sentence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from stele_local.cluster import LocalCluster, Settings
+from stele_operator.api.generate import DIRECTORY, rendered
+from stele_operator.api.scalars import byte_count, seconds
+from stele_operator.kube import Kube, KubeError, configuration
+from tests.operator.cluster import EXAMPLES, install_crds
+
+Json = dict[str, Any]
+
+
+def test_crds_are_checked_in_as_generated() -> None:
+    there = {path.name: path.read_text() for path in DIRECTORY.glob("*.yaml")}
+    assert there == rendered(), "run python -m stele_operator.api.generate"
+
+
+def test_durations_and_quantities() -> None:
+    assert [seconds(t) for t in ("90s", "1h30m", "250ms", "1d", "0s")] == [90, 5400, 0.25, 86400, 0]
+    assert [byte_count(t) for t in ("10Gi", "500M", "1.5Ki", "7", "100m")] == [
+        10 << 30,
+        500_000_000,
+        1536,
+        7,
+        1,
+    ]
+    for bad in ("", "5", "5 s", "s", "-1s", "1w"):
+        with pytest.raises(ValueError, match="duration"):
+            seconds(bad)
+    for bad in ("", "10GiB", "-1", "1e3"):
+        with pytest.raises(ValueError, match="quantity"):
+            byte_count(bad)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def kube(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kube]:
+    async with LocalCluster(tmp_path_factory.mktemp("local"), Settings(machines=1)) as local:
+        client = Kube(await configuration(str(local.kubeconfig)))
+        await install_crds(client)
+        yield client
+        await client.close()
+
+
+def example(name: str) -> Json:
+    """An example as a manifest."""
+    loaded: Json = yaml.safe_load((Path(EXAMPLES) / f"{name}.yaml").read_text())
+    return loaded
+
+
+def changed(body: Json, path: str, value: Any) -> Json:
+    """A copy with one field set, or dropped where value is ...; a path like spec.columns.0.type."""
+    result = copy.deepcopy(body)
+    *parents, last = path.split(".")
+    place: Any = result
+    for part in parents:
+        place = place[int(part)] if part.isdigit() else place.setdefault(part, {})
+    if value is ...:
+        place.pop(last, None)
+    elif last.isdigit():
+        place[int(last)] = value
+    else:
+        place[last] = value
+    return result
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["cluster", "flights", "delays"])
+async def test_examples_are_taken(kube: Kube, name: str) -> None:
+    body = example(name)
+    made = await kube.create(body["kind"], "default", body)
+    await kube.delete(body["kind"], "default", body["metadata"]["name"], made["metadata"]["uid"], "")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_defaults_are_filled_in(kube: Kube) -> None:
+    body = {
+        "apiVersion": "stele.dev/v1alpha1",
+        "kind": "TabletCluster",
+        "metadata": {"name": "bare"},
+        "spec": {},
+    }
+    made = await kube.create("TabletCluster", "default", body)
+    spec = made["spec"]
+    assert spec["masters"] == {"replicas": 3, "storage": {"size": "10Gi"}}
+    assert spec["nodes"]["machineSpread"] == "Required"
+    assert spec["healing"] == {
+        "witnessAfter": "30s", "silentAfter": "5m", "machineLostAfter": "10m", "machineDeletedAfter": "0s",
+        "volumeLostAfter": "0s", "maxLostNodes": 1, "keepFor": "24h",
+    }  # fmt: skip
+    assert spec["budget"] == {"copies": 4, "bytesPerSecond": "100Mi"}
+    assert (spec["deletionPolicy"], spec["paused"]) == ("Retain", False)
+    await kube.delete("TabletCluster", "default", "bare", made["metadata"]["uid"], "")
+
+
+BAD: list[tuple[str, str, Any, str]] = [
+    ("cluster", "spec.masters.replicas", 2, "spec.masters.replicas"),
+    ("cluster", "spec.nodes.replicas", 0, "spec.nodes.replicas"),
+    ("cluster", "spec.nodes.storage.size", "lots", "spec.nodes.storage.size"),
+    ("cluster", "spec.healing.witnessAfter", "soon", "spec.healing.witnessAfter"),
+    ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
+    ("cluster", "metadata.name", "a" * 41, "at most 40 characters"),
+    ("cluster", "metadata.name", "dotted.name", "lower-case letters, digits and '-'"),
+    ("flights", "spec.replicationFactor", 2, "spec.replicationFactor"),
+    ("flights", "spec.columns.0.type", "text", "spec.columns[0].type"),
+    ("flights", "spec.columns", [], "spec.columns"),
+    ("flights", "spec.clusterRef", ..., "spec.clusterRef"),
+    ("flights", "spec.primaryKey", ["nope"], "primaryKey names a column that columns does not have"),
+    ("flights", "spec.primaryKey", ["tailnum"], "a column of the primary key cannot be nullable"),
+    ("flights", "spec.primaryKey", ["year", "year"], "primaryKey names a column twice"),
+    ("flights", "spec.partitioning.hash.0.columns", ["dest"], "names a column that is not in primaryKey"),
+    ("flights", "spec.partitioning.hash.0.buckets", 1, "spec.partitioning.hash[0].buckets"),
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("name", "path", "value", "words"), BAD)
+async def test_a_bad_resource_is_refused_with_a_sentence(
+    kube: Kube, name: str, path: str, value: Any, words: str
+) -> None:
+    body = changed(example(name), path, value)
+    with pytest.raises(KubeError) as caught:
+        await kube.create(body["kind"], "default", body)
+    assert caught.value.status == 422
+    assert words in str(caught.value)
+
+
+FIXED: list[tuple[str, str, Any, str]] = [
+    ("cluster", "spec.masters.replicas", 5, "masters.replicas cannot change"),
+    ("cluster", "spec.nodes.replicas", 3, "nodes.replicas can only grow"),
+    ("cluster", "spec.nodes.storage.size", "1Gi", "storage.size can only grow"),
+    ("cluster", "spec.nodes.storage.className", "fast", "storage.className cannot change"),
+    ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
+    ("flights", "spec.tableName", "other", "tableName cannot change"),
+    ("flights", "spec.replicationFactor", 5, "replicationFactor cannot change"),
+    ("flights", "spec.primaryKey", ["year"], "primaryKey cannot change"),
+    ("flights", "spec.columns.0.type", "int32", "columns cannot change"),
+    ("flights", "spec.partitioning.hash.0.buckets", 16, "partitioning cannot change"),
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("name", "path", "value", "words"), FIXED)
+async def test_what_is_fixed_stays(kube: Kube, name: str, path: str, value: Any, words: str) -> None:
+    body = example(name)
+    made = await kube.create(body["kind"], "default", body)
+    patch = {"spec": changed(body, path, value)["spec"]}
+    try:
+        with pytest.raises(KubeError) as caught:
+            await kube.patch(body["kind"], "default", body["metadata"]["name"], patch)
+        assert caught.value.status == 422
+        assert words in str(caught.value)
+    finally:
+        await kube.delete(body["kind"], "default", body["metadata"]["name"], made["metadata"]["uid"], "")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_may_change_changes(kube: Kube) -> None:
+    body = example("cluster")
+    made = await kube.create("TabletCluster", "default", body)
+    patch = {
+        "spec": {
+            "nodes": {"replicas": 7, "storage": {"size": "3Gi"}},
+            "paused": True,
+            "image": "stele/node:2",
+        }
+    }
+    await kube.patch("TabletCluster", "default", "flights", patch)
+    await kube.delete("TabletCluster", "default", "flights", made["metadata"]["uid"], "")

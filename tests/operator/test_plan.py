@@ -1,0 +1,330 @@
+"""The plan, driven to its end in a small world: whole, cut off after any prefix, and through every fate."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from stele_operator.plan import make_plan
+from stele_operator.plan.fates import Fate, State, members
+from tests.operator.world import World
+
+
+def names(world: World, kind: str) -> list[str]:
+    """Names of all objects of a kind."""
+    return [o["metadata"]["name"] for o in world.of(kind)]
+
+
+def made() -> World:
+    """A cluster that has formed, with a table of four tablets."""
+    world = World({"nodes": {"replicas": 5}})
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    return world
+
+
+def check(world: World) -> None:
+    """What holds at every moment."""
+    used = Counter(name for kind, name in world.names_used if kind == "PersistentVolumeClaim")
+    assert all(n == 1 for n in used.values()), f"a serial was used twice: {used}"
+    claims = {o["metadata"]["name"]: o for o in world.of("PersistentVolumeClaim")}
+    ids = [o["metadata"]["annotations"]["stele.dev/node-id"] for o in claims.values()]
+    assert len(set(ids)) == len(ids)
+    for pod in world.of("Pod"):
+        claim = claims[pod["metadata"]["name"]]
+        for key in ("stele.dev/node-id",):
+            assert pod["metadata"]["annotations"][key] == claim["metadata"]["annotations"][key]
+
+
+def test_a_new_cluster_forms_and_makes_its_table() -> None:
+    world = made()
+    assert names(world, "Pod") == [
+        *(f"flights-master-{i}" for i in range(3)),
+        *(f"flights-node-{i}" for i in range(5)),
+    ]
+    assert names(world, "PersistentVolumeClaim") == names(world, "Pod")
+    assert names(world, "Service") == ["flights-masters", "flights-peers"]
+    assert len(world.confirmed) == 3
+    assert [t.name for t in world.tables] == ["events"]
+    assert len(world.tablets) == 4
+    assert not make_plan(world.observe()).actions
+    check(world)
+
+
+def test_first_masters_get_the_flag_others_join_and_formed_ones_start_plain() -> None:
+    world = made()
+    pods = {p["metadata"]["name"]: p["spec"]["containers"][0]["args"] for p in world.of("Pod")}
+    assert "--first-masters" in pods["flights-master-0"]
+    assert "--first-masters" not in pods["flights-node-0"]
+    del world.objects["Pod", "flights-master-0"]
+    world.run()
+    again = world.objects["Pod", "flights-master-0"]["spec"]["containers"][0]["args"]
+    assert "--first-masters" not in again
+    assert "--join" not in again
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cut_off_after_any_prefix_the_next_pass_goes_on(seed: int) -> None:
+    world = World({"nodes": {"replicas": 4}})
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    for n in range(40):
+        world.step(prefix=(seed + n * 7) % 4)
+        check(world)
+    world.run()
+    check(world)
+    active = [m for m in members(world.observe()) if m.active]
+    assert Counter(m.role for m in active) == {"master": 3, "node": 4}
+    assert all(m.state is State.READY for m in active)
+    assert len(world.tables) == 1
+
+
+def test_nothing_is_touched_twice_by_an_operator_that_saw_old_news() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    stale = make_plan(world.observe())
+    world.run()
+    before = dict(world.objects)
+    for action in stale.actions:
+        with pytest.raises(Exception, match="exists"):
+            world.apply(action)
+    assert world.objects == before
+
+
+def test_a_pod_that_is_gone_comes_back_on_its_volume() -> None:
+    world = made()
+    uid = world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"]
+    del world.objects["Pod", "flights-node-2"]
+    plan = world.step()
+    assert [a.reason for a in plan.actions] == ["flights-node-2: back on its volume"]
+    world.run()
+    assert world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"] == uid
+
+
+def node_of(world: World, machine: str, role: str = "node") -> str:
+    """The member of a role on a machine."""
+    return next(
+        p["metadata"]["name"]
+        for p in world.of("Pod")
+        if p["spec"].get("nodeName") == machine and p["metadata"]["labels"]["stele.dev/role"] == role
+    )
+
+
+def test_a_machine_lost_for_good_loses_node_and_master_and_both_are_replaced() -> None:
+    world = made()
+    node, master = node_of(world, "n1"), node_of(world, "n1", "master")
+    world.kill("n1")
+    world.settle()
+    plan = None
+    for _ in range(601):
+        plan = world.step()
+        check(world)
+    assert plan is not None
+    by_name = {m.name: m for m in plan.members}
+    assert by_name[node].state is State.LOST or by_name[node].state is State.RETIRED
+    world.run()
+    assert ("Pod", node) not in world.objects
+    assert ("Pod", master) not in world.objects
+    released = world.objects["PersistentVolumeClaim", node]["metadata"]["annotations"]
+    assert re.fullmatch(r"\d+", released["stele.dev/released-at"])
+    assert "flights-master-3" in names(world, "Pod")
+    assert "--join" in world.objects["Pod", "flights-master-3"]["spec"]["containers"][0]["args"]
+    assert "flights-node-5" in names(world, "Pod")  # waits for a machine: there are four
+    findings = {f.reason for f in make_plan(world.observe()).findings}
+    assert "NodePending" in findings
+    world.now_s += 24 * 3600 + 1
+    world.settle()
+    world.run()
+    assert ("PersistentVolumeClaim", node) not in world.objects
+
+
+def test_nothing_is_given_up_before_its_time() -> None:
+    world = made()
+    world.kill("n1")
+    for _ in range(590):
+        plan = world.step()
+        assert plan.policy is not None
+        assert not plan.policy.lost
+        assert not plan.actions or all("n1" not in str(a) or "Budget" in a.reason for a in plan.actions)
+    assert plan.policy.dead_after_ms == 30_000
+
+
+def test_with_too_many_lost_healing_stops_and_says_so() -> None:
+    world = made()
+    for machine in ("n4", "n5"):
+        world.kill(machine)
+    for _ in range(700):
+        plan = world.step()
+    assert plan.policy is not None
+    assert not plan.policy.lost
+    (stalled,) = [f for f in plan.findings if f.reason == "TooManyLost"]
+    assert "flights-node-" in stalled.message
+    assert "maxLostNodes=1" in stalled.message
+
+
+FATES = [
+    # what happens to flights-node-1 on n2 → fate
+    ("pod deleted", Fate.RESTARTING),
+    ("process silent", Fate.MACHINE_SILENT),
+    ("machine off", Fate.MACHINE_LOST),
+    ("machine deleted", Fate.MACHINE_DELETED),
+    ("claim gone", Fate.VOLUME_LOST),
+    ("claim lost", Fate.VOLUME_LOST),
+    ("volume empty", Fate.VOLUME_EMPTY),
+    ("volume foreign", Fate.VOLUME_EMPTY),
+    ("disk corrupt", Fate.VOLUME_LOST),
+]
+
+
+@pytest.mark.parametrize(("what", "fate"), FATES)
+def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
+    world = made()
+    name = node_of(world, "n2")
+    pod = world.objects["Pod", name]
+    exits = {"volume empty": 3, "volume foreign": 4, "disk corrupt": 5}
+    match what:
+        case "pod deleted":
+            del world.objects["Pod", name]
+        case "process silent":
+            pass
+        case "machine off":
+            world.kill("n2")
+        case "machine deleted":
+            world.machines = [m for m in world.machines if m.name != "n2"]
+        case "claim gone":
+            del world.objects["PersistentVolumeClaim", name]
+        case "claim lost":
+            world.objects["PersistentVolumeClaim", name]["status"] = {"phase": "Lost"}
+        case _:
+            ended = {"terminated": {"exitCode": exits[what], "message": "told why"}}
+            pod["status"]["containerStatuses"] = [
+                {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+            ]
+    world.now_s += 31
+    node_id = pod["metadata"]["annotations"]["stele.dev/node-id"]
+    for other in world.heard_s:
+        if other != node_id:
+            world.heard_s[other] = world.now_s
+    member = next(m for m in members(world.observe()) if m.node_id == node_id)
+    assert (member.state, member.fate) == (State.LOST, fate)
+    assert member.given_up == (fate in (Fate.MACHINE_DELETED, Fate.VOLUME_LOST, Fate.VOLUME_EMPTY))
+
+
+def test_without_the_right_to_read_machines_the_longest_time_out_counts() -> None:
+    world = made()
+    world.machines_known = False
+    name = node_of(world, "n2")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    for age_s, given_up in ((301, False), (601, True)):
+        for other in world.heard_s:
+            world.heard_s[other] = world.now_s - (age_s if other == node_id else 0)
+        member = next(m for m in members(world.observe()) if m.node_id == node_id)
+        assert (member.fate, member.given_up) == (Fate.MACHINE_SILENT, given_up)
+
+
+def test_a_lost_volume_means_a_new_node_under_a_new_serial() -> None:
+    world = made()
+    name = node_of(world, "n2")
+    del world.objects["PersistentVolumeClaim", name]
+    del world.objects["Pod", name]
+    for _ in range(8):
+        world.step()
+    world.run()
+    assert ("Pod", name) not in world.objects
+    assert "flights-node-5" in names(world, "Pod")
+    check(world)
+
+
+def test_identity_lost_is_read_back_from_the_claims_as_formed() -> None:
+    world = made()
+    before = dict(world.objects["ConfigMap", "flights-identity"]["data"])
+    del world.objects["ConfigMap", "flights-identity"]
+    world.run()
+    after = world.objects["ConfigMap", "flights-identity"]["data"]
+    assert after == before
+
+
+def test_identity_lost_before_forming_is_not_taken_for_formed() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    for _ in range(2):
+        world.step()
+    assert names(world, "PersistentVolumeClaim")
+    del world.objects["ConfigMap", "flights-identity"]
+    world.run()
+    assert len(world.confirmed) == 3
+    check(world)
+
+
+def test_a_cluster_made_again_over_kept_volumes_takes_them_over() -> None:
+    world = made()
+    before = world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"]
+    for name in names(world, "Pod"):
+        del world.objects["Pod", name]
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    world.run()
+    assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] == before
+    assert len(names(world, "Pod")) == 8
+
+
+def test_a_cluster_made_again_without_volumes_is_a_new_one_with_new_serials() -> None:
+    world = made()
+    before = world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"]
+    for kind in ("Pod", "PersistentVolumeClaim", "TabletGroup"):
+        for name in names(world, kind):
+            del world.objects[kind, name]
+    world.confirmed, world.nodes, world.tables, world.tablets = set(), {}, [], []
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    world.run()
+    assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] != before
+    assert names(world, "Pod")[0] == "flights-master-3"
+    check(world)
+
+
+def test_more_nodes_are_asked_for_and_come() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 5
+    world.run()
+    assert len([n for n in names(world, "Pod") if "node" in n]) == 5
+    check(world)
+
+
+def test_storage_grows_and_owners_follow_the_deletion_policy() -> None:
+    world = made()
+    world.cluster["spec"] |= {
+        "deletionPolicy": "Delete",
+        "nodes": {"replicas": 5, "storage": {"size": "20Gi"}},
+    }
+    world.run()
+    claim = world.objects["PersistentVolumeClaim", "flights-node-0"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    assert claim["metadata"]["ownerReferences"][0]["kind"] == "TabletCluster"
+    world.cluster["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    assert "ownerReferences" not in world.objects["PersistentVolumeClaim", "flights-node-0"]["metadata"]
+
+
+def test_a_volume_chosen_on_a_machine_that_went_down_is_chosen_again() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    for _ in range(3):
+        world.step()
+    world.kill("n1")
+    claim = world.objects["PersistentVolumeClaim", "flights-master-0"]
+    claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "n1"
+    claim["status"] = {"phase": "Pending"}
+    world.objects["Pod", "flights-master-0"]["spec"].pop("nodeName", None)
+    world.formats.clear()
+    world.now_s += 61
+    plan = make_plan(world.observe())
+    deleted = [a for a in plan.actions if "which is down" in a.reason]
+    assert len(deleted) == 2
+
+
+def test_paused_touches_nothing() -> None:
+    world = made()
+    world.cluster["spec"]["paused"] = True
+    del world.objects["Pod", "flights-node-0"]
+    plan = make_plan(world.observe())
+    assert not plan.actions
+    assert plan.policy is None
+    assert [f.reason for f in plan.findings] == ["Paused"]

@@ -1,0 +1,375 @@
+"""A Kubernetes and a set of masters in a few dicts: what the plan's actions do, and what follows by itself.
+
+Objects are raw, as the API server has them, and go through observe's own parsers. Invariant: preconditions are
+checked as the API server checks them; a name that was used stays on record, so that using it twice is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from dataclasses import replace
+from typing import Any
+
+from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
+from stele_operator import observe
+from stele_operator.plan import Observation, Plan, make_plan
+from stele_operator.plan.actions import (
+    Action,
+    ConfirmFormation,
+    CreateObject,
+    CreateTable,
+    DeleteObject,
+    DeletePod,
+    DeleteTable,
+    PatchObject,
+    RegisterNode,
+    SetFinalizers,
+)
+from stele_operator.plan.observation import Catalog, Column, Existing, Machine, MasterReport, Table
+
+Json = dict[str, Any]
+START_S = 1_800_000_000.0
+COLUMNS = [{"name": "id", "type": "int64"}, {"name": "text", "type": "string", "nullable": True}]
+
+
+class Refused(Exception):
+    """A precondition did not hold."""
+
+
+def merged(there: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(there) if isinstance(there, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+class World:
+    """Five machines by default, n1 to n5, in zones z1 to z3."""
+
+    def __init__(self, spec: Json | None = None, machines: int = 5) -> None:
+        self.now_s = START_S
+        self._count = 0
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.names_used: list[tuple[str, str]] = []
+        self.machines = [Machine(f"n{i + 1}", True, f"z{i % 3 + 1}") for i in range(machines)]
+        self.machines_known = True
+        self.cluster = self._new("TabletCluster", {"metadata": {"name": "flights"}, "spec": spec or {}})
+        self.nodes: dict[str, NodeView] = {}
+        self.formed_nodes: set[str] = set()
+        self.formats: dict[str, str] = {}
+        self.confirmed: set[str] = set()
+        self.heard_s: dict[str, float] = {}
+        self.tables: list[Table] = []
+        self.tablets: list[TabletView] = []
+        self.silent: set[str] = set()
+        """Names of pods whose process says nothing."""
+
+    # -- objects
+
+    def _new(self, kind: str, manifest: Json) -> Json:
+        self._count += 1
+        created = datetime.datetime.fromtimestamp(self.now_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        raw = merged(copy.deepcopy(manifest), {
+            "kind": kind,
+            "metadata": {
+                "namespace": "data",
+                "uid": f"{self._count:08x}-0000-0000-0000-000000000000",
+                "resourceVersion": str(self._count),
+                "creationTimestamp": created,
+                "generation": 1,
+            },
+        })  # fmt: skip
+        self.objects[kind, raw["metadata"]["name"]] = raw
+        self.names_used.append((kind, raw["metadata"]["name"]))
+        return raw
+
+    def touch(self, raw: Json) -> None:
+        """Another resourceVersion."""
+        self._count += 1
+        raw["metadata"]["resourceVersion"] = str(self._count)
+
+    def of(self, kind: str) -> list[Json]:
+        """All objects of a kind, by name."""
+        return [self.objects[k] for k in sorted(self.objects) if k[0] == kind]
+
+    def group(self, name: str, **spec: Any) -> Json:
+        """A TabletGroup that names the cluster."""
+        body = {
+            "clusterRef": {"name": "flights"},
+            "columns": COLUMNS,
+            "primaryKey": ["id"],
+            "deletionPolicy": "Delete",
+        }
+        return self._new("TabletGroup", {"metadata": {"name": name}, "spec": {**body, **spec}})
+
+    # -- actions
+
+    def apply(self, action: Action) -> None:
+        """What act would have done, and the API server and the masters with it."""
+        match action:
+            case CreateObject():
+                if (action.kind, action.name) in self.objects:
+                    if action.must_be_new:
+                        raise Refused(f"{action.name} exists")
+                    return
+                self._new(action.kind, action.manifest)
+            case PatchObject():
+                raw = self._seen(action.kind, action.name, action.uid, action.resource_version)
+                changed = merged(raw, action.patch)
+                self.objects[action.kind, action.name] = changed
+                self.touch(changed)
+            case DeleteObject():
+                raw = self._seen(action.kind, action.name, action.uid, action.resource_version)
+                machine = raw["spec"].get("nodeName")
+                down = machine and not any(m.name == machine and m.ready for m in self.machines)
+                if action.kind == "Pod" and down and not (isinstance(action, DeletePod) and action.force):
+                    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # nobody there to stop it
+                    return
+                del self.objects[action.kind, action.name]
+            case SetFinalizers():
+                raw = self._seen("TabletGroup", action.group, action.uid, action.resource_version)
+                raw["metadata"]["finalizers"] = list(action.finalizers)
+                self.touch(raw)
+                if raw["metadata"].get("deletionTimestamp") and not action.finalizers:
+                    del self.objects["TabletGroup", action.group]
+            case RegisterNode():
+                node_id = NodeId(action.node_id)
+                self.nodes.setdefault(node_id, NodeView(node_id, action.role, "", "", "", ever_heard=False))
+                self.heard_s.setdefault(node_id, self.now_s)
+            case ConfirmFormation():
+                assert (action.node_id, self.formats[action.node_id]) in [
+                    (n, f) for n, f, _ in action.masters
+                ]
+                self.confirmed.add(action.node_id)
+            case CreateTable():
+                self._create_table(action)
+            case DeleteTable():
+                self.tables = [
+                    replace(t, state="REMOVED") if t.table_id == action.table_id else t for t in self.tables
+                ]
+                self.tablets = [t for t in self.tablets if t.table_id != action.table_id]
+
+    def _seen(self, kind: str, name: str, uid: str, version: str) -> Json:
+        raw = self.objects.get((kind, name))
+        if (
+            raw is None
+            or (uid and raw["metadata"]["uid"] != uid)
+            or raw["metadata"]["resourceVersion"] != version
+        ):
+            raise Refused(f"{kind} {name} is not what was seen")
+        return raw
+
+    def _create_table(self, action: CreateTable) -> None:
+        if any(t.table_id == action.table_id for t in self.tables):
+            return
+        spec = action.spec
+        hashes = tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash)
+        count = 1
+        for _, buckets in hashes:
+            count *= buckets
+        columns = tuple(Column(c.name, c.type, c.nullable) for c in spec.columns)
+        key = tuple(spec.primaryKey)
+        factor = spec.replicationFactor
+        self.tables.append(
+            Table(action.table_id, action.name, "RUNNING", columns, key, hashes, False, factor, count)
+        )
+        able = [n for n in self.nodes.values() if n.role == "node" and n.state is NodeState.ACTIVE]
+        for i in range(count):
+            peers = tuple(
+                Peer(able[(i + k) % len(able)].node_id, ReplicaId(k + 1), "a:1", MemberType.VOTER)
+                for k in range(factor)
+            )
+            self.tablets.append(
+                TabletView(
+                    TabletId(f"{i + 1:032x}"), TableId(action.table_id), action.name, "RUNNING", Configuration(-1, peers),
+                    1, peers[0].node_id, factor,
+                )
+            )  # fmt: skip
+
+    # -- what happens by itself
+
+    def settle(self) -> None:
+        """Scheduler, kubelets and processes do their work."""
+        for raw in self.of("Pod"):
+            if not raw["spec"].get("nodeName"):
+                self._schedule(raw)
+            self._run(raw)
+
+    def _schedule(self, raw: Json) -> None:
+        role = raw["metadata"]["labels"]["stele.dev/role"]
+        claim = self.objects["PersistentVolumeClaim", raw["metadata"]["name"]]
+        pinned = claim["metadata"]["annotations"].get("volume.kubernetes.io/selected-node")
+        taken = {
+            p["spec"].get("nodeName")
+            for p in self.of("Pod")
+            if p["metadata"]["labels"]["stele.dev/role"] == role
+        }
+        for machine in self.machines:
+            if machine.ready and machine.name not in taken and pinned in (None, machine.name):
+                raw["spec"]["nodeName"] = machine.name
+                claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = machine.name
+                claim["status"] = {"phase": "Bound"}
+                self.touch(claim)
+                return
+        raw["status"] = {"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 machines fit"}
+        ]}  # fmt: skip
+
+    def _run(self, raw: Json) -> None:
+        machine = next((m for m in self.machines if m.name == raw["spec"].get("nodeName")), None)
+        if machine is None:
+            return
+        metadata = raw["metadata"]
+        name, node_id = metadata["name"], NodeId(metadata["annotations"]["stele.dev/node-id"])
+        role = metadata["labels"]["stele.dev/role"]
+        up = machine.ready and name not in self.silent
+        raw["status"] = {
+            "phase": "Running",
+            "podIP": f"10.0.0.{int(metadata['uid'][:8], 16) % 250}",
+            "conditions": [{"type": "Ready", "status": "True" if up else "False"}],
+            "containerStatuses": [{"state": {"running": {}} if machine.ready else {}, "restartCount": 0}],
+        }
+        self.touch(raw)
+        if not up:
+            return
+        if role == "master":
+            self.formats.setdefault(node_id, f"format-{node_id[:8]}")
+            if "--first-masters" in raw["spec"]["containers"][0]["args"] and node_id not in self.confirmed:
+                return
+        if self.leads() or role == "master":
+            view = self.nodes.get(node_id) or NodeView(node_id, role, "", "", "")
+            self.nodes[node_id] = replace(view, machine=machine.name, ever_heard=True, address="a:1")
+            self.heard_s[node_id] = self.now_s
+            self.formed_nodes.add(node_id)
+
+    def leads(self) -> bool:
+        """Whether a majority of the masters is confirmed and up."""
+        return (
+            len(self.confirmed) > len(self.cluster["spec"].get("masters", {}).get("replicas", 3) * "x") // 2
+        )
+
+    def kill(self, machine: str) -> None:
+        """The machine loses its power."""
+        self.machines = [replace(m, ready=m.ready and m.name != machine) for m in self.machines]
+
+    def heal(self, plan: Plan) -> None:
+        """What a driver would end at: nothing names a lost node any more, and it is retired."""
+        if plan.policy is None:
+            return
+        for node_id in plan.policy.lost:
+            node = self.nodes[NodeId(node_id)]
+            peers = {p.node_id for t in self.tablets for p in t.config.peers}
+            if node_id in peers:
+                self._move(node_id)
+            self.nodes[NodeId(node_id)] = replace(node, state=NodeState.RETIRED)
+
+    def _move(self, node_id: str) -> None:
+        alive = [
+            n for n in self.nodes.values() if n.role == "node" and self.now_s - self.heard_s[n.node_id] < 3
+        ]
+        moved = []
+        for tablet in self.tablets:
+            there = {p.node_id for p in tablet.config.peers}
+            target = next(n.node_id for n in alive if n.node_id not in there)
+            peers = tuple(
+                replace(p, node_id=target) if p.node_id == node_id else p for p in tablet.config.peers
+            )
+            leader = target if tablet.leader_node == node_id else tablet.leader_node
+            moved.append(
+                replace(tablet, config=Configuration(9, peers), leader_node=leader)
+                if node_id in there
+                else tablet
+            )
+        self.tablets = moved
+
+    # -- observing
+
+    def observe(self) -> Observation:
+        """As observe would have found it."""
+        identity = self.objects.get(("ConfigMap", "flights-identity"))
+        pods = tuple(p for p in map(observe.parse_pod, self.of("Pod")) if p)
+        running = [p for p in pods if p.role == "master" and p.running]
+        parsed = observe.parse_identity(identity) if identity else None
+        reports = tuple(
+            MasterReport(
+                p.node_id,
+                parsed.cluster_id,
+                f"{p.ip}:7051",
+                self.formats[p.node_id],
+                p.node_id in self.confirmed,
+            )
+            for p in running
+            if parsed and p.node_id in self.formats
+        )
+        formed = parsed is not None and bool(parsed.formed)
+        return Observation(
+            now_s=self.now_s,
+            cluster=observe.parse_cluster(self.cluster),
+            default_image="stele/node:test",
+            identity=parsed,
+            claims=tuple(c for c in map(observe.parse_claim, self.of("PersistentVolumeClaim")) if c),
+            pods=pods,
+            machines=tuple(self.machines) if self.machines_known else None,
+            existing=tuple(
+                self._existing(kind, raw)
+                for kind in ("Service", "PodDisruptionBudget")
+                for raw in self.of(kind)
+            ),
+            groups=tuple(observe.parse_group(g) for g in self.of("TabletGroup")),
+            master_reports=reports,
+            catalog=self._catalog() if formed and self.leads() else None,
+            catalog_problem="" if formed and self.leads() else "no master leads",
+            fresh_ids=tuple(f"{self._count:08x}{i:024x}" for i in range(1, 129)),
+        )
+
+    def _existing(self, kind: str, raw: Json) -> Existing:
+        metadata = raw["metadata"]
+        digest = metadata["annotations"]["stele.dev/digest"]
+        return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest)
+
+    def _catalog(self) -> Catalog:
+        nodes = tuple(
+            replace(n, heartbeat_age_ms=int((self.now_s - self.heard_s[n.node_id]) * 1000))
+            for n in self.nodes.values()
+        )
+        masters = tuple(
+            n.node_id for n in nodes if n.role == "master" and n.state is NodeState.ACTIVE and n.ever_heard
+        )
+        peers = tuple(Peer(n, ReplicaId(i + 1), "a:1", MemberType.VOTER) for i, n in enumerate(masters))
+        catalog = TabletView(
+            TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(-1, peers), 1,
+            masters[0] if masters else "", 3,
+        )  # fmt: skip
+        view = ClusterView(nodes, (catalog, *self.tablets))
+        return Catalog(view, tuple(self.tables), frozenset(self.formed_nodes))
+
+    # -- running
+
+    def step(self, prefix: int | None = None) -> Plan:
+        """One pass, of which only the first `prefix` actions happen; then the world goes on for a second."""
+        plan = make_plan(self.observe())
+        for action in plan.actions[: len(plan.actions) if prefix is None else prefix]:
+            self.apply(action)
+        self.heal(plan)
+        self.settle()
+        self.now_s += 1
+        return plan
+
+    def run(self, passes: int = 60) -> Plan:
+        """Passes until one has nothing to do, twice in a row."""
+        quiet = 0
+        for _ in range(passes):
+            plan = self.step()
+            quiet = 0 if plan.actions else quiet + 1
+            if quiet == 2:
+                return plan
+        raise AssertionError(f"still at work after {passes} passes: {[a.reason for a in plan.actions]}")
