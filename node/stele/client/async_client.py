@@ -114,7 +114,7 @@ class AsyncClient:
             name=name, replication_factor=replication_factor, kind="keyspace", table_id=id_to_pb(new_id())
         )
         await self.masters.call("CreateTable", request, timeout_s=timeout_s)
-        locations = await self._locate(name, timeout_s)
+        locations = await self.locate(name, timeout_s)
         deadline = time.monotonic() + timeout_s
         while wait and not (locations.complete and locations.info.tablets_running):
             if time.monotonic() > deadline:
@@ -149,7 +149,7 @@ class AsyncClient:
 
     async def open_table(self, name: str) -> AsyncTable:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
-        locations = await self._locate(name, self._timeout_s)
+        locations = await self.locate(name, self._timeout_s)
         table = AsyncTable(
             self.identity,
             locations,
@@ -164,14 +164,15 @@ class AsyncClient:
 
     async def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
-        locations = await self._locate(name, self._timeout_s)
+        locations = await self.locate(name, self._timeout_s)
         if locations.info.kind != "keyspace":
             raise Rejected(f"{name} is a table, not a key space; open it with open_table({name!r})")
         (place,) = locations.by_ordinal([0])
         tablet = TabletClient(place, locations, self._streams, self._observed)
         return KeySpace(name, tablet, self._timeout_s)
 
-    async def _locate(self, name: str, timeout_s: float) -> Locations:
+    async def locate(self, name: str, timeout_s: float) -> Locations:
+        """Where the tablets of a table are. Raises Rejected NOT_FOUND."""
         answer = await self.masters.call(
             "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
         )

@@ -1,0 +1,5 @@
+"""`python -m stele.cli` is `stele`."""
+
+from stele.cli import main
+
+main()

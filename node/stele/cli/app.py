@@ -1,0 +1,135 @@
+"""The tree of commands. Each stands in a module of its own that is imported when it is called.
+
+Invariant: `stele --help` imports click and nothing else of weight.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+_GROUPS = {
+    "node": (
+        "Run a node.",
+        {"run": ("stele.cli.processes:node_run", "Run a node until it is told to stop.")},
+    ),
+    "master": (
+        "Run masters, and form them.",
+        {
+            "run": ("stele.cli.processes:master_run", "Run a master until it is told to stop."),
+            "form": ("stele.cli.masters:form", "Tell the first masters who the others are, once."),
+            "list": ("stele.cli.masters:list_masters", "Show the masters and who leads."),
+        },
+    ),
+    "table": (
+        "Create, read and write tables.",
+        {
+            "list": ("stele.cli.tables:list_tables", "List tables and key spaces."),
+            "describe": ("stele.cli.tables:describe", "Show columns, partitioning and tablets of a table."),
+            "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
+            "delete": ("stele.cli.tables:delete", "Delete a table, for good."),
+            "scan": ("stele.cli.scan:scan", "Print rows of a table at one snapshot."),
+            "load": ("stele.cli.load:load", "Write CSV, Parquet or Arrow files into a table."),
+        },
+    ),
+    "tablet": (
+        "Look at tablets.",
+        {
+            "list": ("stele.cli.tablets:list_tablets", "List tablets with leaders and health."),
+            "describe": ("stele.cli.tablets:describe", "Show the replicas of one tablet."),
+        },
+    ),
+    "kv": (
+        "Use key spaces.",
+        {
+            "create": ("stele.cli.kv:create", "Create a key space."),
+            "get": ("stele.cli.kv:get", "Print the value of a key."),
+            "put": ("stele.cli.kv:put", "Set a key, whatever was there."),
+            "insert": ("stele.cli.kv:insert", "Set a key that must not be there."),
+            "delete": ("stele.cli.kv:delete", "Remove a key."),
+            "list": ("stele.cli.kv:list_keys", "Print keys and values."),
+            "elect": ("stele.cli.kv:elect", "Stand for a name, and tell whenever its holder changes."),
+        },
+    ),
+    "driver": (
+        "Replace what was lost.",
+        {"run": ("stele.cli.driver:run", "Replace lost replicas until told to stop, or until all is well.")},
+    ),
+}
+_COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the cluster: is every tablet as it should be?")}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def __init__(self, *args: Any, places: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self._places]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self._places.get(cmd_name)
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = place[0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = [(name, (super(_Lazy, self).get_command(ctx, name))) for name in super().list_commands(ctx)]
+        rows = [(name, command.get_short_help_str()) for name, command in own if command is not None]
+        rows += [(name, text) for name, (_, text) in self._places.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(
+    cls=_Lazy,
+    places=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="stele", prog_name="stele")
+def cli() -> None:
+    """Stele: replicated tables of tablets, each a Raft group.
+
+    Commands find the cluster through --masters HOST:PORT,... or STELE_MASTERS.
+
+    Exit codes: 0 done, 1 found unhealthy, 2 refused, 5 corrupt, 70 a bug of ours, 75 try again later.
+    """
+
+
+for _name, (_help, _places) in _GROUPS.items():
+    cli.add_command(_Lazy(name=_name, help=_help, places=_places))
+
+
+def run() -> None:
+    """Run the command line; every error is one line."""
+    # gRPC's C core writes to standard error whenever a port answers with something else.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        code = cli.main(prog_name="stele", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as exc:
+        from stele.cli.errors import exit_code
+        from stele.model.errors import SteleError
+
+        if not isinstance(exc, SteleError):
+            raise
+        click.echo(f"stele: {exc}", err=True)
+        sys.exit(exit_code(exc))
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,55 @@
+"""`stele driver run`: the driver without an operator."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from stele.cli.options import masters_option
+
+if TYPE_CHECKING:
+    from stele.driver.progress import Progress
+
+
+@click.command()
+@masters_option
+@click.option("--until-healthy", is_flag=True, help="End when there is nothing to do.")
+@click.option("--dead-after", "dead_after_s", default=30.0, show_default=True, help="Seconds of silence.")
+@click.option("--copies", default=4, show_default=True, help="Copies at once, at most.")
+@click.option("--max-lost-nodes", default=1, show_default=True, help="With more silent nodes, do nothing.")
+@click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
+def run(
+    masters: str,
+    until_healthy: bool,
+    dead_after_s: float,
+    copies: int,
+    max_lost_nodes: int,
+    lost: tuple[str, ...],
+) -> None:
+    """Replace the replicas of lost nodes, until told to stop or (--until-healthy) until all is well.
+
+    Takes the driver claim, so it does nothing while an operator holds it.
+
+    Example: stele driver run --until-healthy --dead-after 10
+    """
+    from stele.client.masters import parse_masters
+    from stele.driver.main import run as drive
+    from stele.driver.policy import Policy
+
+    policy = Policy(
+        dead_after_ms=int(dead_after_s * 1_000),
+        lost=frozenset(lost),
+        max_lost_nodes=max_lost_nodes,
+        max_copies=copies,
+    )
+    asyncio.run(drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=_show))
+
+
+def _show(progress: Progress) -> None:
+    copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
+    trouble = f" ({progress.error})" if progress.error else ""
+    click.echo(
+        f"{progress.table_name} {progress.tablet_id[:8]}: {progress.step}{copied}, {progress.reason}{trouble}"
+    )

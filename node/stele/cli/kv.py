@@ -1,0 +1,153 @@
+"""`stele kv`: key spaces."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import click
+
+from stele.cli.options import masters_option, timeout_option, with_client
+
+
+@click.command()
+@click.argument("keyspace")
+@click.option("--replication-factor", default=3, show_default=True)
+@masters_option
+def create(keyspace: str, replication_factor: int, masters: str) -> None:
+    """Create a key space.
+
+    Example: stele kv create settings
+    """
+    with_client(
+        masters, lambda client: client.create_keyspace(keyspace, replication_factor=replication_factor)
+    )
+    click.echo(f"created key space {keyspace}")
+
+
+@click.command()
+@click.argument("keyspace")
+@click.argument("key")
+@masters_option
+@timeout_option
+def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
+    """Print the value of KEY as of now; exit 1 if it is not there.
+
+    Example: stele kv get settings colour
+    """
+    from stele.client import AsyncClient
+
+    async def work(client: AsyncClient) -> bytes | None:
+        return await (await client.keyspace(keyspace)).read(key)
+
+    value = with_client(masters, work, timeout_s)
+    if value is None:
+        click.echo(f"stele: NOT_FOUND: no key {key} in {keyspace}", err=True)
+        sys.exit(1)
+    sys.stdout.buffer.write(value + b"\n")
+
+
+@click.command()
+@click.argument("keyspace")
+@click.argument("key")
+@click.argument("value")
+@masters_option
+@timeout_option
+def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
+    """Set KEY to VALUE, whatever was there.
+
+    Example: stele kv put settings colour blue
+    """
+    from stele.client import AsyncClient
+
+    async def work(client: AsyncClient) -> None:
+        await (await client.keyspace(keyspace)).replace(key, value)
+
+    with_client(masters, work, timeout_s)
+
+
+@click.command()
+@click.argument("keyspace")
+@click.argument("key")
+@click.argument("value")
+@masters_option
+@timeout_option
+def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
+    """Set KEY, which must not be there.
+
+    Example: stele kv insert settings colour blue
+    """
+    from stele.client import AsyncClient
+
+    async def work(client: AsyncClient) -> None:
+        await (await client.keyspace(keyspace)).insert(key, value)
+
+    with_client(masters, work, timeout_s)
+
+
+@click.command()
+@click.argument("keyspace")
+@click.argument("key")
+@masters_option
+@timeout_option
+def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
+    """Remove KEY, present or not.
+
+    Example: stele kv delete settings colour
+    """
+    from stele.client import AsyncClient
+
+    async def work(client: AsyncClient) -> None:
+        await (await client.keyspace(keyspace)).delete(key)
+
+    with_client(masters, work, timeout_s)
+
+
+@click.command(name="list")
+@click.argument("keyspace")
+@click.option("--prefix", default="", help="Only keys that begin so.")
+@masters_option
+@timeout_option
+def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> None:
+    """Print keys and values, in order, with a tab between.
+
+    Example: stele kv list settings --prefix col
+    """
+    from stele.client import AsyncClient
+
+    async def work(client: AsyncClient) -> list[tuple[bytes, bytes]]:
+        return await (await client.keyspace(keyspace)).list(prefix)
+
+    for key, value in with_client(masters, work, timeout_s):
+        sys.stdout.buffer.write(key + b"\t" + value + b"\n")
+
+
+@click.command()
+@click.argument("keyspace")
+@click.argument("name")
+@click.option("--id", "candidate", default="", help="Who I am; by default a new UUID.")
+@click.option("--once", is_flag=True, help="Print who holds the name, and end.")
+@masters_option
+def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) -> None:
+    """Stand for NAME: hold it if nobody does; then tell whenever its holder changes.
+
+    Whoever holds a name keeps it until the key is deleted (`stele kv delete KEYSPACE NAME`).
+
+    Example: stele kv elect settings primary
+    """
+    from stele.client import AsyncClient
+
+    me = candidate or uuid.uuid4().hex
+
+    async def work(client: AsyncClient) -> None:
+        space = await client.keyspace(keyspace)
+        while True:
+            holder = await space.elect(name, me)
+            click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+            if once:
+                return
+            while await space.changed(name, holder.encode()) not in (None, b""):
+                holder = (await space.read(name) or b"").decode("utf-8", "replace")
+                click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+
+    with_client(masters, work)

@@ -1,0 +1,73 @@
+"""`stele master form`, `stele master list`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import click
+
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import show_json, show_table
+
+
+@click.command()
+@click.option(
+    "--masters",
+    envvar="STELE_MASTERS",
+    required=True,
+    metavar="HOST:PORT,...",
+    help="All first masters (environment: STELE_MASTERS).",
+)
+@click.option("--cluster-id", default="", metavar="HEX32", help="Refuse if they belong to another cluster.")
+@click.option(
+    "--wait", "wait_s", default=30.0, show_default=True, help="Wait so many seconds until all answer."
+)
+def form(masters: str, cluster_id: str, wait_s: float) -> None:
+    """Tell the first masters who the others are, once all have formatted their volumes.
+
+    Until then none of them votes or serves. Harmless when repeated.
+
+    Example: stele master form --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
+    """
+    from stele.client.admin import form_masters
+    from stele.client.masters import parse_masters
+    from stele.model.errors import Retryable
+
+    async def run() -> str:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                return await form_masters(parse_masters(masters), cluster_id=cluster_id)
+            except Retryable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
+
+    click.echo(f"formed cluster {asyncio.run(run())}")
+
+
+@click.command()
+@masters_option
+@json_option
+def list_masters(masters: str, as_json: bool) -> None:
+    """Show the masters and who leads.
+
+    Example: stele master list
+    """
+    from stele.client import AsyncClient
+    from stele.rpc.convert import id_from_pb
+    from stele.rpc.proto import master_pb2
+
+    async def ask(client: AsyncClient) -> master_pb2.ListMastersResponse:
+        answer: master_pb2.ListMastersResponse = await client.masters.call(
+            "ListMasters", master_pb2.ListMastersRequest(), timeout_s=5.0
+        )
+        return answer
+
+    answer = with_client(masters, ask)
+    rows = [(id_from_pb(m.node_id), m.address, m.node_id == answer.leader) for m in answer.masters]
+    if as_json:
+        show_json([{"node": node, "address": address, "leads": leads} for node, address, leads in rows])
+    else:
+        show_table(("node", "address", ""), [(n, a, "leader" if leads else "") for n, a, leads in rows])

@@ -1,0 +1,27 @@
+"""What commands print: tables for people, JSON for programs. Writes to standard output only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows under headers, columns aligned."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(cells[i]) for cells in [list(headers), *lines]) for i in range(len(headers))]
+    for cells in [list(headers), *lines]:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
+
+
+def short(identifier: str) -> str:
+    """The first eight digits of an identifier, "-" for none."""
+    return identifier[:8] or "-"

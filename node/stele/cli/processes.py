@@ -1,0 +1,166 @@
+"""`stele node run`, `stele master run`: command line to NodeOptions, then the process.
+
+Every option may also be given in the environment, as STELE_ and its name: STELE_DATA_DIR, STELE_NODE_ID, ...
+Exit codes: 0 stopped; 2 usage; 3 VolumeEmpty; 4 VolumeForeign; 5 a disk that cannot be used; 70 a bug of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from stele.tserver.options import FirstMaster, NodeOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _option(name: str, **kwargs: Any) -> Callable[[F], F]:
+    """An option with its environment variable."""
+    variable = "STELE_" + name.removeprefix("--").replace("-", "_").upper()
+    return click.option(name, envvar=variable, show_envvar=True, **kwargs)
+
+
+def _process_options(port: int) -> Callable[[F], F]:
+    """What nodes and masters have in common; `port` is where they listen by default."""
+    options = (
+        _option(
+            "--data-dir",
+            required=True,
+            type=click.Path(path_type=Path),
+            help="Directory of the log and the tablets; its parent must exist.",
+        ),
+        _option("--node-id", required=True, metavar="HEX32", help="UUID of the node; stays with its volume."),
+        _option("--cluster-id", required=True, metavar="HEX32", help="UUID of the cluster."),
+        _option(
+            "--listen",
+            default=f"0.0.0.0:{port}",
+            show_default=True,
+            metavar="HOST:PORT",
+            help="Where gRPC listens; HTTP and Flight bind to the same host.",
+        ),
+        _option(
+            "--advertise", default="", metavar="HOST:PORT", help="Where others dial [default: --listen]."
+        ),
+        _option("--masters", default="", metavar="HOST:PORT,...", help="Masters; names are resolved anew."),
+        _option("--machine", default="", help="The machine this runs on: one replica of a tablet on each."),
+        _option("--zone", default="", help="The zone of the machine."),
+        _option("--http-port", default=7080, show_default=True, help="Probes, metrics, identity."),
+        _option("--flight-port", default=7052, show_default=True, help="Arrow Flight."),
+        _option(
+            "--wal-sync",
+            type=click.Choice(("always", "interval", "never")),
+            default="always",
+            show_default=True,
+            help="When the log is synced. Anything but always may lose acknowledged writes with the power.",
+        ),
+        _option("--memory-mib", default=256, show_default=True, help="Budget of requests being worked on."),
+        _option("--log-level", default="info", show_default=True, help="debug, info, warning or error."),
+        _option(
+            "--log-format", type=click.Choice(("auto", "json", "text")), default="auto", show_default=True
+        ),
+    )
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.command()
+@_process_options(7050)
+def node_run(**values: Any) -> None:
+    """Run a node until it is told to stop (SIGTERM: hand leaders over, then end).
+
+    \b
+    Example:
+      stele node run --data-dir /var/lib/stele/data --node-id $(cat id) --cluster-id $CLUSTER \\
+        --listen 10.0.0.7:7050 --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
+    """
+    _prepare(values)
+    from stele.tserver.process import run_process
+
+    sys.exit(run_process(_node_options(values, "node")))
+
+
+@click.command()
+@_process_options(7051)
+@_option(
+    "--first-masters",
+    default="",
+    metavar="HEX32=HOST:PORT,...",
+    help="Format an empty volume as one of these first masters.",
+)
+@_option(
+    "--join", is_flag=True, help="Format an empty volume as a master that waits for a copy of the catalog."
+)
+def master_run(first_masters: str, join: bool, **values: Any) -> None:
+    """Run a master until it is told to stop.
+
+    First masters neither vote nor serve until `stele master form` has told them who the others are.
+
+    \b
+    Example:
+      stele master run --data-dir /var/lib/stele/data --node-id $A --cluster-id $CLUSTER \\
+        --listen 10.0.0.1:7051 --first-masters $A=10.0.0.1:7051,$B=10.0.0.2:7051,$C=10.0.0.3:7051
+    """
+    _prepare(values)
+    from stele.master.server import run
+
+    options = _node_options(values, "master", first_masters=parse_first_masters(first_masters), join=join)
+    sys.exit(run(options))
+
+
+def _prepare(values: dict[str, Any]) -> None:
+    """Before anything heavy is imported: gRPC's fork support costs a check per fork and wakes threads."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from stele.rpc.logging import setup
+
+    form = values.pop("log_format")
+    setup(json_lines={"auto": None, "json": True, "text": False}[form], level=values.pop("log_level"))
+
+
+def _node_options(values: dict[str, Any], role: str, **more: Any) -> NodeOptions:
+    from stele.client.masters import parse_masters
+    from stele.model.ids import ClusterId, NodeId
+    from stele.tserver.options import NodeOptions
+
+    masters = values.pop("masters")
+    return NodeOptions(
+        data_dir=values.pop("data_dir"),
+        node_id=NodeId(values.pop("node_id")),
+        cluster_id=ClusterId(values.pop("cluster_id")),
+        masters=tuple(parse_masters(masters)) if masters else (),
+        memory_bytes=values.pop("memory_mib") << 20,
+        role=role,
+        **values,
+        **more,
+    )
+
+
+def parse_first_masters(text: str) -> tuple[FirstMaster, ...]:
+    """The value of --first-masters.
+
+    Raises:
+        Rejected: a part that is not HEX32=HOST:PORT.
+    """
+    from stele.model.errors import Rejected
+    from stele.model.ids import NodeId, is_id
+    from stele.rpc.resolve import split_address
+    from stele.tserver.options import FirstMaster
+
+    found = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        node_id, separator, address = part.partition("=")
+        if not separator or not is_id(node_id):
+            raise Rejected(f"--first-masters {part!r}: expected HEX32=HOST:PORT")
+        split_address(address)
+        found.append(FirstMaster(NodeId(node_id), address))
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""`stele table scan`: rows to the terminal or a file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from stele.cli.options import masters_option, timeout_option, with_client
+from stele.cli.output import show_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stele.client import AsyncClient
+
+_TABLE_ROWS_MAX = 1_000
+
+
+@click.command()
+@click.argument("name")
+@click.option("--columns", default="", metavar="NAME,...", help="Only these columns.")
+@click.option("--where", default="", metavar="CONDITION", help="Only rows for which this is true.")
+@click.option("--limit", type=click.IntRange(0), default=None, help="At most so many rows.")
+@click.option("--ordered", is_flag=True, help="In key order.")
+@click.option(
+    "--snapshot", default="", metavar="TIME", help="As of this hybrid time, or ISO 8601 time [default: now]."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "csv", "json", "arrow")),
+    default="table",
+    show_default=True,
+)
+@click.option("--output", "-o", type=click.Path(dir_okay=False), default=None, help="Write to a file.")
+@click.option("--count", "only_count", is_flag=True, help="Print only how many rows there are.")
+@masters_option
+@timeout_option
+def scan(
+    name: str,
+    columns: str,
+    where: str,
+    limit: int | None,
+    ordered: bool,
+    snapshot: str,
+    form: str,
+    output: str | None,
+    only_count: bool,
+    masters: str,
+    timeout_s: float,
+) -> None:
+    """Print rows of a table at one snapshot.
+
+    \b
+    Examples:
+      stele table scan flights --where "carrier = 'UA' AND arr_delay > 120" --columns flight,arr_delay --limit 10
+      stele table scan flights --format csv -o flights.csv
+      stele table scan flights --count
+    """
+    from stele.cli.where import parse_where
+
+    async def work(client: AsyncClient) -> None:
+        table = await client.open_table(name)
+        scanner = table.scan(
+            [column.strip() for column in columns.split(",")] if columns else None,
+            parse_where(where, table.schema) if where else (),
+            limit=limit,
+            ordered=ordered,
+            snapshot=_snapshot(snapshot),
+            timeout_s=timeout_s,
+        )
+        if only_count:
+            click.echo(await scanner.count())
+            return
+        if form == "table":
+            _print_table(await _head(scanner))
+            return
+        sink: BinaryIO = open(output, "wb") if output else sys.stdout.buffer  # noqa: SIM115, ASYNC230
+        try:
+            writer = _writer(form, sink, scanner.plan.arrow_schema)
+            async for batch in scanner.batches():
+                writer(batch)
+            writer(None)
+        finally:
+            if output:
+                sink.close()
+
+    with_client(masters, work, timeout_s)
+
+
+async def _head(scanner: Any) -> list[pa.RecordBatch]:
+    found, rows = [], 0
+    async for batch in scanner.batches():
+        found.append(batch.slice(0, _TABLE_ROWS_MAX - rows))
+        rows += batch.num_rows
+        if rows >= _TABLE_ROWS_MAX:
+            click.echo(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
+            break
+    return found
+
+
+def _print_table(batches: list[pa.RecordBatch]) -> None:
+    if not batches:
+        click.echo("no rows")
+        return
+    rows = [[_cell(value) for value in row.values()] for batch in batches for row in batch.to_pylist()]
+    show_table(batches[0].schema.names, rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return str(value)
+
+
+def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
+    """A function that writes a batch, and ends the file when given None."""
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    if form == "json":
+
+        def write_json(batch: pa.RecordBatch | None) -> None:
+            for row in batch.to_pylist() if batch is not None else ():
+                values = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()}
+                sink.write(json.dumps(values, default=_json_value).encode() + b"\n")
+
+        return write_json
+    writer = pa_csv.CSVWriter(sink, schema) if form == "csv" else pa.ipc.new_stream(sink, schema)
+
+    def write(batch: pa.RecordBatch | None) -> None:
+        if batch is None:
+            writer.close()
+        else:
+            writer.write_batch(batch)
+
+    return write
+
+
+def _json_value(value: Any) -> str:
+    return value.isoformat() if isinstance(value, (datetime.date, datetime.datetime)) else str(value)
+
+
+def _snapshot(text: str) -> int | None:
+    from stele.model.clock import from_physical_us
+    from stele.model.errors import Rejected
+
+    if not text:
+        return None
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise Rejected(f"--snapshot {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
+    if moment.tzinfo is None:
+        moment = moment.astimezone()
+    return from_physical_us(int(moment.timestamp() * 1_000_000))

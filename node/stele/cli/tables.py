@@ -1,0 +1,171 @@
+"""`stele table list`, `describe`, `create`, `delete`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.output import short, show_json, show_table
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.client.locations import Locations, TableInfo
+
+
+@click.command(name="list")
+@masters_option
+@json_option
+def list_tables(masters: str, as_json: bool) -> None:
+    """List tables and key spaces.
+
+    Example: stele table list
+    """
+    tables = with_client(masters, lambda client: client.list_tables())
+    if as_json:
+        show_json([_as_json(info) for info in tables])
+        return
+    show_table(
+        ("name", "kind", "state", "tablets", "ready", "replicas", "id"),
+        [
+            (t.name, t.kind, t.state, t.tablets, t.tablets_running, t.replication_factor, short(t.table_id))
+            for t in tables
+        ],
+    )
+
+
+@click.command()
+@click.argument("name")
+@masters_option
+@json_option
+def describe(name: str, masters: str, as_json: bool) -> None:
+    """Show columns, partitioning and tablets of a table.
+
+    Example: stele table describe flights
+    """
+
+    async def work(client: AsyncClient) -> tuple[TableInfo, Locations]:
+        info = await client.describe(name)
+        return info, await client.locate(name, 5.0)
+
+    info, locations = with_client(masters, work)
+    if as_json:
+        show_json(_as_json(info))
+        return
+    click.echo(
+        f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}"
+    )
+    if info.schema is not None:
+        key = [column.name for column in info.schema.key_columns]
+        click.echo(f"schema version {info.schema.version}, key {', '.join(key)}")
+        show_table(
+            ("column", "type", "null", "default"),
+            [(c.name, c.type, "yes" if c.nullable else "no", c.default or "") for c in info.schema.columns],
+        )
+        for part in info.partitioning.hash:
+            names = [info.schema.by_id[i].name for i in part.column_ids]
+            click.echo(f"hash of {', '.join(names)} into {part.buckets} buckets")
+    click.echo(f"{info.tablets_running} of {info.tablets} tablets have a leader")
+    show_table(
+        ("tablet", "leader", "replicas"),
+        [
+            (
+                short(tablet.tablet_id),
+                short(tablet.target().node_id) if tablet.replicas else "-",
+                " ".join(f"{short(r.node_id)}@{r.address}" for r in tablet.replicas),
+            )
+            for tablet in locations.tablets
+        ],
+    )
+
+
+@click.command()
+@click.argument("source", metavar="NAME|FILE")
+@click.option(
+    "--column", "columns", multiple=True, metavar="NAME:TYPE[?]", help="A column; ? makes it nullable."
+)
+@click.option("--key", default="", metavar="NAME,...", help="Columns of the primary key.")
+@click.option("--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="Hash partitions.")
+@click.option("--replication-factor", type=int, default=None, help="Replicas of each tablet [default: 3].")
+@click.option("--name", "named", default="", help="Another name than the file's.")
+@masters_option
+@timeout_option
+def create(
+    source: str,
+    columns: tuple[str, ...],
+    key: str,
+    hashes: tuple[str, ...],
+    replication_factor: int | None,
+    named: str,
+    masters: str,
+    timeout_s: float,
+) -> None:
+    """Create a table, from a YAML or JSON file (a TabletGroup will do) or from options.
+
+    \b
+    Examples:
+      stele table create examples/flights.yaml
+      stele table create users --column id:int64 --column name:string? --key id --hash id:8
+    """
+    from stele.cli.schema_file import table_from_file, table_from_options
+
+    if columns:
+        table = table_from_options(source, columns, key, hashes)
+    else:
+        table = table_from_file(source)
+    table.name = named or table.name
+    if replication_factor is not None:
+        table.replication_factor = replication_factor
+
+    async def work(client: AsyncClient) -> None:
+        await client.create_table(
+            table.name,
+            table.schema,
+            table.partitioning,
+            replication_factor=table.replication_factor,
+            timeout_s=timeout_s,
+        )
+
+    with_client(masters, work, timeout_s)
+    click.echo(f"created table {table.name}: {table.partitioning.tablets} tablets")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@masters_option
+def delete(name: str, yes: bool, masters: str) -> None:
+    """Delete a table or key space, for good.
+
+    Example: stele table delete users --yes
+    """
+    if not yes:
+        click.confirm(f"Delete {name} and all its rows, for good?", abort=True)
+    with_client(masters, lambda client: client.delete_table(name))
+    click.echo(f"deleted {name}")
+
+
+def _as_json(info: TableInfo) -> dict[str, Any]:
+    schema = info.schema
+    return {
+        "name": info.name,
+        "id": info.table_id,
+        "kind": info.kind,
+        "state": info.state,
+        "replicationFactor": info.replication_factor,
+        "tablets": info.tablets,
+        "tabletsRunning": info.tablets_running,
+        "columns": [
+            {"name": c.name, "type": c.type, "nullable": c.nullable, "id": int(c.id)}
+            for c in (schema.columns if schema else ())
+        ],
+        "primaryKey": [c.name for c in (schema.key_columns if schema else ())],
+        "partitioning": {
+            "hash": [
+                {"columns": [schema.by_id[i].name for i in part.column_ids], "buckets": part.buckets}
+                for part in info.partitioning.hash
+                if schema
+            ]
+        },
+    }
