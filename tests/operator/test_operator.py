@@ -1,0 +1,156 @@
+"""The operator as a process on a one-machine Kubernetes: what it makes, leaves alone, and survives."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from stele_operator.plan.naming import ANNOTATION_NODE_ID
+from tests.operator.cluster import Bench, bench
+
+MASTERS = {f"flights-master-{i}" for i in range(3)}
+
+
+async def masters_started(made: Bench) -> bool:
+    """Whether the first masters have pods."""
+    return await made.names("Pod") >= MASTERS
+
+
+async def test_applied_then_killed_and_started_again_everything_is_there_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        await made.start()
+        await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        for _ in range(3):  # at whatever point it is
+            await asyncio.sleep(0.15)
+            await made.end(signal.SIGKILL)
+            await made.start()
+        await made.until("the first masters have pods", lambda: masters_started(made))
+        assert await made.names("PersistentVolumeClaim") >= MASTERS
+        assert await made.names("Service") >= {"flights-peers", "flights-masters"}
+        assert await made.names("PodDisruptionBudget") == {"flights-masters", "flights-nodes"}
+        masters = [p for p in await made.kube.list("Pod", "default") if p["metadata"]["name"] in MASTERS]
+        claims = {c["metadata"]["name"]: c for c in await made.kube.list("PersistentVolumeClaim", "default")}
+        for pod in masters:
+            claim = claims[pod["metadata"]["name"]]
+            node_id = claim["metadata"]["annotations"][ANNOTATION_NODE_ID]
+            arguments = pod["spec"]["containers"][0]["args"]
+            assert node_id in arguments
+            assert claim["metadata"]["ownerReferences"][0]["name"] == "flights"
+        reasons = {e["reason"] for e in await made.events("TabletCluster")}
+        assert {"ClaimCreated", "PodCreated"} <= reasons
+        found = await made.kube.get("TabletCluster", "default", "flights")
+        assert found is not None
+        assert "finalizers" not in found["metadata"]
+        assert "annotations" not in found["metadata"]
+        assert await made.end(signal.SIGTERM) == 0
+
+
+async def test_deleted_with_no_operator_there_the_cluster_goes_and_kept_volumes_stay(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        await made.start()
+        found = await made.apply("cluster", deletionPolicy="Retain")
+        await made.until("the first masters have pods", lambda: masters_started(made))
+        await made.end(signal.SIGKILL)
+        await made.kube.delete("TabletCluster", "default", "flights", found["metadata"]["uid"], "")
+
+        async def gone() -> bool:
+            return not await made.names("Pod") and not await made.names("Service")
+
+        await made.until("pods and services are gone", gone)
+        assert await made.names("PersistentVolumeClaim") >= MASTERS
+        assert "flights-identity" in await made.names("ConfigMap")
+
+
+async def test_a_group_without_its_cluster_is_told_so_and_can_go(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        await made.start()
+        group = await made.apply("flights")
+
+        async def told() -> bool:
+            return (await made.condition("TabletGroup", "flights", "Ready"))[1] == "ClusterNotFound"
+
+        await made.until("the group is told that there is no cluster", told)
+        version = (await made.kube.get("TabletGroup", "default", "flights") or group)["metadata"][
+            "resourceVersion"
+        ]
+        finalizers = {"metadata": {"finalizers": ["stele.dev/table"], "resourceVersion": version}}
+        await made.kube.patch("TabletGroup", "default", "flights", finalizers)
+        await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+
+        async def gone() -> bool:
+            return not await made.names("TabletGroup")
+
+        await made.until("the group is gone", gone)
+
+
+async def test_what_only_the_operator_can_see_is_a_condition_and_an_event(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=3) as made:
+        await made.start()
+        await made.apply("cluster", zones=["z1", "z7"])
+
+        async def told() -> bool:
+            return (await made.condition("TabletCluster", "flights", "Stalled"))[:2] == (
+                "True",
+                "UnknownZone",
+            )
+
+        await made.until("the unknown zone is named", told)
+        assert "z7" in (await made.condition("TabletCluster", "flights", "Stalled"))[2]
+
+        async def said() -> bool:
+            return "UnknownZone" in {e["reason"] for e in await made.events("TabletCluster")}
+
+        await made.until("an event says so", said)
+
+
+async def test_a_second_operator_waits_for_the_lease(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        await made.start()
+
+        async def held() -> bool:
+            return await made.kube.get("Lease", "default", "stele-operator") is not None
+
+        await made.until("the lease is held", held)
+        other = await run(
+            "--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0"
+        )
+        try:
+            await asyncio.sleep(1.5)
+            lease = await made.kube.get("Lease", "default", "stele-operator")
+            assert lease is not None
+            assert lease["spec"]["holderIdentity"] == "operator-under-test"
+            assert other.returncode is None
+        finally:
+            other.kill()
+            await other.communicate()
+
+
+async def run(*arguments: str) -> asyncio.subprocess.Process:
+    """An operator process whose output the test reads."""
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stele_operator", "run", *arguments, stdout=pipe, stderr=pipe
+    )
+
+
+async def test_a_wrong_kubeconfig_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    no_yaml, no_server = tmp_path / "no-yaml", tmp_path / "no-server"
+    no_yaml.write_text("clusters: {")
+    no_server.write_text(
+        "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], "
+        "users: [{name: u, user: {}}], clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]}"
+    )
+    for path, words in (
+        (tmp_path / "none", "no such file; give the right path with --kubeconfig"),
+        (no_yaml, "cannot be used"),
+        (no_server, "check its server and credentials"),
+    ):
+        process = await run("--kubeconfig", str(path), "--metrics-port", "0")
+        _, errors = await process.communicate()
+        lines = errors.decode().strip().splitlines()
+        assert process.returncode == 2, lines
+        assert len(lines) == 1, lines
+        assert words in lines[0]
+        assert str(path) in lines[0]
