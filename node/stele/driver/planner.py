@@ -158,6 +158,9 @@ class _Planner:
         if joining is not None:
             if joining.live and joining.active:
                 return None
+            if joining.failed and not joining.dead and not joining.peer.votes:
+                # Removed and added again it would only fail again; as a leftover it is replaced by another.
+                return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"{joining.name} cannot join: {joining.fault}")
         if s.target_dead:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")

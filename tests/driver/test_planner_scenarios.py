@@ -1,0 +1,223 @@
+"""Whole stories, step by step: what the planner does, in order, until nothing is left to do. Waits are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stele.driver.planner import plan
+from stele.driver.policy import Policy
+from stele.driver.steps import WAITS, BeginIntent, Blocked, RemovePeer
+from stele.driver.view import NodeState
+from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
+
+
+def story(
+    cluster: Cluster, *, policy: Policy = POLICY, after: dict[str, Callable[[], None]] | None = None
+) -> list[str]:
+    """The steps taken until all is well or nothing but waiting is left; `after[step]` happens once, after it."""
+    told: list[str] = []
+    idle = 0
+    happenings = dict(after or {})
+    for _ in range(60):
+        steps = plan(cluster.view(), policy)
+        if not steps:
+            return told
+        idle = idle + 1 if all(isinstance(s, WAITS) for s in steps) else 0
+        if idle > 5:
+            return [*told, *(f"Blocked:{s.code}" for s in steps if isinstance(s, Blocked))]
+        for step in steps:
+            if isinstance(step, WAITS):
+                continue
+            cluster.apply(step)
+            told.append(type(step).__name__)
+            happenings.pop(type(step).__name__, lambda: None)()
+        cluster.advance()
+    raise AssertionError(f"no end: {told}")
+
+
+def one(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
+    cluster = Cluster(machines, 1, 1, rf)
+    return cluster, next(iter(cluster.tablets.values()))
+
+
+def node_of(cluster: Cluster, t: ModelTablet, replica: int) -> ModelNode:
+    return cluster.nodes[t.config.peers[replica].node_id]
+
+
+def test_a_dead_replica_where_no_fault_can_be_spared() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    assert story(cluster) == [
+        "BeginIntent",
+        "StartCopy",
+        "DemotePeer",
+        "AddWitness",
+        "RemovePeer",
+        "EndIntent",
+    ]
+    assert cluster.healthy()
+
+
+def test_a_dead_replica_where_one_fault_can_be_spared() -> None:
+    cluster, t = one(rf=5, machines=6)
+    node_of(cluster, t, 4).alive = False
+    cluster.advance()
+    assert story(cluster) == ["BeginIntent", "StartCopy", "AddPreFollower", "RemovePeer", "EndIntent"]
+
+
+def test_the_dead_one_returns_before_anything_was_changed() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+
+    def returns() -> None:
+        node.alive = True
+
+    assert story(cluster, after={"StartCopy": returns}) == ["BeginIntent", "StartCopy", "CancelCopy"]
+    assert [p.replica_id for p in t.config.peers] == [1, 2, 3]
+
+
+def test_the_dead_one_returns_in_time() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+
+    def returns() -> None:
+        node.alive = True
+
+    steps = story(cluster, after={"DemotePeer": returns})
+    assert steps[:4] == ["BeginIntent", "StartCopy", "DemotePeer", "PromoteBack"]
+    assert steps[-1] == "CancelCopy" and [p.replica_id for p in t.config.peers] == [1, 2, 3]
+
+
+def test_the_target_dies_meanwhile() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def dies() -> None:
+        cluster.nodes[cluster.intents[t.tablet_id].target_node].alive = False
+
+    steps = story(cluster, after={"StartCopy": dies})
+    assert steps[:3] == ["BeginIntent", "StartCopy", "CancelCopy"] and cluster.healthy()
+
+
+def test_a_replica_is_added() -> None:
+    cluster, t = one(rf=1)
+    t.rf = 3
+    assert story(cluster) == [
+        *("BeginIntent", "StartCopy", "AddPreFollower", "EndIntent"),
+        *("BeginIntent", "StartCopy", "AddWitness", "EndIntent"),
+    ]
+    assert cluster.healthy()
+
+
+def test_a_node_is_drained_and_retires() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 0)
+    assert t.leader == node.node_id
+    node.state = NodeState.DRAINING
+    assert story(cluster) == [
+        *(
+            "BeginIntent",
+            "StartCopy",
+            "AddPreFollower",
+            "MoveLeader",
+            "RemovePeer",
+            "EndIntent",
+            "RetireNode",
+        ),
+    ]
+    assert node.state is NodeState.RETIRED
+
+
+def test_a_failed_replica_whose_machine_is_the_only_place() -> None:
+    cluster, t = one(machines=3)
+    t.replicas[3].failed = True
+    assert story(cluster) == [
+        *("DemotePeer", "RemovePeer", "BeginIntent", "StartCopy", "AddWitness", "EndIntent"),
+    ]
+    assert {p.node_id for p in t.config.peers} == set(cluster.nodes) and t.config.peer(4) is not None
+
+
+def test_a_failed_replica_elsewhere() -> None:
+    cluster, t = one()
+    t.replicas[3].failed = True
+    assert story(cluster) == [
+        "BeginIntent",
+        "StartCopy",
+        "DemotePeer",
+        "AddWitness",
+        "RemovePeer",
+        "EndIntent",
+    ]
+
+
+def test_no_place_left() -> None:
+    cluster, t = one(machines=3)
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    assert story(cluster) == ["Blocked:NoTarget"]
+    cluster.nodes[node_name(9)] = ModelNode(node_name(9), "m9", "z1")
+    assert story(cluster)[-1] == "EndIntent" and cluster.healthy()
+
+
+def test_a_lost_majority_is_left_alone() -> None:
+    cluster, t = one()
+    for replica in (1, 2):
+        node_of(cluster, t, replica).alive = False
+    cluster.advance()
+    assert story(cluster) == ["Blocked:LostMajority"]
+
+
+def test_an_orphan_intent_is_taken_over() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def crash() -> None:
+        cluster.epoch += 1
+
+    steps = story(cluster, after={"AddWitness": crash})
+    assert steps[4:] == ["TakeOverIntent", "RemovePeer", "EndIntent"]
+
+
+def test_a_lost_node_drains_and_retires() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+    policy = Policy(dead_after_ms=10_000, lost=frozenset({node.node_id}))
+    steps = story(cluster, policy=policy)
+    assert "DrainNode" in steps and steps[-1] == "RetireNode" and node.state is NodeState.RETIRED
+
+
+def test_copies_at_once_are_bounded_and_the_most_urgent_go_first() -> None:
+    cluster = Cluster(6, 1, 6, 3)
+    dead = node_name(3)
+    cluster.nodes[dead].alive = False
+    cluster.advance()
+    steps = plan(cluster.view(), Policy(dead_after_ms=10_000, max_copies=2))
+    assert sum(isinstance(s, BeginIntent) for s in steps) == 2
+    assert {s.code for s in steps if isinstance(s, Blocked)} == {"CopyLimit"}
+    targets = [s.target_node for s in steps if isinstance(s, BeginIntent)]
+    assert len(set(targets)) == 2 and dead not in targets
+
+
+def test_reasons_are_told_in_words() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    reasons = []
+    for _ in range(30):
+        for step in plan(cluster.view(), POLICY):
+            reasons.append(step.reason)
+            if not isinstance(step, WAITS):
+                cluster.apply(step)
+            if isinstance(step, RemovePeer):
+                assert "silent for 60 s" in step.reason
+        cluster.advance()
+    assert all(reasons) and "no fault can be spared" in reasons[0]

@@ -1,0 +1,133 @@
+"""The contract of the catalog port, on the in-memory one and on a raft replica in a real master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stele.master.port import CatalogLog, drop, insert, put, swap, unchanged
+from stele.master.records import ClaimRecord, NodeRecord, encode, key_of
+from stele.master.replica_log import ReplicaCatalogLog
+from stele.model.errors import Code, NotLeader, SteleError
+from stele.model.ids import CATALOG_TABLET_ID, ClusterId, NodeId, OpId
+from stele.tserver.node import Node
+from stele.tserver.options import FirstMaster, NodeOptions
+from tests.master.harness import until
+from tests.master.memory_log import MemoryGroup
+
+ID = NodeId("a" * 32)
+FIRST = NodeRecord(NodeId("1" * 32), "node", "ACTIVE")
+LATER = NodeRecord(NodeId("1" * 32), "node", "DRAINING")
+
+
+async def memory(directory: Path) -> AsyncIterator[CatalogLog]:
+    group = MemoryGroup(directory, [ID])
+    group.elect(ID)
+    yield group.members[ID]
+
+
+async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
+    options = NodeOptions(
+        data_dir=directory / "volume",
+        node_id=ID,
+        cluster_id=ClusterId("c" * 32),
+        listen="127.0.0.1:0",
+        advertise="127.0.0.1:1",
+        role="master",
+        http_port=0,
+        flight_port=0,
+        first_masters=(FirstMaster(ID, "127.0.0.1:1"),),
+    )
+    node = Node(options)
+    await node.start()
+    try:
+        await until(lambda: node.manager.holds(CATALOG_TABLET_ID))
+        await node.confirm_formation([(ID, node.volume.record.format_id)])
+        log = ReplicaCatalogLog(lambda: node.manager.current(CATALOG_TABLET_ID))
+        log.watch()
+        await until(lambda: log.is_leader)
+        yield log
+    finally:
+        await node.stop(hand_over=False)
+
+
+@pytest.fixture(params=[memory, replica], ids=["memory", "replica"])
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CatalogLog]:
+    """The port on a lone master that leads."""
+    async for made in request.param(tmp_path):
+        yield made
+
+
+def row(log: CatalogLog, record: object) -> bytes | None:
+    assert log.key_space is not None
+    return log.key_space.read(key_of(record))
+
+
+async def code_of(call: object) -> Code:
+    try:
+        await call  # type: ignore[misc]
+    except SteleError as exc:
+        return exc.code
+    return Code.OK
+
+
+async def test_on_return_a_batch_is_applied_whole(log: CatalogLog) -> None:
+    await log.read_barrier()
+    await log.propose([insert(FIRST), put(ClaimRecord("d", 1, 5))])
+    assert row(log, FIRST) == encode(FIRST) and row(log, ClaimRecord()) == encode(ClaimRecord("d", 1, 5))
+    await log.propose([drop(FIRST)])
+    assert row(log, FIRST) is None
+
+
+async def test_a_refused_batch_changes_nothing(log: CatalogLog) -> None:
+    await log.propose([insert(FIRST)])
+    claim = ClaimRecord("d", 1, 5)
+    assert await code_of(log.propose([put(claim), insert(LATER)])) is Code.ALREADY_PRESENT
+    assert await code_of(log.propose([put(claim), swap(LATER, FIRST)])) is Code.CAS_FAILED
+    assert await code_of(log.propose([put(claim), unchanged(LATER)])) is Code.CAS_FAILED
+    assert await code_of(log.propose([put(claim), drop(LATER)])) is Code.CAS_FAILED
+    assert row(log, claim) is None and row(log, FIRST) == encode(FIRST)
+    await log.propose([swap(FIRST, LATER)])
+    assert row(log, FIRST) == encode(LATER)
+
+
+async def test_batches_are_applied_in_the_order_they_were_proposed_in(log: CatalogLog) -> None:
+    seen: list[tuple[bytes | None, bytes | None]] = []
+    opids: list[OpId] = []
+    assert log.key_space is not None
+
+    def note(key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
+        seen.append((old, new))
+        opids.append(opid)
+
+    log.key_space.add_commit_listener(note)
+    claims = [ClaimRecord("d", epoch, 0) for epoch in range(1, 30)]
+    await asyncio.gather(*(log.propose([put(c)]) for c in claims))
+    rows = [encode(c) for c in claims]
+    assert seen == list(zip([None, *rows], rows))
+    assert opids == sorted(set(opids)) and all(o.term == log.term for o in opids)
+
+
+async def test_facts(log: CatalogLog) -> None:
+    heard: list[bool] = []
+    log.on_role_change(lambda: heard.append(log.is_leader))
+    assert heard == [True]
+    assert log.leader_node == ID and log.term >= 1
+    assert [p.node_id for p in log.committed_config.peers] == [ID]
+
+
+async def test_a_log_without_a_replica_is_not_ready() -> None:
+    log = ReplicaCatalogLog(lambda: None)
+    assert not log.is_leader and log.key_space is None and log.leader_node == ""
+    assert await code_of(log.propose([put(FIRST)])) is Code.NOT_READY
+
+
+async def test_a_follower_refuses_with_a_hint(tmp_path: Path) -> None:
+    group = MemoryGroup(tmp_path, [ID, "b" * 32])
+    group.elect("b" * 32)
+    with pytest.raises(NotLeader) as refused:
+        await group.members[ID].propose([put(FIRST)])
+    assert refused.value.leader_hint == "b" * 32

@@ -1,0 +1,160 @@
+"""Real processes: three masters, five nodes; tables, a dead leader, a dead node healed by the real driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stele.driver.executor import Executor
+from stele.driver.masters import Masters
+from stele.driver.policy import Policy
+from stele.driver.view import ClusterView
+from stele.driver.wire import view_from_pb
+from stele.model.config import MemberType
+from stele.model.errors import SteleError
+from stele.model.ids import CATALOG_TABLET_ID
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_from_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import master_pb2 as pb
+from tests.harness.processes import Cluster
+from tests.master.harness import create_request
+
+POLICY = Policy(dead_after_ms=2_500, lost_after_ms=1_500, max_lost_nodes=1, max_copies=8)
+
+
+class Caller:
+    """Calls to the masters, again until one leads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.pool = ChannelPool(Identity())
+        self.masters = Masters(self.pool, cluster.master_addresses)
+
+    async def call(self, method: str, request: object) -> object:
+        return await self.masters.call(method, request, timeout_s=2.0, rounds=40)
+
+    async def view(self) -> ClusterView:
+        answer = await self.call("GetClusterView", pb.GetClusterViewRequest())
+        assert isinstance(answer, pb.GetClusterViewResponse)
+        return view_from_pb(answer)
+
+    async def until(self, done: Callable[[ClusterView], bool], *, seconds: float = 40) -> ClusterView:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            view = await self.view()
+            if done(view):
+                return view
+            assert asyncio.get_running_loop().time() < deadline, f"it never came: {view}"
+            await asyncio.sleep(0.1)
+
+
+def all_run(view: ClusterView, tablets: int) -> bool:
+    mine = [t for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID]
+    return len(mine) == tablets and all(t.state == "RUNNING" for t in mine)
+
+
+def healthy(view: ClusterView, gone: set[str]) -> bool:
+    """All tablets have their voters, none on a node that is gone, and nothing is under way."""
+    if view.intents:
+        return False
+    for t in view.tablets:
+        voters = [p for p in t.config.peers if p.member_type is MemberType.VOTER]
+        if len(voters) != t.replication_factor or len(t.config.peers) != len(voters):
+            return False
+        if any(p.node_id in gone for p in t.config.peers):
+            return False
+    return True
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path):  # type: ignore[no-untyped-def]
+    async with Cluster(tmp_path, masters=3, nodes=5) as c:
+        yield c
+
+
+async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Policy) -> list[str]:
+    """Run the driver until all is well; the steps it took, in order."""
+    taken: list[str] = []
+    deadline = asyncio.get_running_loop().time() + 60
+    while True:
+        try:
+            report = await executor.run_once(policy)
+        except SteleError as exc:
+            taken.append(str(exc))
+        else:
+            taken += [type(o.step).__name__ for o in report.outcomes if o.error is None]
+            if report.idle and healthy(report.view, gone):
+                return taken
+        assert asyncio.get_running_loop().time() < deadline, f"not healed: {taken[-30:]}"
+        await asyncio.sleep(0.2)
+
+
+async def test_create_fail_over_delete(cluster: Cluster) -> None:
+    caller = Caller(cluster)
+    try:
+        answer = await caller.call("CreateTable", create_request("t", buckets=4))
+        await caller.until(lambda v: all_run(v, 4))
+        view = await caller.view()
+        assert all(len({p.node_id for p in t.config.peers}) == 3 for t in view.tablets)
+        cluster.kill(cluster.member(view.leader_master))
+        located = await caller.call("GetTableLocations", pb.GetTableLocationsRequest(name="t"))
+        assert isinstance(located, pb.GetTableLocationsResponse) and len(located.tablets) == 4
+        assert isinstance(answer, pb.CreateTableResponse) and located.table.table_id == answer.table_id
+        new = await caller.until(lambda v: v.settled and v.leader_master != view.leader_master)
+        assert all_run(new, 4)
+        await caller.call("CreateTable", create_request("u"))
+        await caller.until(lambda v: all_run(v, 5))
+        await caller.call("DeleteTable", pb.DeleteTableRequest(name="t"))
+        await caller.until(lambda v: all_run(v, 1))
+        directories = [n.directory / "tablets" for n in cluster.nodes]
+        gone = {id_from_pb(t.tablet_id) for t in located.tablets}
+        for _ in range(200):
+            left = {p.name for d in directories for p in d.glob("*") if any(p.iterdir())}
+            if not left & gone:
+                break
+            await asyncio.sleep(0.1)
+        assert not left & gone, "replicas of a deleted table stay on disk"
+    finally:
+        await caller.pool.close()
+
+
+async def test_the_driver_replaces_a_dead_node_and_a_dead_master(cluster: Cluster) -> None:
+    caller = Caller(cluster)
+    try:
+        await caller.call("CreateTable", create_request("t", buckets=4))
+        view = await caller.until(lambda v: all_run(v, 4))
+        counts = {n.node_id: n.replicas for n in view.nodes if n.role == "node"}
+        victim = cluster.member(max(counts, key=lambda n: counts[n]))
+        executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=5_000)
+        cluster.lose(victim)
+        policy = Policy(
+            dead_after_ms=POLICY.dead_after_ms,
+            lost=frozenset({victim.node_id}),
+            lost_after_ms=1_500,
+            max_copies=8,
+        )
+        taken = await drive(executor, caller, {victim.node_id}, policy)
+        first = [
+            s for s in taken if s in ("BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer")
+        ]
+        assert first.index("StartCopy") < first.index("DemotePeer") < first.index("AddWitness")
+        after = await caller.until(lambda v: v.node(victim.node_id).state.name == "RETIRED")  # type: ignore[union-attr]
+        assert healthy(after, {victim.node_id})
+
+        dead = next(m for m in cluster.masters if m.node_id != after.leader_master)
+        cluster.lose(dead)
+        fresh = cluster._member("master", 3)
+        cluster.masters.append(fresh)
+        cluster.launch(fresh, "--join")
+        await drive(executor, caller, {dead.node_id, victim.node_id}, POLICY)
+        listed = await caller.call("ListMasters", pb.ListMastersRequest())
+        assert isinstance(listed, pb.ListMastersResponse)
+        assert {id_from_pb(m.node_id) for m in listed.masters} == {
+            m.node_id for m in cluster.masters if m is not dead
+        }
+        await executor.release()
+    finally:
+        await caller.pool.close()
