@@ -1,0 +1,276 @@
+"""Nodes of a group in one process: real logs and stores on real files, an in-memory network that can drop and delay.
+
+A TestNode is a Host with a log and a TabletManager of its own; `restart` gives a new one on the same directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from stele.consensus.copy_source import CopySessions
+from stele.consensus.ports import ReplicaOptions
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState, Superblock
+from stele.model import writeop
+from stele.model.block import RowOp, encode_block
+from stele.model.config import Configuration, Peer
+from stele.model.errors import Retryable
+from stele.model.ids import NodeId, ReplicaId, StreamKey, TableId, TabletId, new_id
+from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+from stele.model.schema import Schema
+from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
+from stele.raft.messages import Message
+from stele.raft.options import RaftOptions
+from stele.tserver.manager import TabletManager
+from stele.wal.log import Log
+from stele.wal.options import LogOptions
+
+T = TypeVar("T")
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+OPTIONS = ReplicaOptions(raft=RaftOptions(heartbeat_ms=30, election_min_ms=150, election_max_ms=300))
+LOG_OPTIONS = LogOptions(segment_bytes=1 << 20, low_space_bytes=1)
+
+
+class Network:
+    """Carries messages between TestNodes. `cut` holds the nodes that hear and say nothing."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[NodeId, TestNode] = {}
+        self.cut: set[NodeId] = set()
+        self.loss = 0.0
+        self.random = random.Random(7)
+
+    def send(
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
+    ) -> None:
+        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
+            return
+        target = self.nodes.get(to)
+        if target is not None and not target.stopped:
+            asyncio.get_running_loop().call_soon(
+                target.manager.on_message, sender.node_id, tablet, from_, to_, message
+            )
+
+
+class TestNode:
+    """A Host with a log and a manager."""
+
+    __test__ = False
+
+    def __init__(self, network: Network, directory: Path, node_id: NodeId | None = None) -> None:
+        self.network = network
+        self.directory = directory
+        self.node_id = node_id or NodeId(new_id())
+        self.stopped = False
+        self.low = False
+        self.skew_us = 0
+        self._random = random.Random(self.node_id)
+        self._threads = ThreadPoolExecutor(4)
+        self._task: asyncio.Task[None] | None = None
+        self.log: Any = None
+        self.manager: TabletManager
+        self.sessions: CopySessions
+
+    async def start(self) -> TestNode:
+        loop = asyncio.get_running_loop()
+
+        def dispatch(callbacks: list[Callable[[], None]]) -> None:
+            loop.call_soon_threadsafe(lambda: [c() for c in callbacks])
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.log = await self.in_thread(Log.open, self.directory / "wal", LOG_OPTIONS, self.node_id, dispatch)
+        self.manager = TabletManager(self.directory / "tablets", self.log, self, OPTIONS)
+        self.sessions = CopySessions(self.directory / "copies", self)
+        await self.sessions.clear_debris()
+        self.network.nodes[self.node_id] = self
+        await self.manager.open_all()
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            self.manager.tick(self.now_ms())
+
+    async def stop(self) -> None:
+        if self.stopped:
+            return
+        self.stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.manager.close()
+        await self.in_thread(self.log.close)
+        self._threads.shutdown()
+
+    async def restart(self) -> TestNode:
+        await self.stop()
+        return await TestNode(self.network, self.directory, self.node_id).start()
+
+    # Host
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000 + self.skew_us
+
+    def randint(self, a: int, b: int, /) -> int:
+        return self._random.randint(a, b)
+
+    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
+        tablet = bytes.fromhex(replica.tablet_id)
+        self.network.send(self, node_id, tablet, replica.replica_id, to, message)
+
+    def changed(self, replica: Replica) -> None:
+        pass
+
+    def low_space(self) -> bool:
+        return self.low
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+
+class Group:
+    """A tablet with a replica on each of some nodes."""
+
+    def __init__(self, nodes: list[TestNode], kind: str = "table") -> None:
+        self.nodes = nodes
+        self.kind = kind
+        self.tablet_id = TabletId(new_id())
+        self.config = Configuration(
+            -1,
+            tuple(Peer(n.node_id, ReplicaId(i), f"n{i}:1") for i, n in enumerate(nodes, 1)),
+        )
+
+    def superblock(self, replica_id: int) -> Superblock:
+        return Superblock(
+            self.tablet_id,
+            ReplicaId(replica_id),
+            TableId(new_id()),
+            "t",
+            self.kind,
+            DataState.READY,
+            schema=SCHEMA.to_json() if self.kind == "table" else "",
+            leader_hint=ReplicaId(1),
+        )
+
+    async def create(self) -> Group:
+        # The hinted one last, so that the others are there to vote for it.
+        for number, node in reversed(list(enumerate(self.nodes, 1))):
+            await node.manager.create(self.superblock(number), self.config)
+        return self
+
+    def replicas(self) -> list[Replica]:
+        found = [n.manager.current(self.tablet_id) for n in self.nodes if not n.stopped]
+        return [r for r in found if r is not None]
+
+    def replica(self, replica_id: int) -> Replica:
+        for node in self.nodes:
+            if not node.stopped:
+                replica = node.manager.by_key(StreamKey(self.tablet_id, ReplicaId(replica_id)))
+                if replica is not None:
+                    return replica
+        raise AssertionError(f"no replica {replica_id}")
+
+    def node_of(self, replica: Replica) -> TestNode:
+        return next(n for n in self.nodes if n.node_id == replica.host.node_id)
+
+    async def leader(self, timeout_s: float = 10.0) -> Replica:
+        async def look() -> Replica:
+            while True:
+                cut = self.nodes[0].network.cut
+                leaders = [
+                    r
+                    for r in self.replicas()
+                    if r.is_leader and r.state is ReplicaState.RUNNING and r.host.node_id not in cut
+                ]
+                if leaders:
+                    return max(leaders, key=lambda r: r.term)
+                await asyncio.sleep(0.01)
+
+        return await asyncio.wait_for(look(), timeout_s)
+
+    async def write(self, payload: bytes, timeout_s: float = 15.0) -> Any:
+        """As a client: tries again with the same id until there is an outcome."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            try:
+                leader = await self.leader()
+                return await leader.propose(payload, deadline_ms=1_000)
+            except Retryable:
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def caught_up(self, replica: Replica, timeout_s: float = 10.0) -> None:
+        leader = await self.leader()
+        await wait_until(lambda: replica.applied_index >= leader.applied_index, timeout_s)
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Until `condition()` holds."""
+
+    async def look() -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(look(), timeout_s)
+
+
+def rows(
+    ids: Iterable[int],
+    name: str = "x",
+    *,
+    op: RowOp = RowOp.UPSERT,
+    client: bytes = NO_CLIENT,
+    sequence: int = 0,
+    lowest: int = 0,
+) -> bytes:
+    """A WRITE payload with these rows."""
+    keys = list(ids)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(keys, pa.int64()), pa.array([f"{name}{k}" for k in keys], pa.string())],
+        schema=SCHEMA.to_arrow(),
+    )
+    block = encode_block(op, [int(c.id) for c in SCHEMA.columns], batch, SCHEMA.version)
+    made_us = time.time_ns() // 1000
+    header = WriteHeader(client, sequence, lowest, made_us, writeop.digest(block), SCHEMA.version)
+    return writeop.encode(header, block)
+
+
+def pairs(key: bytes, value: bytes, op: KeyOp = KeyOp.REPLACE) -> bytes:
+    """A WRITE payload for a key space."""
+    body = encode_operations([KeyOperation(op, key, value)])
+    header = WriteHeader(NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
+    return writeop.encode(header, body)
+
+
+def table(replica: Replica, snapshot: int | None = None) -> dict[int, str]:
+    """All rows of a replica at a snapshot."""
+    machine: Any = replica.machine
+    found: dict[int, str] = {}
+    with machine.view(snapshot) as view:
+        for batch in view.scan():
+            found.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()))
+    return found
+
+
+async def make_group(
+    directory: Path, size: int = 3, *, spare: int = 0, kind: str = "table"
+) -> tuple[Group, list[TestNode]]:
+    """A group of `size` on new nodes, and `spare` more nodes."""
+    network = Network()
+    nodes = [await TestNode(network, directory / f"n{i}").start() for i in range(size + spare)]
+    group = await Group(nodes[:size], kind).create()
+    return group, nodes

@@ -1,0 +1,28 @@
+"""Groups that stop when a test ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.consensus.cluster import Group, TestNode, make_group
+
+MakeGroup = Callable[..., Awaitable[tuple[Group, list[TestNode]]]]
+
+
+@pytest.fixture
+async def group_of(tmp_path: Path) -> AsyncIterator[MakeGroup]:
+    """Makes a group; all nodes of its network are stopped at the end, restarted ones too."""
+    made: list[list[TestNode]] = []
+
+    async def make(size: int = 3, *, spare: int = 0, kind: str = "table") -> tuple[Group, list[TestNode]]:
+        group, nodes = await make_group(tmp_path, size, spare=spare, kind=kind)
+        made.append(nodes)
+        return group, nodes
+
+    yield make
+    for nodes in made:
+        for node in list(nodes[0].network.nodes.values()):
+            await node.stop()

@@ -1,0 +1,264 @@
+"""Copying a tablet: as a learner, as a witness, interrupted anywhere, over what was there before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.copy_source import SessionInfo
+from stele.consensus.copy_target import CopyOrder, TabletCopy
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TabletId
+from stele.raft.effects import Role
+from stele.raft.events import ChangeType
+from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+class DirectSource:
+    """CopySource straight to another node's sessions. `break_after` bytes the connection fails, `breaks` times."""
+
+    def __init__(
+        self, node: TestNode, breaks: int = 0, break_after: int = 1, *, damage: bool = False
+    ) -> None:
+        self.node = node
+        self.breaks = breaks
+        self.break_after = break_after
+        self.damage = damage
+        self.begun = 0
+        self.hold: asyncio.Event | None = None
+
+    async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
+        self.begun += 1
+        return await self.node.sessions.begin(self.node.manager.get(tablet_id), at_least)
+
+    async def fetch(
+        self, session_id: str, name: str, offset: int, length: int
+    ) -> AsyncIterator[tuple[int, bytes, int]]:
+        if self.hold is not None:
+            await self.hold.wait()
+        sent = 0
+        async for at, data, crc in self.node.sessions.fetch(session_id, name, offset, length):
+            if self.breaks and sent + len(data) > self.break_after:
+                self.breaks -= 1
+                if self.damage:
+                    yield at, bytes(len(data)), crc
+                raise Retryable("the connection broke")
+            sent += len(data)
+            yield at, data, crc
+
+    async def keep_alive(self, session_id: str) -> int:
+        return self.node.sessions.keep_alive(session_id)
+
+    async def end(self, session_id: str, success: bool) -> None:
+        await self.node.sessions.end(session_id)
+
+
+def order(group: Group, source: TestNode, replica_id: int, **more: object) -> CopyOrder:
+    return CopyOrder(group.tablet_id, ReplicaId(replica_id), source.node_id, "source:1", **more)  # type: ignore[arg-type]
+
+
+async def start(
+    group: Group, source: TestNode, target: TestNode, replica_id: int, **more: object
+) -> TabletCopy:
+    copy = await target.manager.start_copy(order(group, source, replica_id, **more), DirectSource(source))
+    assert copy is not None
+    return copy
+
+
+async def installed(copy: TabletCopy) -> None:
+    await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
+    assert copy.progress.state == "Done", copy.progress.error
+
+
+async def add(group: Group, target: TestNode, replica_id: int, **more: object) -> Configuration:
+    leader = await group.leader()
+    peer = Peer(target.node_id, ReplicaId(replica_id), "n:1", **more)  # type: ignore[arg-type]
+    return await leader.change_config(ChangeType.ADD, peer, leader.committed_config.opid_index)
+
+
+def member_type(replica: Replica, replica_id: int) -> MemberType | None:
+    peer = replica.committed_config.peer(replica_id)
+    return peer.member_type if peer is not None else None
+
+
+async def test_a_copy_joins_as_pre_follower_and_is_promoted(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(1000)))
+    await group.caught_up(nodes[1].manager.get(group.tablet_id))
+    copy = await start(group, nodes[1], nodes[3], 4)
+    await installed(copy)
+    assert copy.progress.bytes_done == copy.progress.bytes_total > 0
+    replica = nodes[3].manager.get(group.tablet_id)
+    assert replica.role is Role.NON_PARTICIPANT and len(table(replica)) == 1000
+    await group.write(rows([5000]))
+    await add(group, nodes[3], 4, member_type=MemberType.NON_VOTER, promote=True)
+    leader = await group.leader()
+    await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
+    await group.caught_up(replica)
+    assert 5000 in table(replica)
+    await asyncio.wait_for(copy.wait(), 5)
+    assert not list((nodes[1].directory / "copies").iterdir())
+
+
+async def test_the_same_order_again_reports_the_copy(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows([1]))
+    copy = await start(group, nodes[0], nodes[3], 4)
+    assert await nodes[3].manager.start_copy(order(group, nodes[0], 4), DirectSource(nodes[0])) is copy
+    await installed(copy)
+    restarted = await nodes[3].restart()
+    assert await restarted.manager.start_copy(order(group, nodes[0], 4), DirectSource(nodes[0])) is None
+
+
+async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(500)))
+    leader = await group.leader()
+    lost = next(r for r in group.replicas() if r is not leader)
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    await group.node_of(lost).stop()
+    index = leader.committed_config.opid_index
+    demoted = Peer(lost.host.node_id, lost.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, index)
+    status = leader.core.status()  # type: ignore[union-attr]
+    at = min(p.match_index for p in status.peers if p.replica_id != lost.replica_id)
+    source = DirectSource(group.node_of(leader))
+    source.hold = asyncio.Event()
+    started = OpId(leader.term, at)
+    copy = await nodes[3].manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=started), source
+    )
+    assert copy is not None and await copy.wait_prepared(10) and copy.witness_start == started
+    witness = nodes[3].manager.get(group.tablet_id)
+    assert witness.running and witness.machine is None
+    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=started)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    # With the witness there is a majority without the third voter: that one may go silent too.
+    third = next(r for r in group.replicas() if r is not leader)
+    nodes[0].network.cut.add(third.host.node_id)
+    await group.write(rows([1000]))
+    source.hold.set()
+    await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
+    await group.caught_up(witness)
+    assert len(table(witness)) == 501
+    assert nodes[3].manager.get(group.tablet_id) is witness
+
+
+async def test_a_broken_connection_is_resumed(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(3000), "a long name to have some bytes "))
+    await group.caught_up(nodes[0].manager.get(group.tablet_id))
+    source = DirectSource(nodes[0], breaks=3, damage=True)
+    copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
+    assert copy is not None
+    await installed(copy)
+    assert source.breaks == 0 and source.begun == 1
+    assert len(table(nodes[3].manager.get(group.tablet_id))) == 3000
+
+
+async def test_a_lost_session_is_begun_anew(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(3000)))
+    await group.caught_up(nodes[0].manager.get(group.tablet_id))
+    source = DirectSource(nodes[0])
+    source.hold = asyncio.Event()
+    copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
+    assert copy is not None
+    await wait_until(lambda: copy.progress.state == "Fetching")
+    await nodes[0].sessions.close()
+    source.hold.set()
+    await installed(copy)
+    assert source.begun == 2
+
+
+@pytest.mark.parametrize("witness", [False, True])
+@pytest.mark.parametrize("step", ["Starting", "Fetching", "Installing"])
+async def test_a_crash_leaves_the_old_or_the_new(group_of: MakeGroup, step: str, witness: bool) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    source = DirectSource(group.node_of(leader))
+    source.hold = asyncio.Event()
+    begun = leader.committed_opid if witness else OPID_NONE
+    what = order(group, source.node, 4, witness=witness, witness_start=begun)
+    copy = await nodes[3].manager.start_copy(what, source)
+    assert copy is not None
+    if step != "Starting":
+        await wait_until(lambda: copy.progress.state == "Fetching")
+    if step == "Installing":
+        source.hold.set()
+        await wait_until(lambda: copy.progress.state != "Fetching")
+    await copy.cancel()
+    node = await nodes[3].restart()
+    here = node.manager.current(group.tablet_id)
+    if here is not None:
+        assert here.running
+        assert here.superblock.data_state is DataState.READY or here.superblock.young_witness
+        if here.machine is not None:
+            assert len(table(here)) == 100
+    else:
+        directory = node.manager.replica_directory(StreamKey(group.tablet_id, ReplicaId(4)))
+        assert (not directory.exists() and not witness) or step == "Starting"
+    again = await node.manager.start_copy(what, DirectSource(source.node))
+    if again is not None:
+        await installed(again)
+    replica = node.manager.get(group.tablet_id)
+    assert replica.running and len(table(replica)) == 100
+
+
+async def test_a_copy_goes_over_a_failed_replica_but_not_over_a_live_one(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(victim)
+    source = group.node_of(leader)
+    with pytest.raises(Rejected) as refused:
+        await node.manager.start_copy(order(group, source, 4), DirectSource(source))
+    assert refused.value.code is Code.ALREADY_PRESENT
+    victim.fail("damaged by a test")
+    copy = await start(group, source, node, 4)
+    await installed(copy)
+    fresh = node.manager.get(group.tablet_id)
+    assert fresh.replica_id == 4 and fresh.state is not ReplicaState.FAILED
+    await node.manager.delete(group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED, 10**9, "test")
+    node = await node.restart()
+    assert node.manager.get(group.tablet_id).replica_id == 4
+    assert StreamKey(group.tablet_id, victim.replica_id) in node.manager.tombstones
+    assert nodes
+
+
+async def test_tombstones(group_of: MakeGroup) -> None:
+    group, _nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(victim)
+    peer = Peer(victim.host.node_id, victim.replica_id, "")
+    config = await leader.change_config(ChangeType.REMOVE, peer, leader.committed_config.opid_index)
+    tombstone = (group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED)
+    victim.committed_config = Configuration(config.opid_index, config.peers)
+    with pytest.raises(Rejected) as refused:
+        await node.manager.delete(*tombstone, config.opid_index - 1, "too old")
+    assert refused.value.code is Code.CAS_FAILED
+    await node.manager.delete(*tombstone, config.opid_index, "evicted")
+    await node.manager.delete(*tombstone, config.opid_index, "evicted")
+    with pytest.raises(Rejected) as gone:
+        node.manager.get(group.tablet_id)
+    assert gone.value.code is Code.TABLET_DELETED
+    node = await node.restart()
+    assert list(node.manager.tombstones)
+    with pytest.raises(Rejected):
+        await node.manager.create(group.superblock(int(victim.replica_id)), group.config)
+    await node.manager.delete(group.tablet_id, 0, DataState.DELETED, -1, "table removed")
+    directory: Path = node.manager.replica_directory(victim.superblock.key)
+    assert not directory.exists()
+    assert len(await asyncio.gather(group.write(rows([2])))) == 1

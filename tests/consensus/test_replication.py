@@ -1,0 +1,219 @@
+"""A group of three: writes, leader changes, restarts, reads. Real logs and stores, an in-memory network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from stele.consensus.replica import ReplicaState
+from stele.model.block import RowOp
+from stele.model.errors import Code, NotLeader, Rejected, Retryable
+from tests.consensus.cluster import OPTIONS, pairs, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+async def test_writes_reach_all(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    outcomes = await asyncio.gather(*(group.write(rows([i])) for i in range(50)))
+    assert len({o.timestamp for o in outcomes}) == 50
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert table(replica) == {i: f"x{i}" for i in range(50)}
+
+
+async def test_the_hinted_replica_leads_first(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    assert (await group.leader()).replica_id == 1
+
+
+async def test_followers_refuse_and_name_the_leader(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    leader = await group.leader()
+    follower = next(r for r in group.replicas() if r is not leader)
+    await wait_until(lambda: follower.leader == leader.replica_id)
+    with pytest.raises(NotLeader) as refused:
+        follower.submit(rows([1]))
+    assert refused.value.leader_hint == leader.host.node_id
+
+
+async def test_exactly_once_over_a_leader_change(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    client = os.urandom(16)
+    first = await group.write(rows([1, 2], op=RowOp.INSERT, client=client, sequence=1))
+    assert not first.row_errors
+    leader = await group.leader()
+    nodes[0].network.cut.add(leader.host.node_id)
+    await wait_until(lambda: not leader.is_leader)
+    again = await group.write(rows([1, 2], op=RowOp.INSERT, client=client, sequence=1))
+    assert again.duplicate and not again.row_errors and again.timestamp == first.timestamp
+    nodes[0].network.cut.clear()
+    await group.caught_up(leader)
+    assert table(leader) == {1: "x1", 2: "x2"}
+
+
+async def test_a_minority_leader_answers_unknown_then_no_quorum(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    leader = await group.leader()
+    await group.write(rows([1]))
+    nodes[0].network.cut.update(n.node_id for n in nodes)
+    with pytest.raises(Retryable) as waited:
+        await leader.propose(rows([2]), deadline_ms=50)
+    assert waited.value.code is Code.UNKNOWN_OUTCOME
+    await wait_until(lambda: not leader.is_leader)
+    await asyncio.sleep(OPTIONS.raft.election_max_ms * 1.5 / 1000)
+    with pytest.raises(Retryable) as refused:
+        leader.submit(rows([3]))
+    assert refused.value.code is Code.NO_QUORUM
+    nodes[0].network.cut.clear()
+    await group.write(rows([4]))
+    assert 4 in table(await group.leader())
+
+
+async def test_a_write_whose_waiter_left_is_still_done(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    leader = await group.leader()
+    task = asyncio.create_task(leader.propose(rows([7])))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await wait_until(lambda: table(leader) == {7: "x7"})
+
+
+async def test_restart_of_everything_keeps_everything(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    await group.write(rows(range(100)))
+    await (await group.leader()).flush()
+    await group.write(rows(range(100, 120)))
+    term = (await group.leader()).term
+    group.nodes = [await n.restart() for n in nodes]
+    leader = await group.leader()
+    assert leader.term > term
+    await leader.linearizable_read()
+    assert sorted(table(leader)) == list(range(120))
+    await group.write(rows([200]))
+
+
+async def test_one_restarted_follower_needs_no_new_entry(group_of: MakeGroup) -> None:
+    group, _nodes = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    follower = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(follower)
+    node = group.node_of(follower)
+    group.nodes[group.nodes.index(node)] = await node.restart()
+    back = group.replica(follower.replica_id)
+    await wait_until(lambda: back.state is ReplicaState.RUNNING)
+    assert (await group.leader()) is leader
+
+
+async def test_a_lossy_network_loses_no_write(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    nodes[0].network.loss = 0.1
+    client = os.urandom(16)
+    for i in range(40):
+        outcome = await group.write(rows([i], op=RowOp.INSERT, client=client, sequence=i + 1))
+        assert not outcome.row_errors
+    nodes[0].network.loss = 0.0
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert sorted(table(replica)) == list(range(40))
+
+
+async def test_leadership_is_handed_over(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    leader = await group.leader()
+    other = next(r for r in group.replicas() if r is not leader)
+    await group.write(rows([1]))
+    await leader.transfer_leadership(other.replica_id)
+    await wait_until(lambda: other.is_leader)
+    await group.write(rows([2]))
+    assert table(await group.leader()) == {1: "x1", 2: "x2"}
+
+
+async def test_snapshots_are_the_same_at_every_leader(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    await group.write(rows([1], "old"))
+    leader = await group.leader()
+    snapshot = await leader.latest_snapshot()
+    future = leader.timestamps.now() + (50_000 << 12)
+    await leader.snapshot_ready(future)
+    before = table(leader, future)
+    await group.write(rows([1, 2], "new"))
+    for target in group.replicas():
+        leader = await group.leader()
+        if target is not leader:
+            await leader.transfer_leadership(target.replica_id)
+        leader = await group.leader()
+        await group.write(rows([3], f"by{target.replica_id}"))
+        for at, expected in ((snapshot, {1: "old1"}), (future, before)):
+            await leader.snapshot_ready(at)
+            assert table(leader, at) == expected
+
+
+async def test_a_snapshot_far_ahead_is_refused(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    leader = await group.leader()
+    with pytest.raises(Rejected) as refused:
+        await leader.snapshot_ready(leader.timestamps.now() + (10_000_000 << 12))
+    assert refused.value.code is Code.CLOCK_AHEAD
+
+
+async def test_timestamps_rise_though_the_new_leaders_clock_is_behind(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    nodes[1].skew_us = nodes[2].skew_us = -200_000
+    first = await group.write(rows([1]))
+    await (await group.leader()).transfer_leadership()
+    second = await group.write(rows([1], "y"))
+    assert second.timestamp > first.timestamp
+
+
+async def test_a_follower_serves_a_snapshot_it_knows_to_be_complete(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    outcome = await group.write(rows([1]))
+    leader = await group.leader()
+    follower = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(follower)
+    await follower.snapshot_ready(outcome.timestamp)
+    assert table(follower, outcome.timestamp) == {1: "x1"}
+    with pytest.raises(NotLeader):
+        await follower.snapshot_ready(leader.timestamps.now() + (1_000 << 12))
+
+
+async def test_a_quiet_tablet_writes_nothing(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    await asyncio.sleep(0.5)
+    before = (await group.leader()).core.status().last_logged  # type: ignore[union-attr]
+    await asyncio.sleep(0.6)
+    assert (await group.leader()).core.status().last_logged == before  # type: ignore[union-attr]
+
+
+async def test_too_large_and_disk_full_are_refused_before_the_log(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    leader = await group.leader()
+    with pytest.raises(Rejected) as large:
+        leader.submit(bytes(OPTIONS.write_bytes_max + 1))
+    assert large.value.code is Code.TOO_LARGE
+    group.node_of(leader).low = True
+    with pytest.raises(Retryable) as full:
+        leader.submit(rows([1]))
+    assert full.value.code is Code.DISK_FULL
+
+
+async def test_a_key_space_on_the_same_replica_code(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(kind="keyspace")
+    await group.write(pairs(b"a", b"1"))
+    group.nodes = [await n.restart() for n in nodes]
+    leader = await group.leader()
+    await leader.linearizable_read()
+    assert leader.machine.read(b"a") == b"1"  # type: ignore[union-attr]
+
+
+async def test_single_replica_group(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(1)
+    await group.write(rows([1]))
+    group.nodes = [await nodes[0].restart()]
+    await group.write(rows([2]))
+    assert table(await group.leader()) == {1: "x1", 2: "x2"}
