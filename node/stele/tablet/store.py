@@ -22,7 +22,7 @@ from stele.model import writeop
 from stele.model.block import decode_block
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, ensure
+from stele.model.errors import Code, Corrupt, Rejected, SteleError, ensure
 from stele.model.ids import HybridTime, OpId, new_id
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind
@@ -388,7 +388,7 @@ class TabletStore:
                 self._compacting = False
                 for name in job.inputs:
                     self.options.files.remove(self.directory / name)
-        except BaseException:
+        except SteleError:
             self.abandon_compaction(job)
             raise
         _log.debug("compacted", files=len(job.inputs), into=[m.name for m in result.files])

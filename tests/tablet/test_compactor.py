@@ -1,0 +1,96 @@
+"""The worker process: merges, dies, goes idle, meets damage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.model.block import RowOp
+from stele.model.errors import Corrupt, Retryable
+from stele.tablet.colfile import FileMeta
+from stele.tablet.compaction import choose
+from stele.tablet.compactor import Compactor
+from stele.tablet.store import TabletStore
+from tests.tablet.twin import FOREVER, Row, Twin, flush, new_store, rows_of
+
+
+def _rows(start: int) -> list[Row]:
+    return [{"k": "k", "n": n, "v": f"v{start}", "w": start, "d": None} for n in range(start, start + 50)]
+
+
+def _store(home: Path, twin: Twin) -> TabletStore:
+    store = new_store(home / "t")
+    for start in (0, 20, 40):
+        store.apply(twin.write(_rows(start), RowOp.UPSERT)[0])
+        flush(store)
+    return store
+
+
+async def test_a_worker_merges_goes_idle_and_comes_back(tmp_path: Path) -> None:
+    twin = Twin()
+    store = _store(tmp_path, twin)
+    compactor = Compactor(idle_s=0.05)
+    try:
+        for _ in range(2):
+            job = store.plan_compaction(full=True)
+            assert job is not None
+            assert store.plan_compaction(full=True) is None  # one at a time
+            store.install_compaction(await compactor.run(job))
+            assert len(store.files) == 1
+            store.apply(twin.write(_rows(60), RowOp.UPSERT)[0])
+            flush(store)
+            await asyncio.sleep(0.3)
+        again = TabletStore.open(tmp_path / "t", FOREVER)
+        with again.view() as view:
+            assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+    finally:
+        await compactor.close()
+    assert not compactor.running
+
+
+async def test_a_worker_that_dies_harms_nothing(tmp_path: Path) -> None:
+    store = _store(tmp_path, Twin())
+    before = store.files
+    compactor = Compactor(python="/bin/false")
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    with pytest.raises(Retryable):
+        await compactor.run(job)
+    store.abandon_compaction(job)
+    assert store.files == before
+    assert store.plan_compaction(full=True) is not None
+    await compactor.close()
+
+
+async def test_a_worker_that_meets_damage_says_so(tmp_path: Path) -> None:
+    store = _store(tmp_path, Twin())
+    path = tmp_path / "t" / store.files[0]
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    compactor = Compactor(idle_s=0.2)
+    try:
+        with pytest.raises(Corrupt):
+            await compactor.run(job)
+    finally:
+        await compactor.close()
+
+
+def _file(size: int, *, deletes: int = 0, unique: bool = True) -> FileMeta:
+    return FileMeta(f"f{size}", size, 0, 10, deletes, unique, 5, 6)
+
+
+def test_the_newest_files_of_about_one_size_are_merged() -> None:
+    few = [_file(10), _file(12), _file(11)]
+    assert not choose(few, 9, full=False)
+    assert choose([*few, _file(13), _file(1000)], 9, full=False) == [*few, _file(13)]
+    assert len(choose([_file(10**n) for n in range(12)], 9, full=False)) == 12
+    assert choose(few, 9, full=True) == few
+    assert not choose([_file(1)], 9, full=True)
+    assert choose([_file(1, deletes=1)], 9, full=True)
+    assert not choose([_file(1, unique=False)], 4, full=True)  # its history is still wanted

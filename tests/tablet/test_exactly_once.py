@@ -1,0 +1,105 @@
+"""A retry is harmless: the first outcome again, after a flush, a restart, on a copy; and what is too old is never new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stele.model.block import RowOp
+from stele.model.errors import Code, Corrupt
+from stele.tablet.exactly_once import IDLE_US, ExactlyOnce, encode
+from stele.tablet.machine import Outcome
+from stele.tablet.store import TabletStore
+from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def _insert(n: int) -> bytes:
+    return block_of([{"k": "k", "n": n, "v": "x", "w": 1, "d": None}], RowOp.INSERT)
+
+
+def test_a_retry_gets_the_first_outcome_whatever_lies_between(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    two_rows = block_of([{"k": "k", "n": n, "v": "x", "w": 1, "d": None} for n in (1, 1)], RowOp.INSERT)
+    first = store.apply(write_entry(1, two_rows, client_id=ONE, sequence=1))
+    assert [(e.row, e.code) for e in first.row_errors] == [(1, Code.ALREADY_PRESENT)]
+    again = store.apply(write_entry(2, two_rows, client_id=ONE, sequence=1))
+    assert again == Outcome(first.timestamp, first.row_errors, duplicate=True)
+    flush(store)
+    store.checkpoint(tmp_path / "copy")
+    for directory in ("t", "copy"):
+        reopened = TabletStore.open(tmp_path / directory, FOREVER)
+        assert reopened.exactly_once_checksum() == store.exactly_once_checksum()
+        assert reopened.apply(write_entry(3, two_rows, client_id=ONE, sequence=1)) == again
+        with reopened.view() as view:
+            assert len(rows_of(view.scan())) == 1
+
+
+def test_another_payload_under_a_used_sequence_is_refused(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    store.apply(write_entry(1, _insert(1), client_id=ONE, sequence=1))
+    refused = store.apply(write_entry(2, _insert(2), client_id=ONE, sequence=1))
+    assert refused.code is Code.DIGEST_MISMATCH
+    assert refused.error() is not None
+    assert store.apply(write_entry(3, _insert(2), client_id=TWO, sequence=1)).code is Code.OK
+
+
+def test_a_sequence_below_the_lowest_unfinished_is_too_old(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    for index in (1, 2, 3):
+        store.apply(write_entry(index, _insert(index), client_id=ONE, sequence=index))
+    store.apply(write_entry(4, _insert(4), client_id=ONE, sequence=4, lowest_unfinished=3))
+    assert (
+        store.apply(write_entry(5, _insert(2), client_id=ONE, sequence=2, lowest_unfinished=3)).code
+        is Code.TOO_OLD
+    )
+    assert store.apply(write_entry(6, _insert(3), client_id=ONE, sequence=3, lowest_unfinished=3)).duplicate
+
+
+def test_an_idle_client_is_forgotten_and_then_too_old(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    store.apply(write_entry(1, _insert(1), client_id=ONE))
+    later = START_US + IDLE_US + 10
+    store.apply(write_entry(2, _insert(2), client_id=TWO, first_attempt_us=later, at_us=later))
+    late = store.apply(write_entry(3, _insert(1), client_id=ONE, at_us=later + 1))
+    assert late.code is Code.TOO_OLD
+    assert not late.duplicate
+    # Unknown, but made after the mark: new.
+    fresh = write_entry(4, _insert(3), client_id=b"3" * 16, first_attempt_us=START_US + 1, at_us=later + 2)
+    assert store.apply(fresh).code is Code.OK
+
+
+def test_a_write_that_is_refused_whole_is_refused_again_alike(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    first = store.apply(write_entry(1, b"no block", client_id=ONE))
+    assert first.code is Code.INVALID_ARGUMENT
+    again = store.apply(write_entry(2, b"no block", client_id=ONE))
+    assert (again.code, again.message, again.duplicate) == (first.code, first.message, True)
+
+
+def test_the_number_of_clients_is_bounded() -> None:
+    state = ExactlyOnce(clients_max=3)
+    for n in range(6):
+        head = header(b"", client_id=bytes([n]) * 16, first_attempt_us=START_US + n)
+        assert state.earlier(head, (START_US + n) << 12) is None
+        state.record(head, Outcome(1))
+    assert state.clients == 3
+    pushed_out = header(b"", client_id=bytes(16 * [1]), first_attempt_us=START_US + 1)
+    found = state.earlier(pushed_out, (START_US + 9) << 12)
+    assert found is not None
+    assert found.code is Code.TOO_OLD
+
+
+def test_the_state_codes_whole() -> None:
+    state = ExactlyOnce()
+    head = header(b"", client_id=ONE, sequence=5)
+    state.earlier(head, START_US << 12)
+    state.record(head, Outcome(7, value=b"v", code=Code.CAS_FAILED, message="m"))
+    data = encode(state.frozen())
+    again = ExactlyOnce.decode(data)
+    assert encode(again.frozen()) == data
+    assert again.checksum() == state.checksum()
+    with pytest.raises(Corrupt):
+        ExactlyOnce.decode(data[:-3])
