@@ -68,7 +68,7 @@ class Healer:
 
     async def run(self, link: MasterLink, view: ClusterView | None, policy: Policy | None) -> str:
         """Let the driver work for a moment. Returns why it could not, or an empty text."""
-        if view is None or policy is None or not plan_steps(view, policy):
+        if view is None or policy is None or not view.settled or not plan_steps(view, policy):
             await self._rest(link)
             return ""
         try:

@@ -97,6 +97,8 @@ def parse_group(raw: Json) -> GroupObject:
         spec=spec,
         faults=faults,
         conditions=_conditions(raw),
+        recorded_table=str((raw.get("status") or {}).get("tableID", "")),
+        recorded_cluster=str((raw.get("status") or {}).get("clusterUUID", "")),
     )
 
 

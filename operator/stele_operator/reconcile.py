@@ -159,11 +159,19 @@ class ClusterTask:
         active = heals(self._healer.progress)
         await self._tell(raw, o, plan, outcomes, trouble)
         await self._reporter.status("TabletCluster", raw, cluster_status(o, plan, active, now), o.now_s)
+        refusals = {
+            x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
+        }
         groups = {g["metadata"]["name"]: g for g in await self._kube.list("TabletGroup", self.namespace)}
         for group in o.groups:
             there = groups.get(group.name)
             if there is not None and there["metadata"]["uid"] == group.uid and not group.deleting:
-                await self._reporter.status("TabletGroup", there, group_status(o, plan, group, now), o.now_s)
+                await self._reporter.status(
+                    "TabletGroup",
+                    there,
+                    group_status(o, plan, group, now, refusals.get(group.name, "")),
+                    o.now_s,
+                )
         _measure(o, plan, len(active))
 
     async def _tell(

@@ -116,6 +116,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("flights", "spec.clusterRef", ..., "spec.clusterRef"),
     ("flights", "spec.primaryKey", ["nope"], "primaryKey names a column that columns does not have"),
     ("flights", "spec.primaryKey", ["tailnum"], "a column of the primary key cannot be nullable"),
+    ("flights", "spec.columns.10.type", "double", "a column of the primary key cannot be float or double"),
     ("flights", "spec.primaryKey", ["year", "year"], "primaryKey names a column twice"),
     ("flights", "spec.partitioning.hash.0.columns", ["dest"], "names a column that is not in primaryKey"),
     ("flights", "spec.partitioning.hash.0.buckets", 1, "spec.partitioning.hash[0].buckets"),

@@ -142,6 +142,8 @@ def test_under_retain_the_finalizer_goes_and_the_table_stays() -> None:
 def test_a_table_dropped_behind_its_back_is_not_made_again() -> None:
     world = made()
     o = world.observe()
+    group = the_group(o, "events")
+    world.objects["TabletGroup", "events"]["status"] = group_status(o, make_plan(o), group, NOW)
     world.apply(DeleteTable("by hand", "events", o.catalog.tables[0].table_id if o.catalog else "", "events"))
     assert not make_plan(world.observe()).actions
     assert conditions(world, "events")["Stalled"][1] == "TableRemoved"

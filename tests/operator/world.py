@@ -350,7 +350,9 @@ class World:
             masters[0] if masters else "", 3,
         )  # fmt: skip
         view = ClusterView(nodes, (catalog, *self.tablets))
-        return Catalog(view, tuple(self.tables), frozenset(self.formed_nodes))
+        return Catalog(
+            view, tuple(t for t in self.tables if t.state != "REMOVED"), frozenset(self.formed_nodes)
+        )
 
     # -- running
 

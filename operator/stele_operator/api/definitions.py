@@ -127,6 +127,7 @@ _GROUP_STATUS = _object(
     "What the operator last saw.",
     observedGeneration=_count("Generation of the spec that the rest speaks of."),
     tableID=_text("Identity of the table in the catalog."),
+    clusterUUID=_text("Identity of the cluster that the table is in."),
     conditions=_CONDITIONS,
     tablets=_TABLETS,
     worst=_list(

@@ -56,6 +56,10 @@ class GroupObject:
     spec: TabletGroupSpec | None
     faults: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    recorded_table: str = ""
+    """Table id in its status: it was there once."""
+    recorded_cluster: str = ""
+    """UUID of the cluster that this table was in."""
 
     @property
     def table_name(self) -> str:

@@ -17,7 +17,7 @@ from stele_operator.plan.health import TabletCounts, catalog_tablet, live_voters
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.planner import Plan
-from stele_operator.plan.tables import REMOVED, table_of
+from stele_operator.plan.tables import table_of
 
 Json = dict[str, Any]
 MEMBERS_MAX = 100
@@ -121,7 +121,11 @@ Why = tuple[str, str]
 
 
 def _well(known: bool) -> Why:
-    return ("Healthy", "every tablet has all its voters") if known else ("Unknown", "nothing is known of tablets yet")
+    return (
+        ("Healthy", "every tablet has all its voters")
+        if known
+        else ("Unknown", "nothing is known of tablets yet")
+    )
 
 
 def _first(findings: Sequence[Finding], kind: Kind) -> Why | None:
@@ -195,8 +199,8 @@ def restart_pending(o: Observation) -> tuple[str, ...]:
     return tuple(p.name for p in o.pods if p.spec_hash != spec_hash(spec, p.role, image) and not p.deleting)
 
 
-def group_status(o: Observation, plan: Plan, group: GroupObject, now: str) -> Json:
-    """The status of a TabletGroup."""
+def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refusal: str = "") -> Json:
+    """The status of a TabletGroup. `refusal`: why the masters did not make its table."""
     table = table_of(o, group)
     found = [f for f in plan.findings if f.group == group.name]
     status: Json = {"observedGeneration": group.generation}
@@ -206,15 +210,18 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str) -> Js
         worst = [t for t in tablet_health(o) if t.table_id == table.table_id and t.reason]
         status |= {
             "tableID": table.table_id,
+            "clusterUUID": o.identity.cluster_id if o.identity is not None else "",
             "tablets": _counts(counts),
             "worst": [{"tablet": t.tablet_id, "reason": t.reason} for t in worst[:WORST_MAX]],
         }
-    serves = table is not None and table.state != REMOVED and counts.total > 0 and not counts.unavailable
+    elif group.recorded_table:
+        status |= {"tableID": group.recorded_table, "clusterUUID": group.recorded_cluster}
+    serves = table is not None and counts.total > 0 and not counts.unavailable
     stalled, degraded = _first(found, Kind.STALLED), _first(found, Kind.DEGRADED)
-    not_ready = (
-        None if serves else _first(found, Kind.NOT_READY) or stalled or ("Waiting", "not yet looked at")
-    )
-    waits = None if stalled else _first(found, Kind.NOT_READY) or _first(found, Kind.RECONCILING)
+    refused = ("Refused", refusal) if refusal else None
+    waiting = refused or _first(found, Kind.NOT_READY)
+    not_ready = None if serves else waiting or stalled or ("Waiting", "not yet looked at")
+    waits = None if stalled else waiting or _first(found, Kind.RECONCILING)
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
         _condition("Reconciling", bool(waits), waits or ("AsAskedFor", "nothing is left to do")),

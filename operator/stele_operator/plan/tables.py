@@ -15,7 +15,6 @@ from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import group_faults, table_differences
 
-REMOVED = "REMOVED"
 _START_PATIENCE_S = 60.0
 
 
@@ -27,7 +26,13 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
         return own
     if _rival(o, group) is not None:
         return None
-    return next((t for t in tables if t.name == group.table_name and t.state != REMOVED), None)
+    return next((t for t in tables if t.name == group.table_name), None)
+
+
+def _was_dropped(o: Observation, group: GroupObject) -> bool:
+    """Whether its table was in this very cluster, and is no longer."""
+    here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
+    return here and bool(group.recorded_table)
 
 
 def plan_tables(o: Observation, everyone: tuple[Member, ...]) -> tuple[list[Action], list[Finding]]:
@@ -87,7 +92,7 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         findings.append(Finding(Kind.NOT_READY, "MastersUnavailable", message, group.name))
         return []
     table = table_of(o, group)
-    if table is None or table.state == REMOVED:
+    if table is None:
         return let_go(group, "its table is gone")
     reason = "the TabletGroup was deleted and its deletionPolicy is Delete"
     return [DeleteTable(reason, group.name, table.table_id, table.name)]
@@ -118,12 +123,6 @@ def _staying(
         )
     table = table_of(o, group)
     if table is not None:
-        if table.state == REMOVED:
-            return found(
-                Kind.STALLED,
-                "TableRemoved",
-                f"table {table.name} was dropped by someone else; delete this TabletGroup and make it again for a new one",
-            )
         differences = table_differences(spec, table)
         if differences:
             found(
@@ -137,6 +136,12 @@ def _staying(
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
             found(Kind.DEGRADED, "VoterLost", message)
         return []
+    if _was_dropped(o, group):
+        return found(
+            Kind.STALLED,
+            "TableRemoved",
+            f"table {group.table_name} was dropped by someone else; delete this TabletGroup and make it again for a new one",
+        )
     rival = _rival(o, group)
     if rival is not None:
         return found(
