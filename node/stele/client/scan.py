@@ -116,7 +116,6 @@ class TabletScan:
         self._timeout_s = timeout_s
         self._stop = Event()
         self._given = 0
-        self._key_ids = tuple(int(c.id) for c in plan.schema.key_columns)
 
     def stop(self) -> None:
         """End the scan from another thread, before its next batch."""
@@ -124,10 +123,8 @@ class TabletScan:
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
         """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch."""
-        spec = self._plan.spec
-        wanted = spec.column_ids or self._plan.schema.column_ids
-        extra = tuple(i for i in self._key_ids if i not in wanted) if spec.ordered else ()
-        spec = replace(spec, column_ids=(*wanted, *extra))
+        wanted = len(self._plan.arrow_schema)
+        spec = (_with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
         deadline = time.monotonic() + self._timeout_s
         while True:
             replica = self._tablet.target()
@@ -136,7 +133,7 @@ class TabletScan:
                     if batch.num_rows:
                         spec = self._behind(spec, batch)
                         self._given += batch.num_rows
-                        yield batch.select(range(len(wanted))) if extra else batch
+                        yield batch if batch.num_columns == wanted else batch.select(range(wanted))
                     deadline = time.monotonic() + self._timeout_s
                     if self._stop.is_set():
                         return
@@ -257,9 +254,11 @@ class Scanner:
 
     async def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches` does."""
+        merge = self._ordered and len(self.plan.tablets) > 1
+        plan = _with_key_columns(self.plan) if merge else self.plan
         places = asyncio.Semaphore(PARALLEL_TABLETS)
         loop = asyncio.get_running_loop()
-        scans = [TabletScan(self._pool, self.plan, t, self._timeout_s) for t in self.plan.tablets]
+        scans = [TabletScan(self._pool, plan, t, self._timeout_s) for t in plan.tablets]
 
         async def run(scan: TabletScan) -> list[pa.RecordBatch]:
             async with places:
@@ -273,10 +272,12 @@ class Scanner:
                 scan.stop()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        table = pa.Table.from_batches([b for part in collected for b in part], self.plan.arrow_schema)
-        if self._ordered and len(self.plan.tablets) > 1:
-            table = await asyncio.to_thread(_in_key_order, table, self.plan.schema)
-        return table if self.plan.spec.limit is None else table.slice(0, self.plan.spec.limit)
+        table = pa.Table.from_batches([b for part in collected for b in part], plan.arrow_schema)
+        if merge:
+            names = [column.name for column in plan.schema.key_columns]
+            table = await asyncio.to_thread(table.sort_by, [(name, "ascending") for name in names])
+            table = table.select(self.plan.arrow_schema.names)
+        return table if plan.spec.limit is None else table.slice(0, plan.spec.limit)
 
     async def to_pandas(self) -> Any:
         """All rows as a pandas frame."""
@@ -301,9 +302,11 @@ def _collect(scan: TabletScan) -> list[pa.RecordBatch]:
     return found
 
 
-def _in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
-    names = [column.name for column in schema.key_columns]
-    return table.sort_by([(name, "ascending") for name in names])
+def _with_key_columns(plan: ScanPlan) -> ScanPlan:
+    """The same scan, with the key columns behind the others where they are not among them."""
+    wanted = plan.spec.column_ids or plan.schema.column_ids
+    extra = tuple(int(c.id) for c in plan.schema.key_columns if c.id not in wanted)
+    return replace(plan, spec=replace(plan.spec, column_ids=(*wanted, *extra)))
 
 
 def key_bound(bound: Sequence[Any] | dict[str, Any] | None, schema: Schema, what: str) -> bytes:

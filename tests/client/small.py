@@ -1,0 +1,350 @@
+"""A cluster in one event loop: real messages, real streams, real stores, and no consensus; faults on demand.
+
+Each tablet has one store, which whoever `leads` it applies writes to in order, as a replicated group would. It stands
+at the servers' side of the port that the client speaks to, so that a test may say: apply this, and lose the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from stele.client import AsyncClient
+from stele.model import writeop
+from stele.model.block import decode_block
+from stele.model.clock import HybridClock
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, NotLeader, Rejected, SteleError
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.partition import partitions
+from stele.rpc.budget import ByteBudget
+from stele.rpc.client_stream import ClientStreams
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.convert_schema import partition_to_pb, partitioning_from_pb, schema_from_pb
+from stele.rpc.flight import Endpoint, FlightServer
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
+from stele.rpc.server import bind, make_server
+from stele.rpc.ticket import ScanCommand, Ticket
+from stele.tablet.keyspace import KeySpace
+from stele.tablet.store import TabletStore
+from stele.tablet.view import key_array
+
+Fault = Callable[[], SteleError | None]
+"""Called before ("before") or after ("after") a write is applied; an error it returns is the answer."""
+
+
+@dataclass
+class Tablet:
+    """One tablet: its state machine, its leader, and what goes wrong next."""
+
+    tablet_id: str
+    table_id: str
+    store: Any
+    schema: Any
+    partition: common_pb2.PartitionPB
+    leader: int = 0
+    index: int = 0
+    before: deque[Fault] = field(default_factory=deque)
+    after: deque[Fault] = field(default_factory=deque)
+    attempts: list[tserver_pb2.WriteRequest] = field(default_factory=list)
+
+
+class SmallCluster:
+    """One master and `nodes` nodes, each with a gRPC and a Flight server."""
+
+    def __init__(self, directory: Path, nodes: int = 3) -> None:
+        self.directory = directory
+        self.cluster_id = ClusterId(new_id())
+        self.clock = HybridClock(lambda: time.time_ns() // 1_000)
+        self.tables: dict[str, master_pb2.TableInfoPB] = {}
+        self.tablets: dict[str, Tablet] = {}
+        self.loop = asyncio.get_running_loop()
+        self.nodes = [SmallNode(self, number) for number in range(nodes)]
+        self.master_address = ""
+        self.not_leading = 0  # so many calls to the master are refused
+        self._master: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        identity = Identity(self.cluster_id, NodeId(new_id()), 1)
+        self._master = make_server(identity, PeerBook(), ByteBudget())
+        add_MasterServiceServicer_to_server(_Master(self), self._master)
+        self.master_address = f"127.0.0.1:{await bind(self._master, '127.0.0.1:0')}"
+        await self._master.start()
+        for node in self.nodes:
+            await node.start()
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+        if self._master is not None:
+            await self._master.stop(0)
+        for tablet in self.tablets.values():
+            tablet.store.close()
+
+    def tablets_of(self, name: str) -> list[Tablet]:
+        table_id = id_from_pb(self.tables[name].table_id)
+        return [t for t in self.tablets.values() if t.table_id == table_id]
+
+
+class SmallNode:
+    """A node: answers client streams and scans for the tablets of the cluster."""
+
+    def __init__(self, cluster: SmallCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.identity = Identity(cluster.cluster_id, NodeId(new_id()), 1)
+        self.flight_fault: deque[Callable[[int], SteleError | None]] = deque()
+        self.requests = 0
+        self.scans = 0
+        self.server: grpc.aio.Server | None = None
+        self.flight: FlightServer | None = None
+
+    async def start(self, port: int = 0) -> None:
+        streams = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.answer)
+        self.server = make_server(self.identity, PeerBook(), ByteBudget(), streams=streams.handlers())
+        port = await bind(self.server, f"127.0.0.1:{port}")
+        self.identity.address = f"127.0.0.1:{port}"
+        await self.server.start()
+        if self.flight is None:
+            self.flight = FlightServer("127.0.0.1", 0, self.cluster.cluster_id, self)
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop(0)
+            self.server = None
+        if self.flight is not None:
+            await asyncio.to_thread(self.flight.close)
+            self.flight = None
+
+    def _leading(self, raw: bytes) -> Tablet:
+        self.requests += 1
+        tablet = self.cluster.tablets.get(id_from_pb(raw))
+        if tablet is None:
+            raise Rejected("no such tablet here", code=Code.NOT_FOUND)
+        if tablet.leader != self.number:
+            hint = self.cluster.nodes[tablet.leader].identity.node_id if tablet.leader >= 0 else ""
+            raise NotLeader("not the leader", leader_hint=hint)
+        return tablet
+
+    async def answer(self, request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        match request.WhichOneof("body"):
+            case "write":
+                return self._write(request.write)
+            case "read":
+                return self._read(request.read)
+            case _:
+                return self._kv(request.kv)
+
+    def _write(self, request: tserver_pb2.WriteRequest) -> tserver_pb2.ClientResponse:
+        tablet = self._leading(request.tablet_id)
+        tablet.attempts.append(request)
+        _maybe_fail(tablet.before)
+        decode_block(request.block, tablet.schema)
+        outcome = self._apply(tablet, request, request.block, writeop.BodyKind.BLOCK)
+        _maybe_fail(tablet.after)
+        answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)
+        for error in outcome.row_errors:
+            answer.row_errors.add(row=error.row, code=int(error.code), message=error.message)
+        return tserver_pb2.ClientResponse(write=answer)
+
+    def _apply(self, tablet: Tablet, request: Any, body: bytes, kind: writeop.BodyKind) -> Any:
+        header = writeop.WriteHeader(
+            request.client_id,
+            request.sequence,
+            request.lowest_unfinished,
+            request.first_attempt_us,
+            writeop.digest(body),
+            tablet.schema.version if tablet.schema else 0,
+            kind,
+        )
+        tablet.index += 1
+        now = int(self.cluster.clock.now())
+        entry = Entry(1, tablet.index, EntryKind.WRITE, now, writeop.encode(header, body))
+        outcome = tablet.store.apply(entry)
+        error = outcome.error()
+        if error is not None:
+            raise error
+        return outcome
+
+    def _read(self, request: tserver_pb2.ReadRequest) -> tserver_pb2.ClientResponse:
+        tablet = self._leading(request.tablet_id)
+        schema = tablet.schema
+        keys = pa.ipc.read_record_batch(pa.py_buffer(request.keys), schema.to_arrow(schema.key_column_ids))
+        with tablet.store.view() as view:
+            rows = view.get(key_array(keys, schema), list(request.column_ids))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows)
+        answer = tserver_pb2.ReadResponse(
+            rows=sink.getvalue().to_pybytes(), snapshot=int(self.cluster.clock.now())
+        )
+        return tserver_pb2.ClientResponse(read=answer)
+
+    def _kv(self, request: tserver_pb2.KvRequest) -> tserver_pb2.ClientResponse:
+        from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+
+        tablet = self._leading(request.tablet_id)
+        answer = tserver_pb2.KvResponse()
+        if request.op == tserver_pb2.KV_READ:
+            value = tablet.store.read(request.key)
+            if value is not None:
+                answer.pairs.add(key=request.key, value=value)
+        elif request.op == tserver_pb2.KV_LIST:
+            for key, value in tablet.store.list(request.key):
+                answer.pairs.add(key=key, value=value)
+        else:
+            ops = {
+                tserver_pb2.KV_REPLACE: KeyOp.REPLACE,
+                tserver_pb2.KV_INSERT: KeyOp.INSERT,
+                tserver_pb2.KV_DELETE: KeyOp.DELETE,
+            }
+            body = encode_operations([KeyOperation(ops[request.op], request.key, request.value)])
+            self._apply(tablet, request, body, writeop.BodyKind.KEYSPACE)
+            _maybe_fail(tablet.after)
+        return tserver_pb2.ClientResponse(kv=answer)
+
+    # ScanProvider
+
+    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
+        tablet = self.cluster.tablets[command.tablet_id]
+        ticket = Ticket(self.cluster.cluster_id, tablet.tablet_id, 0, tablet.schema.version, "{}")
+        assert self.flight is not None
+        return tablet.schema.to_arrow(), [Endpoint(ticket, (f"127.0.0.1:{self.flight.port}",))]
+
+    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+        self.scans += 1
+        tablet = self.cluster.tablets.get(ticket.tablet_id)
+        if tablet is None:
+            raise Rejected("no such tablet here", code=Code.NOT_FOUND)
+        spec = ticket.spec(tablet.schema)
+        fault = self.flight_fault.popleft() if self.flight_fault else None
+
+        def batches() -> Iterable[pa.RecordBatch]:
+            with tablet.store.view(ticket.snapshot) as view:
+                for number, batch in enumerate(view.scan(spec)):
+                    error = fault(number) if fault is not None else None
+                    if error is not None:
+                        raise error
+                    yield batch
+
+        return tablet.schema.to_arrow(spec.column_ids or None), batches()
+
+
+class _Master(MasterServiceServicer):
+    def __init__(self, cluster: SmallCluster) -> None:
+        self.cluster = cluster
+
+    def _leads(self) -> None:
+        if self.cluster.not_leading:
+            self.cluster.not_leading -= 1
+            raise NotLeader("this master does not lead")
+
+    async def CreateTable(self, request: Any, context: Any) -> Any:
+        self._leads()
+        cluster = self.cluster
+        if request.name in cluster.tables:
+            if cluster.tables[request.name].table_id == request.table_id:
+                return master_pb2.CreateTableResponse(table_id=request.table_id)
+            raise Rejected(f"table {request.name} is there", code=Code.ALREADY_PRESENT)
+        info = master_pb2.TableInfoPB(
+            table_id=request.table_id,
+            name=request.name,
+            state="RUNNING",
+            schema=request.schema,
+            partitioning=request.partitioning,
+            replication_factor=request.replication_factor,
+            kind=request.kind or "table",
+        )
+        schema = schema_from_pb(request.schema) if request.schema.columns else None
+        for part in partitions(partitioning_from_pb(request.partitioning)):
+            tablet_id = new_id()
+            directory = cluster.directory / tablet_id
+            if schema is None:
+                store: Any = KeySpace.create(directory)
+            else:
+                store = TabletStore.create(directory, schema)
+            cluster.tablets[tablet_id] = Tablet(
+                tablet_id, id_from_pb(request.table_id), store, schema, partition_to_pb(part)
+            )
+            info.tablets += 1
+            info.tablets_running += 1
+        cluster.tables[request.name] = info
+        return master_pb2.CreateTableResponse(table_id=request.table_id)
+
+    async def DeleteTable(self, request: Any, context: Any) -> Any:
+        info = self._find(request)
+        del self.cluster.tables[info.name]
+        return master_pb2.DeleteTableResponse()
+
+    async def ListTables(self, request: Any, context: Any) -> Any:
+        self._leads()
+        return master_pb2.ListTablesResponse(tables=self.cluster.tables.values())
+
+    async def GetTable(self, request: Any, context: Any) -> Any:
+        self._leads()
+        return master_pb2.GetTableResponse(table=self._find(request))
+
+    async def GetTableLocations(self, request: Any, context: Any) -> Any:
+        self._leads()
+        info = self._find(request)
+        answer = master_pb2.GetTableLocationsResponse(table=info)
+        for tablet in self.cluster.tablets_of(info.name):
+            pb = answer.tablets.add(
+                tablet_id=id_to_pb(tablet.tablet_id),
+                table_id=info.table_id,
+                partition=tablet.partition,
+                state="RUNNING",
+            )
+            for number, node in enumerate(self.cluster.nodes):
+                flight = f"127.0.0.1:{node.flight.port}" if node.flight else "127.0.0.1:1"
+                pb.replicas.add(
+                    peer=common_pb2.PeerPB(
+                        node_id=id_to_pb(node.identity.node_id),
+                        replica_id=number + 1,
+                        address=node.identity.address,
+                        member_type=common_pb2.VOTER,
+                    ),
+                    role=common_pb2.LEADER if number == tablet.leader else common_pb2.FOLLOWER,
+                    flight_address=flight,
+                    alive=True,
+                )
+        return answer
+
+    def _find(self, request: Any) -> master_pb2.TableInfoPB:
+        for info in self.cluster.tables.values():
+            if info.name == request.name or (request.table_id and info.table_id == request.table_id):
+                return info
+        raise Rejected(f"no table {request.name or request.table_id.hex()}", code=Code.NOT_FOUND)
+
+
+def _maybe_fail(faults: deque[Fault]) -> None:
+    if faults:
+        error = faults.popleft()()
+        if error is not None:
+            raise error
+
+
+@asynccontextmanager
+async def small_cluster(
+    directory: Path, nodes: int = 3, timeout_s: float = 10.0
+) -> AsyncIterator[tuple[SmallCluster, AsyncClient]]:
+    """A cluster and a client of it."""
+    cluster = SmallCluster(directory, nodes)
+    await cluster.start()
+    client = AsyncClient([cluster.master_address], timeout_s=timeout_s)
+    try:
+        yield cluster, client
+    finally:
+        await client.close()
+        await cluster.stop()

@@ -1,0 +1,139 @@
+"""Scans: one snapshot, every row once, whichever replicas it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.client import Client
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.client.small import small_cluster
+
+SCHEMA = Schema.make(
+    [("day", "date"), ("id", "int64"), ("name", "string", True), ("v", "double", True)], ["day", "id"]
+)
+FOUR = PartitionSchema((HashPartition((0, 1), 4),))
+ROWS = 40_000
+
+
+def rows() -> pa.Table:
+    number = np.arange(ROWS)
+    return pa.table(
+        {
+            "day": pa.array(number % 10, pa.int32()).cast(pa.date32()),
+            "id": number,
+            "name": [None if n % 7 == 0 else f"name {n}" for n in number.tolist()],
+            "v": number / 2,
+        }
+    )
+
+
+async def test_projection_predicates_ranges_limit_and_order(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        assert (await table.scan().to_table()).num_rows == ROWS
+        found = await table.scan(["id"], [("v", ">=", 100.0), ("name", "is_null")]).to_table()
+        assert sorted(found["id"].to_pylist()) == [n for n in range(200, ROWS) if n % 7 == 0]
+        assert found.schema.names == ["id"]
+        ordered = await table.scan(["id", "day"], ordered=True, lower={"day": 3}, upper=[4]).to_table()
+        assert ordered["id"].to_pylist() == [n for n in range(ROWS) if n % 10 == 3]
+        few = await table.scan(limit=17).to_table()
+        assert few.num_rows == 17
+        assert sum([b.num_rows async for b in table.scan(limit=17).batches()]) == 17
+        first = await table.scan(["id"], ordered=True, limit=3).to_table()
+        assert first["id"].to_pylist() == [0, 10, 20]
+        frame = await table.scan(["id", "v"]).to_pandas()
+        assert float(frame["v"].sum()) == float((np.arange(ROWS) / 2).sum())
+        with pytest.raises(Rejected, match="colour"):
+            table.scan(["colour"])
+        with pytest.raises(Rejected):
+            table.scan(predicates=[("v", ">", "much")])
+
+
+async def test_a_snapshot_does_not_change_and_sees_what_this_client_wrote(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        then = client.now()
+        scanner = table.scan(["id"])
+        await table.put({"day": "2020-01-01", "id": -1} | {"day": rows()["day"][0].as_py()})
+        assert await table.scan(snapshot=then).count() == ROWS
+        assert (await scanner.to_table()).num_rows == ROWS
+        assert await table.scan().count() == ROWS + 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_scan_goes_on_at_another_replica(tmp_path: Path, whole: bool) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        for node in cluster.nodes[:2]:
+            for at in (1, 0):
+                node.flight_fault.append(
+                    lambda n, at=at: Retryable("moved", code=Code.UNAVAILABLE) if n == at else None
+                )
+        scanner = table.scan(["name", "v"])
+        if whole:
+            found = await scanner.to_table()
+        else:
+            found = pa.Table.from_batches([batch async for batch in scanner.batches()])
+        assert found.num_rows == ROWS
+        assert sorted(found["v"].to_pylist()) == [n / 2 for n in range(ROWS)]
+
+
+async def test_a_replica_whose_port_is_closed_is_passed_over(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        await cluster.nodes[0].stop()
+        assert await table.scan().count() == ROWS
+
+
+async def test_a_scan_that_is_left_early_ends_everywhere(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        batches = table.scan().batches()
+        assert (await anext(batches)).num_rows > 0
+        await batches.aclose()
+        assert await table.scan().count() == ROWS
+
+
+async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.put({"day": rows()["day"][0].as_py(), "id": 1})
+        scans = sum(node.scans for node in cluster.nodes)
+        for node in cluster.nodes:
+            node.flight_fault.extend([lambda n: Rejected("gone", code=Code.SNAPSHOT_TOO_OLD)] * 4)
+        with pytest.raises(Rejected) as caught:
+            await table.scan().to_table()
+        assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+        assert sum(node.scans for node in cluster.nodes) <= scans + 4
+
+
+async def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
+    import asyncio
+
+    def use(address: str) -> None:
+        with Client([address]) as client:
+            table = client.create_table("t", SCHEMA, FOUR)
+            assert table.write_arrow(rows()).rows_written == ROWS
+            assert table.get({"day": rows()["day"][3].as_py(), "id": 3}, ["v"]) == {"v": 1.5}
+            assert table.scan(["v"]).to_table().num_rows == ROWS
+            assert sum(batch.num_rows for batch in table.scan(["v"]).batches()) == ROWS
+            with table.new_session() as session:
+                session.delete({"day": rows()["day"][3].as_py(), "id": 3})
+            assert table.scan().count() == ROWS - 1
+            assert len(table.scan(limit=5).to_pandas()) == 5
+            with pytest.raises(Rejected):
+                client.open_table("nothing")
+
+    async with small_cluster(tmp_path) as (cluster, _):
+        await asyncio.to_thread(use, cluster.master_address)

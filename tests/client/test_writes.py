@@ -1,0 +1,242 @@
+"""Writes: applied once whatever happens on the way, and told honestly when it is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.client import RowErrors
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.client.small import small_cluster
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int32", True)], ["id"])
+EIGHT = PartitionSchema((HashPartition((0,), 8),))
+ONE = PartitionSchema()
+
+
+async def test_concurrent_puts_share_blocks_and_are_all_there(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await asyncio.gather(*(table.put({"id": i, "name": f"row {i}"}) for i in range(640)))
+        blocks = sum(len(tablet.attempts) for tablet in cluster.tablets.values())
+        assert blocks == 8
+        assert await table.get({"id": 17}) == {"id": 17, "name": "row 17", "n": None}
+        assert await table.get({"id": 17}, ["name"]) == {"name": "row 17"}
+        assert await table.get({"id": 1_000}) is None
+        assert await table.scan().count() == 640
+
+
+async def test_a_lost_answer_is_asked_for_again_under_the_same_sequence(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        for code in (Code.UNKNOWN_OUTCOME, Code.TIMED_OUT, Code.INTERNAL):
+            tablet.after.append(lambda code=code: Retryable("lost", code=code))
+        await table.insert({"id": 1, "name": "once"})
+        assert len(tablet.attempts) == 4
+        assert len({(a.client_id, a.sequence, a.digest) for a in tablet.attempts}) == 1
+        with pytest.raises(Rejected) as caught:
+            await table.insert({"id": 1, "name": "twice"})
+        assert caught.value.code is Code.ALREADY_PRESENT
+        assert tablet.attempts[-1].lowest_unfinished == 2
+
+
+async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.leader = 2
+        await table.put({"id": 1})
+        assert cluster.nodes[1].requests == 0  # the hint led straight to node 2
+        tablet.leader = -1
+        put = asyncio.ensure_future(table.put({"id": 2}))
+        await asyncio.sleep(0.1)
+        tablet.leader = 1
+        await put
+        assert await table.scan().count() == 2
+
+
+async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        stopping: list[asyncio.Task[None]] = []
+
+        def die() -> SteleError | None:
+            tablet.leader = 1
+            assert cluster.nodes[0].server is not None
+            stopping.append(asyncio.ensure_future(cluster.nodes[0].server.stop(0)))
+            cluster.nodes[0].server = None
+            return Retryable("gone", code=Code.UNAVAILABLE)
+
+        tablet.after.append(die)
+        await table.insert({"id": 1})
+        await asyncio.gather(*stopping)
+        assert len(tablet.attempts) == 2
+        assert await table.scan().count() == 1
+
+
+async def test_without_a_leader_the_end_is_no_quorum_or_unknown(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.leader = -1
+        with pytest.raises(Retryable) as caught:
+            await table.put({"id": 1})
+        assert caught.value.code is Code.NO_QUORUM
+        tablet.leader = 0
+
+        def lose() -> SteleError:
+            tablet.leader = -1
+            return Retryable("lost", code=Code.UNKNOWN_OUTCOME)
+
+        tablet.after.append(lose)
+        with pytest.raises(Retryable) as caught:
+            await table.put({"id": 2})
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        tablet.leader = 0
+        await table.put({"id": 3})
+        assert tablet.attempts[-1].lowest_unfinished == 3
+
+
+async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        results = await asyncio.gather(
+            table.put({"id": 1}),
+            table.put({"id": "one"}),
+            table.put({"id": None}),
+            table.put({"id": 2, "colour": "red"}),
+            table.update({"id": 3, "n": 1}),
+            table.delete({"id": 4}),
+            return_exceptions=True,
+        )
+        codes = [r.code if isinstance(r, SteleError) else None for r in results]
+        assert codes == [None, *[Code.INVALID_ARGUMENT] * 3, Code.NOT_FOUND, Code.NOT_FOUND]
+        assert "colour" in str(results[3])
+
+
+async def test_arrow_data_is_written_in_blocks_and_the_later_row_wins(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        rows = 150_000
+        data = pa.table({"id": np.arange(rows) % 100_000, "name": [str(i) for i in range(rows)]})
+        seen: list[int] = []
+        result = await table.write_arrow(data, on_rows=seen.append)
+        assert result.rows_written == rows == sum(seen)
+        assert result.timestamp > 0
+        blocks = [len(tablet.attempts) for tablet in cluster.tablets.values()]
+        assert sum(blocks) <= rows / 8_192 + 8
+        found = (await table.scan(["id", "name"]).to_table()).to_pydict()
+        wanted = {i: str(i + 100_000 if i < 50_000 else i) for i in range(100_000)}
+        assert dict(zip(found["id"], found["name"])) == wanted
+
+
+async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.put({"id": 70_001})
+        ids = [None if i == 5 else i for i in range(80_000)]
+        with pytest.raises(RowErrors) as caught:
+            await table.write_arrow(pa.table({"id": pa.array(ids, pa.int32())}), "insert")
+        assert [(e.row, e.code) for e in caught.value.errors] == [
+            (5, Code.INVALID_ARGUMENT),
+            (70_001, Code.ALREADY_PRESENT),
+        ]
+        assert caught.value.result.rows_written == 79_998
+        assert await table.scan().count() == 79_999
+
+
+async def test_columns_that_do_not_fit_are_all_named(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        data = pa.table({"colour": ["red"], "n": ["many"]})
+        with pytest.raises(Rejected, match=r"colour.*id is missing.*column n"):
+            await table.write_arrow(data)
+
+
+async def test_a_block_that_fails_as_a_whole_is_told(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        victim = next(iter(cluster.tablets.values()))
+        victim.before.append(lambda: Rejected("disk on strike", code=Code.PERMISSION_DENIED))
+        with pytest.raises(Rejected, match="strike"):
+            await table.write_arrow(pa.table({"id": np.arange(10_000)}))
+
+
+async def test_a_session_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        async with table.new_session(flush_interval_s=0) as session:
+            for i in range(100):
+                await session.insert({"id": i, "name": "first"})
+            await session.delete({"id": 7})
+            await session.insert({"id": 7, "name": "second"})
+            await session.update({"id": 8, "n": 8})
+            await session.upsert({"id": 9, "name": "third"})
+        assert await table.get({"id": 7}) == {"id": 7, "name": "second", "n": None}
+        assert await table.get({"id": 8}) == {"id": 8, "name": "first", "n": 8}
+        assert await table.get({"id": 9}, ["name"]) == {"name": "third"}
+
+
+async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0.02)
+        await session.insert({"id": 1})
+        await session.insert({"id": "x"})
+        await session.insert({"id": 1})
+        async with asyncio.timeout(5):
+            while not tablet.attempts:  # noqa: ASYNC110 - the timer tells nobody
+                await asyncio.sleep(0.01)
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors] == [
+            (1, Code.INVALID_ARGUMENT),
+            (2, Code.ALREADY_PRESENT),
+        ]
+        assert (await session.flush()).rows_written == 0
+
+
+async def test_key_spaces_and_elections(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        await space.replace("colour", "blue")
+        assert await space.read("colour") == b"blue"
+        assert await space.read("shape") is None
+        with pytest.raises(Rejected) as caught:
+            await space.insert("colour", "red")
+        assert caught.value.code is Code.ALREADY_PRESENT
+        (tablet,) = cluster.tablets.values()
+        tablet.after.append(lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME))
+        await space.insert("size", "L")  # the retry is answered as the first attempt would have been
+        assert await space.list("") == [(b"colour", b"blue"), (b"size", b"L")]
+        assert await space.elect("primary", "me") == "me"
+        assert await space.elect("primary", "you") == "me"
+        await space.delete("primary")
+        assert await space.changed("primary", b"me") is None
+
+
+async def test_tables_by_name(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        cluster.not_leading = 3  # a master that does not lead yet is asked again
+        await client.create_table("b", SCHEMA, EIGHT)
+        await client.create_keyspace("a")
+        assert [info.name for info in await client.list_tables()] == ["a", "b"]
+        assert (await client.describe("b")).schema == SCHEMA
+        with pytest.raises(Rejected) as caught:
+            await client.create_table("b", SCHEMA, EIGHT)
+        assert caught.value.code is Code.ALREADY_PRESENT
+        with pytest.raises(Rejected, match="key space"):
+            await client.open_table("a")
+        await client.delete_table("b")
+        with pytest.raises(Rejected) as caught:
+            await client.open_table("b")
+        assert caught.value.code is Code.NOT_FOUND
