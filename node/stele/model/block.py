@@ -141,12 +141,13 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
             np.frombuffer(data, np.uint8, min(rows, max(0, len(data) - at)), at) if at <= len(data) else None
         )
         at += rows
+    at += -at % 8
     if at > len(data):
         raise Rejected(f"block of {len(data)} bytes ends within its header of {at}")
     column_ids: tuple[int, ...] = struct.unpack_from(f"<{columns}I", data, HEADER.size)
     _check_header(schema, schema_version, column_ids, op, row_ops, rows)
     arrow = schema.to_arrow(column_ids)
-    body = pa.py_buffer(data).slice(at + -at % 8)
+    body = pa.py_buffer(data).slice(at)
     try:
         batch = pa.ipc.read_record_batch(body, arrow)
         if not trusted:

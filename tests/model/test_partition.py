@@ -1,0 +1,132 @@
+"""Which tablet a row is in never changes (golden), pruning never loses a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stele.model import keys
+from stele.model.errors import Rejected
+from stele.model.partition import (
+    HashPartition,
+    Partition,
+    PartitionSchema,
+    RangePartition,
+    assign,
+    partitions,
+    prune,
+    split,
+)
+from stele.model.predicate import Predicate
+from stele.model.schema import Schema
+
+SCHEMA = Schema.make([("a", "string"), ("n", "int64"), ("v", "double", True)], ["a", "n"])
+
+
+def _splits(*values: tuple[str, int]) -> tuple[bytes, ...]:
+    return tuple(keys.encode_tuple(v, (pa.string(), pa.int64())) for v in values)
+
+
+WHOLE = PartitionSchema(
+    (HashPartition((1,), 4), HashPartition((0,), 3, 9)), RangePartition((0, 1), _splits(("b", 0), ("c", 5)))
+)
+
+
+def _batch(rows: list[tuple[str, int]]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.int64())],
+        schema=SCHEMA.to_arrow((0, 1)),
+    )
+
+
+def test_golden_ordinals() -> None:
+    rows = [("a", 1), ("b", -1), ("b", 0), ("c", 5), ("", 7), ("zz", 10**12)]
+    assert assign(_batch(rows), SCHEMA, WHOLE).tolist() == [0, 27, 1, 23, 21, 29]
+    eight = PartitionSchema((HashPartition((0, 1), 8),))
+    assert assign(_batch(rows), SCHEMA, eight).tolist() == [3, 1, 5, 6, 2, 0]
+    assert assign(_batch(rows), SCHEMA, PartitionSchema()).tolist() == [0] * 6
+
+
+def test_partitions_are_the_cross_product_in_a_fixed_order() -> None:
+    found = partitions(WHOLE)
+    assert len(found) == WHOLE.tablets == 36
+    first, second = WHOLE.range.split_keys if WHOLE.range else ()
+    assert found[0] == Partition((0, 0), b"", first)
+    assert found[1] == Partition((0, 0), first, second)
+    assert found[3] == Partition((0, 1), b"", first)
+    assert found[35] == Partition((3, 2), second, b"")
+    assert str(found[1]).startswith("hash 0, hash 0, range [62")
+    assert partitions(PartitionSchema()) == [Partition()]
+
+
+TEXT = st.sampled_from(["", "a", "b", "b\x00", "bb", "c", "d"])
+ROW = st.tuples(TEXT, st.integers(-2, 8))
+PREDICATE = st.one_of(
+    st.builds(Predicate, st.just(0), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), TEXT),
+    st.builds(Predicate, st.just(1), st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), st.integers(-2, 8)),
+    st.builds(Predicate, st.just(0), st.just("in"), st.lists(TEXT, max_size=3).map(tuple)),
+    st.builds(Predicate, st.just(1), st.just("in"), st.lists(st.integers(-2, 8), max_size=3).map(tuple)),
+    st.just(Predicate(0, "is_not_null")),
+)
+
+
+def _true(predicate: Predicate, row: tuple[str, int]) -> bool:
+    value: Any = row[predicate.column_id]
+    value = value.encode() if isinstance(value, str) else value
+    other: Any = predicate.value
+    if predicate.op == "in":
+        return row[predicate.column_id] in other
+    other = other.encode() if isinstance(other, str) else other
+    tests = {"=": "__eq__", "!=": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
+    return predicate.op == "is_not_null" or bool(getattr(value, tests[predicate.op])(other))
+
+
+@given(st.lists(ROW, min_size=1, max_size=20), st.lists(PREDICATE, max_size=3))
+def test_pruning_never_leaves_out_a_tablet_with_a_row(
+    rows: list[tuple[str, int]], predicates: list[Predicate]
+) -> None:
+    kept = prune(WHOLE, SCHEMA, predicates)
+    assert kept == sorted(set(kept))
+    ordinals = assign(_batch(rows), SCHEMA, WHOLE).tolist()
+    for row, ordinal in zip(rows, ordinals):
+        if all(_true(p, row) for p in predicates):
+            assert ordinal in kept
+
+
+def test_pruning_prunes() -> None:
+    one = prune(WHOLE, SCHEMA, [Predicate(0, "=", "d"), Predicate(1, "=", 3)])
+    assert one == assign(_batch([("d", 3)]), SCHEMA, WHOLE).tolist()
+    assert len(prune(WHOLE, SCHEMA, [Predicate(1, "in", (1, 2))])) <= 18
+    assert len(prune(WHOLE, SCHEMA, [Predicate(0, "<", "b")])) == 24  # "b" itself may begin a range
+    assert prune(WHOLE, SCHEMA, [Predicate(0, "in", ())]) == []
+
+
+def test_split_keeps_the_order_of_rows() -> None:
+    batch = _batch([("a", n) for n in range(10)])
+    parts = list(split(batch, np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2])))
+    assert [(ordinal, rows.tolist()) for ordinal, rows in parts] == [
+        (0, [1, 3, 7, 8]),
+        (1, [4, 5]),
+        (2, [0, 2, 6, 9]),
+    ]
+    assert not list(split(batch.slice(0, 0), np.zeros(0, np.int64)))
+
+
+def test_faults_and_json() -> None:
+    assert WHOLE.faults(SCHEMA) == []
+    assert PartitionSchema.from_json(WHOLE.to_json()) == WHOLE
+    assert PartitionSchema.from_json(PartitionSchema().to_json()) == PartitionSchema()
+    bad = PartitionSchema(
+        (HashPartition((2,), 1), HashPartition((0, 0), 5000), HashPartition((0,), 5000)),
+        RangePartition((7,), (b"b", b"a")),
+    )
+    text = "; ".join(bad.faults(SCHEMA))
+    for part in ("['v']", "1 buckets", "stands twice", "two hashes", "ascending", "['7']", "tablets"):
+        assert part in text, part
+    with pytest.raises(Rejected):
+        PartitionSchema.from_json("{}")

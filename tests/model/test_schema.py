@@ -1,0 +1,104 @@
+"""Schemas: all faults at once, JSON and Arrow and back."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import pyarrow as pa
+import pytest
+
+from stele.model.errors import Rejected
+from stele.model.ids import ColumnId, SchemaVersion
+from stele.model.schema import Column, Schema, arrow_type, type_name
+
+
+def test_every_fault_is_named_at_once() -> None:
+    columns = (
+        Column(ColumnId(0), "ok", "int64"),
+        Column(ColumnId(1), "1bad", "int64"),
+        Column(ColumnId(2), "OK", "string"),
+        Column(ColumnId(2), "twice", "string"),
+        Column(ColumnId(9), "far", "string"),
+        Column(ColumnId(3), "odd", "int128"),
+        Column(ColumnId(4), "nokey", "double", True),
+        Column(ColumnId(5), "deflt", "int32", False, '"x"'),
+        Column(ColumnId(6), "dec", "decimal(50,2)"),
+        Column(ColumnId(7), "__stele_x", "bool"),
+    )
+    with pytest.raises(Rejected) as caught:
+        Schema(SchemaVersion(0), columns, (ColumnId(4), ColumnId(8), ColumnId(4)), 9)
+    message = str(caught.value)
+    for part in (
+        "version 0",
+        "'1bad'",
+        "OK: the name stands twice",
+        "twice: the id 2",
+        "far: id 9",
+        "int128",
+        "nokey: a key column cannot be nullable",
+        "nokey: a double cannot be a key",
+        "deflt: default",
+        "decimal(50,2)",
+        "Stele's own",
+        "key column id 8",
+        "a column stands twice",
+    ):
+        assert part in message, part
+    with pytest.raises(Rejected, match=r"no columns.*no key"):
+        Schema(SchemaVersion(1), (), (), 0)
+    with pytest.raises(Rejected, match="nowhere"):
+        Schema.make([("a", "int64")], ["nowhere"])
+
+
+def test_json_round_trip_and_arrow() -> None:
+    schema = Schema.make(
+        [("a", "int64"), ("b", "decimal(9,2)", True), ("c", "timestamp", False, '"2024-01-01"')], ["a"]
+    )
+    assert Schema.from_json(schema.to_json()) == schema
+    assert schema.to_arrow().names == ["a", "b", "c"]
+    assert schema.to_arrow([2, 0]).types == [pa.timestamp("us", tz="UTC"), pa.int64()]
+    assert schema.is_key(0)
+    assert not schema.is_key(1)
+    with pytest.raises(Rejected):
+        schema.to_arrow([7])
+    for bad in ("", "{}", "[1]", schema.to_json().replace("int64", "int65")):
+        with pytest.raises(Rejected):
+            Schema.from_json(bad)
+
+
+@pytest.mark.parametrize(
+    ("type_", "default", "value"),
+    [
+        ("bool", "true", True),
+        ("int8", "-5", -5),
+        ("float", "1", 1.0),
+        ("decimal(5,2)", '"1.25"', decimal.Decimal("1.25")),
+        ("string", '"x"', "x"),
+        ("binary", '"AAE="', b"\x00\x01"),
+        ("date", '"2024-02-29"', datetime.date(2024, 2, 29)),
+        ("timestamp", '"2024-02-29T01:02:03Z"', datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.UTC)),
+    ],
+)
+def test_defaults_are_json(type_: str, default: str, value: object) -> None:
+    assert Column(ColumnId(0), "c", type_, False, default).default_scalar().as_py() == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "default"),
+    [("int8", "300"), ("bool", "1"), ("int32", "true"), ("date", '"x"'), ("string", "x")],
+)
+def test_bad_defaults_are_refused(type_: str, default: str) -> None:
+    with pytest.raises(Rejected):
+        Column(ColumnId(0), "c", type_, False, default).default_scalar()
+
+
+def test_type_names() -> None:
+    for name in ("bool", "int16", "double", "decimal(9,2)", "string", "timestamp", "date"):
+        assert type_name(arrow_type(name)) == name
+    assert type_name(pa.uint32()) == "int64"
+    assert type_name(pa.timestamp("ns")) == "timestamp"
+    with pytest.raises(Rejected):
+        type_name(pa.list_(pa.int8()))
+    with pytest.raises(Rejected):
+        arrow_type("decimal(3,4)")
