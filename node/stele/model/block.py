@@ -152,7 +152,7 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
         batch = pa.ipc.read_record_batch(body, arrow)
         if not trusted:
             batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as exc:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
         raise Rejected(f"block: its rows are no Arrow message of columns {arrow.names}: {exc}") from exc
     if batch.num_rows != rows:
         raise Rejected(f"block: its header says {rows} rows, its message has {batch.num_rows}")

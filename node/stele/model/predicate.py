@@ -108,7 +108,7 @@ class ScanSpec:
                 bytes.fromhex(raw["resume_after"]),
                 int(raw["batch_rows"]),
             )
-        except (ValueError, TypeError, KeyError, pa.ArrowException, OSError) as exc:
+        except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
             raise Rejected(f"scan: {exc!r}; expected what ScanSpec.to_json wrote") from exc
         schema.to_arrow(spec.column_ids)
         return spec
