@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
@@ -52,6 +53,8 @@ from stele.rpc.proto import common_pb2
 from stele.tablet.machine import Outcome, StateMachine
 
 _CEILING_RETRY_S = 0.002
+LOG_KEPT_MS = 120_000
+"""How long flushed entries stay for a peer to come."""
 RoleListener = Callable[[Role, int, ReplicaId | None], None]
 
 
@@ -88,6 +91,7 @@ class Replica:
             host.wall_us, self.options.ceiling_ahead_us, self.options.clock_error_max_ms * 1000
         )
         self.needs_copy: dict[ReplicaId, str] = {}
+        self._flushed_marks: deque[tuple[int, int]] = deque()
         self._configs: list[Configuration] = []
         self.last_write_ms = 0
         self.committed_opid = OPID_NONE
@@ -499,6 +503,22 @@ class Replica:
                 machine.finish_flush(job)
                 self.stream.set_flushed(machine.flushed.index)
             return machine.flushed
+
+    def anchor_log(self, now_ms: int) -> None:
+        """Hold the log for peers that lag, and for a while for a copy that is not yet a peer.
+
+        The log bounds what an anchor may hold; past that a peer needs a copy.
+        """
+        core, machine = self.core, self.machine
+        if core is None or machine is None:
+            return
+        status = core.status()
+        behind = min((p.match_index for p in status.peers), default=status.all_replicated_index)
+        self._flushed_marks.append((now_ms, machine.flushed.index))
+        while len(self._flushed_marks) > 1 and self._flushed_marks[1][0] <= now_ms - LOG_KEPT_MS:
+            self._flushed_marks.popleft()
+        wanted = min(behind, self._flushed_marks[0][1])
+        self.stream.anchor("peers", max(wanted, self.stream.start.index) + 1)
 
     def log_collected(self, start: OpId) -> None:
         """The log up to and including `start` is gone."""

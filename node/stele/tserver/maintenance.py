@@ -25,8 +25,8 @@ log = structlog.get_logger("stele.tserver.maintenance")
 _ROUND_S = 0.5
 _SLOW_EVERY = 10  # rounds
 FLUSH_AGE_MS = 120_000
-LOG_BYTES_FLUSH = 512 << 20
-"""A log longer than this has its oldest unflushed stores flushed, so that it can be collected."""
+LOG_BYTES_FLUSH = 256 << 20
+"""An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
 
 class Maintenance:
@@ -67,12 +67,12 @@ class Maintenance:
 
     async def _flush_due(self) -> None:
         now = self._node.now_ms()
-        pressed = self._node.log.bytes_on_disk > LOG_BYTES_FLUSH
+        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
         for replica in self._node.manager:
-            if self._is_due(replica, now, pressed):
+            if self._is_due(replica, now, replica.superblock.key in pinned):
                 await self._flush(replica)
 
-    def _is_due(self, replica: Replica, now: int, pressed: bool) -> bool:
+    def _is_due(self, replica: Replica, now: int, pinned: bool) -> bool:
         machine = replica.machine
         if machine is None or not replica.running:
             return False
@@ -82,7 +82,7 @@ class Maintenance:
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
-        return pressed or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
+        return pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
 
     async def _flush(self, replica: Replica) -> None:
         self._since.pop((replica.tablet_id, replica.replica_id), None)

@@ -9,6 +9,7 @@ half-made is removed at the next start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -359,12 +360,14 @@ class TabletManager:
                     remove_tree(child)
 
         await self._host.in_thread(bury)
-        await self._log_done(self._node_log.tombstone, key)
+        with contextlib.suppress(Rejected):  # a replica whose superblock was damaged may have had no stream
+            await self._log_done(self._node_log.tombstone, key)
         self.tombstones[key] = superblock
 
     async def _erase(self, key: StreamKey) -> None:
         directory = self.replica_directory(key)
-        self._node_log.forget(key)
+        with contextlib.suppress(Rejected):  # it may never have had a stream
+            await self._log_done(self._node_log.forget, key)
         await self._host.in_thread(remove_tree, directory)
 
     async def _log_done(self, call: Callable[..., Any], *arguments: Any) -> None:
@@ -441,6 +444,10 @@ class TabletManager:
 
     async def collect_log(self) -> None:
         """Let the log drop what nobody needs, and tell the replicas whose log now begins later."""
+        now_ms = self._host.now_ms()
+        for replica in self:
+            if replica.running:
+                replica.anchor_log(now_ms)
         await self._host.in_thread(self._node_log.collect)
         for key, replica in list(self._replicas.items()):
             stream = replica.stream
