@@ -63,6 +63,7 @@ class Master:
         *,
         now_ms: Callable[[], int] = monotonic_ms,
         wall: Callable[[], int] = wall_us,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -73,6 +74,7 @@ class Master:
         self.liveness = Liveness(now_ms())
         self.lead: Leadership | None = None
         self._pool = pool
+        self._on_failure = on_failure
         self._catalog = Catalog()
         self._key_space: KeySpace | None = None
         self._changed = asyncio.Event()
@@ -81,7 +83,16 @@ class Master:
     def start(self) -> None:
         """Begin to follow the catalog tablet's role."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
         self.log.on_role_change(self._changed.set)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Only an error of our own ends the task before `stop`: the process must not go on without its master."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            log.error("master failed", exc_info=error)
+            if self._on_failure is not None:
+                self._on_failure(error)
 
     async def stop(self) -> None:
         """Lead no more and stop."""
@@ -113,7 +124,7 @@ class Master:
         lead = Leadership(term, self.log, catalog, self.liveness, self.options, self.now_ms, self.wall_us)
         catalog.on_change(lambda key: _look(lead, key))
         orders = Orders(lead, self._pool)
-        tasks: list[asyncio.Task[None]] = []
+        background: asyncio.Task[None] | None = None
         try:
             lead.check()
             if catalog.cluster is None:
@@ -122,8 +133,11 @@ class Master:
             self.lead = lead
             metrics.master_leads.set(1)
             log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
-            tasks.append(asyncio.get_running_loop().create_task(Background(lead, orders).run()))
-            while self.log.is_leader and self.log.term == term and self.log.key_space is self._key_space:
+            background = asyncio.get_running_loop().create_task(Background(lead, orders).run())
+            background.add_done_callback(lambda _: self._changed.set())
+            while self._leads(term):
+                if background.done():
+                    background.result()
                 self._changed.clear()
                 await self._changed.wait()
         finally:
@@ -131,10 +145,13 @@ class Master:
             lead.end()
             metrics.master_leads.set(0)
             log.info("leads no more", term=term)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if background is not None:
+                background.cancel()
+                await asyncio.gather(background, return_exceptions=True)
             await orders.close()
+
+    def _leads(self, term: int) -> bool:
+        return self.log.is_leader and self.log.term == term and self.log.key_space is self._key_space
 
     def rebuild(self) -> Catalog:
         """The catalog anew from the key space; from then on it follows what is applied there."""

@@ -46,7 +46,12 @@ class MasterNode(Node):
 
     def _add_service(self, node: Node, server: grpc.aio.Server) -> None:
         self.master = Master(
-            node.node_id, node.cluster_id, self._catalog_log, node.pool, self._master_options
+            node.node_id,
+            node.cluster_id,
+            self._catalog_log,
+            node.pool,
+            self._master_options,
+            on_failure=node.fail,
         )
         self.master.start()
         add_MasterServiceServicer_to_server(MasterService(self.master, self._confirm), server)
