@@ -9,8 +9,8 @@ import copy
 import itertools
 from typing import Any
 
-from stele_local.objects import find, quantity
-from stele_local.status import Cause, forbidden, invalid, not_offered
+from stele_local.objects import find, quantity, without
+from stele_local.status import Cause, invalid, not_offered
 
 Json = dict[str, Any]
 PVC_PROTECTION = "kubernetes.io/pvc-protection"
@@ -44,6 +44,9 @@ def on_create(plural: str, obj: Json) -> None:
         case "nodes":
             obj.setdefault("spec", {})
             obj.setdefault("status", {})
+        case "events":
+            for word, value in (("eventTime", None), ("reportingComponent", ""), ("reportingInstance", "")):
+                obj.setdefault(word, value)
         case "secrets":
             obj.setdefault("type", "Opaque")
         case "poddisruptionbudgets":
@@ -175,8 +178,8 @@ def on_update(plural: str, old: Json, new: Json) -> None:
 
 
 _POD_MAY_CHANGE = (
-    "spec.containers[*].image,spec.initContainers[*].image,spec.activeDeadlineSeconds,spec.tolerations "
-    "(only additions to existing tolerations),spec.terminationGracePeriodSeconds (allow it to be set to 1 if it was previously negative)"
+    "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
+    "additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
 
 
@@ -190,19 +193,18 @@ def _pod_update(name: str, old: Json, new: Json) -> None:
         return spec
 
     if fixed(old) != fixed(new):
-        why = (
-            f"Forbidden: pod updates may not change fields other than `{_POD_MAY_CHANGE.replace(',', '`,`')}`"
-        )
+        why = f"Forbidden: pod updates may not change fields other than {_POD_MAY_CHANGE}"
         raise invalid("Pod", "", name, [Cause("FieldValueForbidden", why, "spec")])
 
 
 def _claim_update(name: str, old: Json, new: Json) -> None:
     before, after = old["spec"], new["spec"]
     size = ("resources", "requests", "storage")
-    fixed_before = {**before, "resources": None, "volumeName": None}
-    fixed_after = {**after, "resources": None, "volumeName": None}
-    if fixed_before != fixed_after or (
-        before.get("volumeName") and before.get("volumeName") != after.get("volumeName")
+    bound = find(old, "status", "phase") == "Bound"
+    may_change = ("resources", "volumeName") if bound else ("volumeName",)
+    named = before.get("volumeName")
+    if without(before, *may_change) != without(after, *may_change) or (
+        named and named != after.get("volumeName")
     ):
         why = "Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
         raise invalid("PersistentVolumeClaim", "", name, [Cause("FieldValueForbidden", why, "spec")])
@@ -212,6 +214,3 @@ def _claim_update(name: str, old: Json, new: Json) -> None:
         why = "Forbidden: field can not be less than status.capacity"
         cause = Cause("FieldValueForbidden", why, "spec.resources.requests.storage")
         raise invalid("PersistentVolumeClaim", "", name, [cause])
-    if find(old, "status", "phase") != "Bound":
-        why = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
-        raise forbidden("persistentvolumeclaims", "", name, why)

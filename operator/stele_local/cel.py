@@ -219,12 +219,9 @@ def _evaluate(rule: _Rule, value: Any, old: Any, schema: Schema, path: str) -> I
         "FieldValueDuplicate": f"Duplicate value: {_shown(value)}: ",
     }.get(rule.reason)
     if word is None:
-        word = "Invalid value: " if rule.field_path else f"Invalid value: {_shown(value)}: "
-    yield Cause(
-        rule.reason,
-        word + told,
-        f"{path}{rule.field_path}".lstrip(".") if not path else path + rule.field_path,
-    )
+        scalar = not rule.field_path and not isinstance(value, dict | list)
+        word = f"Invalid value: {_shown(value)}: " if scalar else "Invalid value: "
+    yield Cause(rule.reason, word + told, (path + rule.field_path) or "<nil>")
 
 
 def _shown(value: Any) -> str:

@@ -63,8 +63,14 @@ def resources(group: str, version: str, kinds: list[Kind]) -> Json | None:
             listed.append({"name": f"{kind.plural}/scale", **sub, **scale})
         if kind.plural == "pods":
             listed.append({"name": "pods/log", **sub, "verbs": ["get"]})
-    name = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
+    if not group:  # the core list has no apiVersion: so it is
+        return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{group}/{version}",
+        "resources": listed,
+    }
 
 
 def openapi_index(kinds: list[Kind]) -> Json:

@@ -23,8 +23,6 @@ from stele_local.registry import (
     Registry,
     WriteOptions,
     Written,
-    continue_token,
-    read_continue_token,
 )
 from stele_local.selection import parse_fields, parse_labels
 from stele_local.status import ApiError
@@ -140,6 +138,13 @@ class ApiServer:
             case _:
                 body = None
         if body is None:
+            built_in = (
+                parts[:1] == ["apis"]
+                and len(parts) == 3
+                and any(k.group == parts[1] and not k.custom for k in kinds)
+            )
+            if built_in:
+                raise status.no_such_path()
             return web.Response(status=404, text="404 page not found\n")
         if request.method != "GET":
             raise status.not_offered(f"{request.method} on {_path(request)}")
@@ -167,7 +172,7 @@ class ApiServer:
             raise status.no_such_path()
         if not known:
             if kind.custom:
-                raise status.no_such_path()
+                raise status.not_found(kind.plural, kind.group, name)
             raise status.not_offered(f"{kind.plural}/{sub}")
         return Target(kind, namespace if kind.namespaced else None, name, sub)
 
@@ -189,30 +194,11 @@ class ApiServer:
             kind, target.namespace, query.get("labelSelector", ""), query.get("fieldSelector", "")
         )
         metadata: Json = {"resourceVersion": str(store.version)}
-        if token := query.get("continue"):
-            mark = read_continue_token(token)
-            if mark["rv"] < store.oldest(kind.key):
-                raise status.expired(
-                    "The provided continue parameter is too old to display a consistent list result. You can start a new list "
-                    "without the continue parameter, or use the continue token in this response to retrieve the remainder of "
-                    "the results. Continuing with the provided token results in an inconsistent list - objects that were "
-                    "created, modified, or deleted between the time the first chunk was returned and now may show up in the list."
-                )
-            items = [
-                i
-                for i in items
-                if [i["metadata"].get("namespace", ""), i["metadata"]["name"]] > mark["start"]
-            ]
-        limit = int(query.get("limit") or 0)
-        if limit and len(items) > limit:
-            rest = len(items) - limit
-            items = items[:limit]
-            metadata |= {"continue": continue_token(store.version, items[-1])}
-            if not (query.get("labelSelector") or query.get("fieldSelector")):
-                metadata["remainingItemCount"] = rest
+        if kind.custom:
+            metadata["continue"] = ""  # all at once, whatever the limit: clients must take that
         if _wants_table(request):
             body = _table(request, kind, items, metadata["resourceVersion"])
-            return _json({**body, "metadata": metadata})
+            return _json(body)
         listed = (
             items
             if kind.custom
@@ -231,12 +217,14 @@ class ApiServer:
         query, kind = request.query, target.kind
         labels, fields = (
             parse_labels(query.get("labelSelector", "")),
-            parse_fields(query.get("fieldSelector", ""), kind.selectable),
+            parse_fields(query.get("fieldSelector", ""), kind.selectable, kind.custom),
         )
         version = query.get("resourceVersion") or None
         if version is not None and not version.isdigit():
-            raise status.bad_request(
-                f'resourceVersion: Invalid value: "{version}": strconv.ParseUint: parsing "{version}": invalid syntax'
+            raise ApiError(
+                500,
+                "",
+                f'resourceVersion: Invalid value: "{version}": strconv.ParseUint: parsing "{version}": invalid syntax',
             )
         initial = query.get("sendInitialEvents") == "true"
         options = WatchOptions(
@@ -283,6 +271,8 @@ class ApiServer:
         if request.content_type != MERGE:
             if request.content_type in (*_PATCH_TYPES, "application/strategic-merge-patch+json"):
                 raise status.not_offered(f"patches of type {request.content_type}")
+            if not target.kind.custom:
+                raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
             raise status.media_type(_PATCH_TYPES)
         patch = _decode(await request.text(), "error decoding patch: ")
         if not isinstance(patch, dict):
@@ -367,7 +357,9 @@ def _table(request: web.Request, kind: Kind, objects: list[Json], version: str, 
 
 def _options(request: web.Request) -> WriteOptions:
     return WriteOptions(
-        request.query.get("dryRun") == "All", request.query.get("fieldValidation") == "Strict"
+        dry_run=request.query.get("dryRun") == "All",
+        strict=request.query.get("fieldValidation") == "Strict",
+        patch=request.method == "PATCH",
     )
 
 

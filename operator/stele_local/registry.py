@@ -5,19 +5,18 @@ requests or watch streams. Invariant: every write passes `_admit`; what is store
 
 from __future__ import annotations
 
-import base64
 import copy
 import datetime
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stele_local import builtin, schema, status
 from stele_local.cel import MISSING, Rules
-from stele_local.kinds import BUILT_IN, CRD, NAMESPACE, Kind, from_crd
+from stele_local.kinds import BUILT_IN, CRD, NAMESPACE, POD, Kind, from_crd
 from stele_local.objects import find, merge_patch, now, parse_time, random_suffix, stamp, without
 from stele_local.selection import parse_fields, parse_labels
 from stele_local.status import Cause
@@ -45,10 +44,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`strict`: unknown fields are refused instead of dropped (fieldValidation=Strict)."""
+    """`strict`: unknown fields are refused instead of dropped (fieldValidation=Strict); in a patch with other words."""
 
     dry_run: bool = False
     strict: bool = False
+    patch: bool = False
 
 
 PLAIN = WriteOptions()
@@ -87,8 +87,9 @@ class Registry:
         kinds = [replace(kind, rules=Rules(kind.schema or {})) for kind in from_crd(crd)]
         self._unserve(crd)
         for kind in kinds:
+            self.store.open_table(kind.key)
             self._kinds[kind.group, kind.version, kind.plural] = kind
-        since = find(crd, "status", "conditions", default=[{}])[0].get("lastTransitionTime") or now()
+        since = (find(crd, "status", "conditions") or [{}])[0].get("lastTransitionTime") or now()
         told = [
             ("NamesAccepted", "NoConflicts", "no conflicts found"),
             ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
@@ -124,7 +125,7 @@ class Registry:
     def list(
         self, kind: Kind, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> list[Json]:
-        wanted, chosen = parse_labels(labels), parse_fields(fields, kind.selectable)
+        wanted, chosen = parse_labels(labels), parse_fields(fields, kind.selectable, kind.custom)
         return [obj for obj in self.store.objects(kind.key, namespace) if wanted(obj) and chosen(obj)]
 
     # -- writing
@@ -157,14 +158,15 @@ class Registry:
             _default_crd(obj)
         if not kind.custom:
             builtin.on_create(kind.plural, obj)
-        unknown = self._admit(kind, obj, None, options.strict)
+        unknown = self._admit(kind, obj, None, options)
         if self.store.get(kind.key, metadata.get("namespace", ""), metadata["name"]):
             raise status.already_exists(kind.plural, kind.group, metadata["name"])
         if options.dry_run:
             return Written(obj, unknown)
+        stored = self.store.put(kind.key, obj)
         if kind is CRD:
-            obj = self._serve(obj)
-        return Written(self.store.put(kind.key, obj), unknown)
+            self.store.put(CRD.key, self._serve(copy.deepcopy(stored)))
+        return Written(stored, unknown)
 
     def _check_namespace(self, kind: Kind, namespace: str, metadata: Json) -> None:
         if not kind.namespaced:
@@ -222,15 +224,20 @@ class Registry:
             raise status.invalid(kind.kind, kind.group, name, [cause, cause])
         if metadata.get("resourceVersion") not in (None, "", old["metadata"]["resourceVersion"]):
             raise status.modified(kind.plural, kind.group, name)
+        if kind.custom and not metadata.get("resourceVersion"):
+            told = "Invalid value: 0: must be specified for an update"
+            cause = Cause("FieldValueInvalid", told, "metadata.resourceVersion")
+            raise status.invalid(kind.plural, kind.group, name, [cause])
         return self._update(kind, old, new, sub, options)
 
     def _update(self, kind: Kind, old: Json, new: Json, sub: str, options: WriteOptions = PLAIN) -> Written:
         """`new` is ours to change. An update that changes nothing writes nothing."""
         before = old["metadata"]
         if sub == "status":
-            new = {**old, "status": new.get("status")}
-            if new["status"] is None:
-                del new["status"]
+            new = {
+                **copy.deepcopy(without(old, "status")),
+                **({"status": new["status"]} if new.get("status") else {}),
+            }
         elif kind.status:
             new.pop("status", None)
             if "status" in old:
@@ -256,7 +263,7 @@ class Registry:
         _check_finalizers(kind, before, metadata)
         if not kind.custom and sub == "":
             builtin.on_update(kind.plural, old, new)
-        unknown = self._admit(kind, new, old, options.strict)
+        unknown = self._admit(kind, new, old, options)
         if kind.generation and without(new, "metadata", "status") != without(old, "metadata", "status"):
             metadata["generation"] = before.get("generation", 0) + 1
         if new == old:
@@ -270,18 +277,16 @@ class Registry:
             return Written(new, unknown)
         return Written(self.store.put(kind.key, new), unknown)
 
-    def _admit(self, kind: Kind, obj: Json, old: Json | None, strict: bool) -> tuple[str, ...]:
+    def _admit(self, kind: Kind, obj: Json, old: Json | None, options: WriteOptions) -> tuple[str, ...]:
         """Prunes, fills in defaults, validates; raises ApiError 422 with every fault. Returns the unknown fields."""
         name = obj["metadata"].get("name", "")
         causes = _check_metadata(obj["metadata"])
         unknown: list[str] = []
         if kind.schema is not None:
-            unknown = schema.prune(obj, kind.schema)
-            if unknown and strict:
-                told = ", ".join(f'unknown field "{path}"' for path in unknown)
-                raise status.bad_request(
-                    f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: strict decoding error: {told}'
-                )
+            shown = json.dumps(obj) if options.strict and options.patch else ""
+            unknown = sorted(schema.prune(obj, kind.schema))
+            if unknown and options.strict:
+                raise _strict_fault(kind, unknown, shown)
             schema.set_defaults(obj, kind.schema)
             causes += schema.validate(without(obj, "metadata"), kind.schema)
             if kind.scale:
@@ -305,52 +310,70 @@ class Registry:
         metadata = old["metadata"]
         if options.uid not in (None, metadata["uid"]):
             raise status.conflict(
-                kind.kind if kind.custom else kind.plural, kind.group, name,
+                kind.kind, kind.group, name,
                 f"the UID in the precondition ({options.uid}) does not match the UID in record ({metadata['uid']}). "
                 "The object might have been deleted and then recreated",
             )  # fmt: skip
         if options.resource_version not in (None, metadata["resourceVersion"]):
             raise status.conflict(
-                kind.kind if kind.custom else kind.plural, kind.group, name,
+                kind.kind, kind.group, name,
                 f"the ResourceVersion in the precondition ({options.resource_version}) does not match the ResourceVersion "
                 f"in record ({metadata['resourceVersion']}). The object might have been modified",
             )  # fmt: skip
         if dry_run:
             return old, False
         new = {**old, "metadata": dict(metadata)}
+        self._hold(kind, new, options)
+        held = new["metadata"].get("finalizers") or find(new, "spec", "finalizers")
+        if kind is not POD and not held:
+            return self._remove(kind, new), True
         self._mark(kind, new, options)
         if _may_go(kind, new["metadata"], new):
-            self._remove(kind, new)
-            return new, True
+            return self._remove(kind, new), True
         if new != old:
             new = self.store.put(kind.key, new)
         return new, False
 
-    def _mark(self, kind: Kind, new: Json, options: DeleteOptions) -> None:
+    def _hold(self, kind: Kind, new: Json, options: DeleteOptions) -> None:
+        """The finalizers that the way of deletion asks for."""
         metadata = new["metadata"]
         finalizers = [f for f in metadata.get("finalizers", []) if f not in (FOREGROUND, ORPHAN)]
         if options.propagation == "Foreground":
             finalizers.append(FOREGROUND)
         elif options.propagation == "Orphan":
             finalizers.append(ORPHAN)
+        if kind is CRD and CRD_CLEANUP not in finalizers:
+            finalizers.append(CRD_CLEANUP)
+        metadata.pop("finalizers", None)
         if finalizers:
             metadata["finalizers"] = finalizers
-        else:
-            metadata.pop("finalizers", None)
+
+    def _mark(self, kind: Kind, new: Json, options: DeleteOptions) -> None:
+        metadata = new["metadata"]
         grace = self._grace_seconds(kind, new, options)
         if "deletionTimestamp" in metadata:
             if grace >= metadata.get("deletionGracePeriodSeconds", 0):
                 return
+        elif kind is NAMESPACE:
+            new["status"] = {**new["status"], "phase": "Terminating"}
+        elif kind is CRD:
+            told = "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon"
+            going = {
+                "type": "Terminating",
+                "status": "True",
+                "reason": "InstanceDeletionPending",
+                "message": told,
+            }
+            conditions = [*new["status"]["conditions"], {**going, "lastTransitionTime": now()}]
+            new["status"] = {**new["status"], "conditions": conditions}
         elif "generation" in metadata:
             metadata["generation"] += 1
-        elif kind.plural == "namespaces":
-            new["status"] = {**new["status"], "phase": "Terminating"}
-        if kind is not NAMESPACE and (finalizers or kind.plural == "pods"):
+        if kind not in (NAMESPACE, CRD):
             metadata["deletionGracePeriodSeconds"] = grace
         metadata["deletionTimestamp"] = stamp_after(grace)
 
     def _grace_seconds(self, kind: Kind, obj: Json, options: DeleteOptions) -> int:
-        if kind.plural != "pods":
+        if kind is not POD:
             return 0
         if not obj["spec"].get("nodeName") or obj["status"].get("phase") in ("Succeeded", "Failed"):
             return 0
@@ -358,11 +381,22 @@ class Registry:
             return max(0, options.grace_seconds)
         return int(obj["spec"]["terminationGracePeriodSeconds"])
 
-    def _remove(self, kind: Kind, obj: Json) -> None:
-        self.store.remove(kind.key, obj)
+    def _remove(self, kind: Kind, obj: Json) -> Json:
+        last = self.store.remove(kind.key, obj)
         if kind is CRD:
             self._unserve(obj)
             self.store.drop_table((obj["spec"]["group"], obj["spec"]["names"]["plural"]))
+        return last
+
+
+def _strict_fault(kind: Kind, unknown: list[str], patched: str) -> status.ApiError:
+    told = "strict decoding error: " + ", ".join(f'unknown field "{path}"' for path in unknown)
+    if patched:
+        cause = Cause("FieldValueInvalid", f"Invalid value: {json.dumps(patched)}: {told}", "patch")
+        return status.invalid("", "", "", [cause])
+    return status.bad_request(
+        f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: {told}'
+    )
 
 
 def stamp_after(seconds: int) -> str:
@@ -387,14 +421,12 @@ def _check_metadata(metadata: Json) -> list[Cause]:
     causes = []
     if not _NAME.fullmatch(name) or len(name) > 253:
         causes.append(Cause("FieldValueInvalid", f'Invalid value: "{name}": {_BAD_NAME}', "metadata.name"))
-    for index, owner in enumerate(metadata.get("ownerReferences") or ()):
+    for owner in metadata.get("ownerReferences") or ():
         for word in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(word):
                 shown = json.dumps(owner.get(word, ""))
-                why = (
-                    f"Invalid value: {shown}: {'version' if word == 'apiVersion' else word} must not be empty"
-                )
-                causes.append(Cause("FieldValueInvalid", why, f"metadata.ownerReferences[{index}].{word}"))
+                why = f"Invalid value: {shown}: {'version ' if word == 'apiVersion' else ''}must not be empty"
+                causes.append(Cause("FieldValueInvalid", why, f"metadata.ownerReferences.{word}"))
     return causes
 
 
@@ -407,7 +439,7 @@ def _check_finalizers(kind: Kind, before: Json, after: Json) -> None:
             f"found new finalizers []string{{{shown}}}"
         )
         cause = Cause("FieldValueForbidden", why, "metadata.finalizers")
-        raise status.invalid(kind.kind, kind.group, before["name"], [cause])
+        raise status.invalid(kind.kind, kind.group, before["name"], [cause] * (1 + kind.custom))
 
 
 def _default_crd(crd: Json) -> None:
@@ -415,18 +447,9 @@ def _default_crd(crd: Json) -> None:
     names.setdefault("singular", names["kind"].lower())
     names.setdefault("listKind", f"{names['kind']}List")
     crd["spec"].setdefault("conversion", {"strategy": "None"})
-    crd["metadata"].setdefault("finalizers", []).append(CRD_CLEANUP)
-
-
-def continue_token(version: int, last: Json) -> str:
-    """Where a limited list goes on: after `last`, at `version`. Opaque to clients, as in a real one."""
-    metadata = last["metadata"]
-    mark = {"v": "meta.k8s.io/v1", "rv": version, "start": [metadata.get("namespace", ""), metadata["name"]]}
-    return base64.urlsafe_b64encode(json.dumps(mark).encode()).decode().rstrip("=")
-
-
-def read_continue_token(token: str) -> Mapping[str, Any]:
-    try:
-        return json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except ValueError:
-        raise status.bad_request("continue key is not valid: unrecognized") from None
+    versions = [version["name"] for version in crd["spec"]["versions"] if version.get("storage")]
+    crd["status"] = {
+        "conditions": None,
+        "acceptedNames": {"plural": "", "kind": ""},
+        "storedVersions": versions,
+    }

@@ -166,12 +166,12 @@ def _check_string(value: str, schema: Schema, path: str) -> Iterator[Cause]:
         try:
             parse_time(value)
         except ValueError:
-            yield _invalid(path, value, f'must be of type date-time: "{value}"')
+            yield _invalid(path, value, f'must be of type date-time: "{value}"', "FieldValueTypeInvalid")
     if schema.get("format") == "byte":
         try:
             base64.b64decode(value, validate=True)
         except ValueError:
-            yield _invalid(path, value, f'must be of type byte: "{value}"')
+            yield _invalid(path, value, f'must be of type byte: "{value}"', "FieldValueTypeInvalid")
 
 
 def _check_number(value: int | float, schema: Schema, path: str) -> Iterator[Cause]:

@@ -69,7 +69,7 @@ def matches_selector(selector: Mapping[str, Any] | None, labels: Mapping[str, st
     return True
 
 
-def parse_fields(text: str, selectable: tuple[str, ...]) -> Test:
+def parse_fields(text: str, selectable: tuple[str, ...], custom: bool) -> Test:
     """`metadata.name=x,spec.nodeName!=y`; raises a bad-request ApiError for a field that the kind does not offer."""
     tests: list[Test] = []
     for part in text.split(",") if text else []:
@@ -78,7 +78,11 @@ def parse_fields(text: str, selectable: tuple[str, ...]) -> Test:
             raise bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
         path, operator, wanted = match[1], match[2], match[3]
         if path not in ("metadata.name", "metadata.namespace", *selectable):
-            raise bad_request(f"field label not supported: {path}")
+            if selectable or custom:
+                raise bad_request(f"field label not supported: {path}")
+            raise bad_request(
+                f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+            )
         tests.append(_field(path.split("."), wanted, operator != "!="))
     return lambda obj: all(test(obj) for test in tests)
 

@@ -72,10 +72,15 @@ class Store:
         self._commit(Change(self.version, table, last, before, True))
         return last
 
+    def open_table(self, table: Table) -> None:
+        """A kind that is served from now on: older versions than this are too old to watch it from."""
+        self._forgotten.setdefault(table, self.version)
+
     def drop_table(self, table: Table) -> None:
         """A kind that is no longer served: its watches end."""
         self._tables.pop(table, None)
         self._history.pop(table, None)
+        self._forgotten.pop(table, None)
         for queue in self._watchers.pop(table, []):
             queue.put_nowait(None)
 

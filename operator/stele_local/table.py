@@ -42,9 +42,16 @@ def _restarts(pod: Json) -> str:
 
 
 def _node_status(node: Json) -> str:
-    ready = next((c for c in find(node, "status", "conditions", default=[]) if c["type"] == "Ready"), {})
-    word = "Ready" if ready.get("status") == "True" else "NotReady"
+    ready = next(
+        (c["status"] for c in find(node, "status", "conditions", default=[]) if c["type"] == "Ready"), None
+    )
+    word = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
     return word + (",SchedulingDisabled" if find(node, "spec", "unschedulable") else "")
+
+
+def _internal_address(node: Json) -> str:
+    listed = find(node, "status", "addresses", default=[])
+    return next((a["address"] for a in listed if a["type"] == "InternalIP"), "<none>")
 
 
 def _modes(obj: Json) -> str:
@@ -97,6 +104,9 @@ _BUILT_IN: dict[str, Cells] = {
         ("Roles", "string", 0, lambda _: "<none>"),
         _AGE_CELL,
         ("Version", "string", 0, _text("status", "nodeInfo", "kubeletVersion", default="")),
+        ("Internal-IP", "string", 1, _internal_address),
+        ("External-IP", "string", 1, lambda _: "<none>"),
+        *((n, "string", 1, lambda _: "<unknown>") for n in ("OS-Image", "Kernel-Version", "Container-Runtime")),
     ),
     "persistentvolumeclaims": (
         _NAME_CELL,
@@ -131,7 +141,7 @@ _BUILT_IN: dict[str, Cells] = {
         ("Source", "string", 1, _text("source", "component", default="")),
         ("Message", "string", 0, lambda o: str(o.get("message", "")).strip()),
         ("First Seen", "string", 1, lambda o: age(o.get("firstTimestamp") or o["metadata"]["creationTimestamp"])),
-        ("Count", "string", 1, lambda o: str(o.get("count", 1))),
+        ("Count", "string", 1, lambda o: o.get("count", 1)),
         ("Name", "string", 1, _text("metadata", "name")),
     ),
     "services": (
@@ -143,8 +153,8 @@ _BUILT_IN: dict[str, Cells] = {
         _AGE_CELL,
         ("Selector", "string", 1, lambda o: ",".join(f"{k}={v}" for k, v in sorted((find(o, "spec", "selector") or {}).items())) or "<none>"),
     ),
-    "configmaps": (_NAME_CELL, ("Data", "string", 0, lambda o: str(_count("data")(o))), _AGE_CELL),
-    "secrets": (_NAME_CELL, ("Type", "string", 0, _text("type")), ("Data", "string", 0, lambda o: str(_count("data")(o))), _AGE_CELL),
+    "configmaps": (_NAME_CELL, ("Data", "string", 0, _count("data")), _AGE_CELL),
+    "secrets": (_NAME_CELL, ("Type", "string", 0, _text("type")), ("Data", "string", 0, _count("data")), _AGE_CELL),
     "namespaces": (_NAME_CELL, ("Status", "string", 0, _text("status", "phase")), _AGE_CELL),
     "leases": (_NAME_CELL, ("Holder", "string", 0, _text("spec", "holderIdentity", default="")), _AGE_CELL),
     "poddisruptionbudgets": (
@@ -193,8 +203,8 @@ def render(kind: Kind, objects: Iterable[Json], version: str, include: str, head
                 "apiVersion": "meta.k8s.io/v1",
                 "metadata": obj["metadata"],
             }
-        elif include == "Object":
-            row["object"] = obj
+        else:
+            row["object"] = obj if include == "Object" else None
         rows.append(row)
     definitions = [
         {

@@ -63,6 +63,11 @@ def _event(change: Change, options: WatchOptions) -> Json | None:
     return None
 
 
+def _next_bookmark(now: float, deadline: float) -> float:
+    last = deadline - LAST_BOOKMARK_SECONDS
+    return min(now + BOOKMARK_SECONDS, last) if last > now else deadline + BOOKMARK_SECONDS
+
+
 async def stream(
     store: Store, kind: Kind, options: WatchOptions, ended: Callable[[], bool]
 ) -> AsyncIterator[Json]:
@@ -88,7 +93,7 @@ async def stream(
                     yield event
             version = store.version
         deadline = loop.time() + options.timeout_seconds
-        bookmark_at = min(loop.time() + BOOKMARK_SECONDS, max(loop.time(), deadline - LAST_BOOKMARK_SECONDS))
+        bookmark_at = _next_bookmark(loop.time(), deadline)
         while not ended():
             until = min(deadline, bookmark_at) if options.bookmarks else deadline
             try:
@@ -97,9 +102,7 @@ async def stream(
                 if loop.time() >= deadline:
                     return
                 yield _bookmark(kind, store.version)
-                next_at = loop.time() + BOOKMARK_SECONDS
-                last_at = deadline - LAST_BOOKMARK_SECONDS
-                bookmark_at = min(next_at, last_at) if last_at > loop.time() else deadline + 1
+                bookmark_at = _next_bookmark(loop.time(), deadline)
                 continue
             if change is None:
                 return

@@ -1,0 +1,104 @@
+"""`stele-local` from a shell: up, down, Ctrl-C, kill -9; no process is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import kubernetes.aio.client
+import kubernetes.aio.config
+import pytest
+
+from stele_local import processes
+from tests.local.conftest import pod
+
+WAIT_SECONDS = 20.0
+
+
+def _run(folder: Path, *words: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "stele_local", "--folder", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _until(holds: Any, what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS:g} s: {what}"
+        time.sleep(0.05)
+
+
+async def _create_pod(folder: Path) -> None:
+    await kubernetes.aio.config.load_kube_config(config_file=str(folder / "kubeconfig"))
+    async with kubernetes.aio.client.ApiClient() as client:
+        core = kubernetes.aio.client.CoreV1Api(client)
+        await core.create_namespaced_pod("default", {"apiVersion": "v1", "kind": "Pod", **pod("a")})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    yield tmp_path
+    _run(tmp_path, "down")
+
+
+def _owner(folder: Path) -> int:
+    return int(json.loads((folder / "cluster.json").read_text())["pid"])
+
+
+def test_up_status_off_on_exec_down(folder: Path) -> None:
+    assert "no cluster runs" in _run(folder, "status", code=1)
+    assert _run(folder, "up", "--machines", "2").startswith("export KUBECONFIG=")
+    assert "runs in" in _run(folder, "up", code=1)
+    asyncio.run(_create_pod(folder))
+    _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
+    _run(folder, "off", "n1")
+    _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
+    assert "expected" in _run(folder, "off", "n9", code=1)
+    assert "switch it off first" in _run(folder, "wipe", "n2", code=1)
+    assert (
+        _run(folder, "exec", "--", sys.executable, "-c", "import os; print(os.environ['KUBECONFIG'])")
+        .strip()
+        .endswith("kubeconfig")
+    )
+    owner = _owner(folder)
+    assert _run(folder, "down").startswith("down")
+    assert processes.left_over(folder) == [] and not Path(f"/proc/{owner}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_cluster(folder: Path, number: signal.Signals) -> None:
+    _run(folder, "up", "--machines", "1")
+    asyncio.run(_create_pod(folder))
+    _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
+    os.kill(_owner(folder), number)
+    _until(lambda: not processes.left_over(folder), "its processes are gone")
+    assert _run(folder, "down") == "down\n"
+    _run(folder, "up", "--machines", "1")
+
+
+def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
+    """They do not die with their parent's parent: only the mark in their environment finds them."""
+    stray = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); time.sleep(600)"
+    _run(folder, "up", "--machines", "1")
+
+    async def create() -> None:
+        await kubernetes.aio.config.load_kube_config(config_file=str(folder / "kubeconfig"))
+        async with kubernetes.aio.client.ApiClient() as client:
+            body = pod("a", "python", "-c", stray, container={"readinessProbe": None})
+            core = kubernetes.aio.client.CoreV1Api(client)
+            await core.create_namespaced_pod("default", {"apiVersion": "v1", "kind": "Pod", **body})
+
+    asyncio.run(create())
+    _until(lambda: len(processes.left_over(folder)) == 2, "both run")
+    os.kill(_owner(folder), signal.SIGKILL)
+    _until(lambda: len(processes.left_over(folder)) == 1, "the stray is left")
+    assert "1 processes were left over" in _run(folder, "down")
+    assert processes.left_over(folder) == []

@@ -1,0 +1,129 @@
+"""Machines lose power and disks; volumes stay with them; pods are placed where they may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele_local import processes
+from stele_local.cluster import LocalCluster
+from stele_local.kinds import EVENT, NODE, POD, PV, PVC
+from stele_local.registry import DeleteOptions
+from tests.local.conftest import claim, condition, container_status, pod, until
+
+Json = dict[str, Any]
+
+
+def _node_ready(cluster: LocalCluster, name: str) -> str:
+    conditions = cluster.registry.get(NODE, "", name)["status"]["conditions"]
+    return next(c["status"] for c in conditions if c["type"] == "Ready")
+
+
+def _data(cluster: LocalCluster, claim_name: str) -> Path:
+    volume = cluster.registry.get(PVC, "default", claim_name)["spec"]["volumeName"]
+    return next((cluster.folder / "machines").glob(f"*/volumes/{volume}"))
+
+
+async def _started(cluster: LocalCluster) -> str:
+    cluster.registry.create(PVC, "default", claim("data-a"))
+    assert cluster.registry.get(PVC, "default", "data-a")["status"]["phase"] == "Pending"
+    cluster.registry.create(POD, "default", pod("a", claim="data-a"))
+    await until(lambda: condition(cluster, "a") == "True", "a is ready")
+    return str(cluster.registry.get(POD, "default", "a")["spec"]["nodeName"])
+
+
+async def test_power_failure_and_return(cluster: LocalCluster) -> None:
+    machine = await _started(cluster)
+    await cluster.off(machine)
+    await until(lambda: not processes.left_over(cluster.folder), "its processes are dead")
+    await until(lambda: _node_ready(cluster, machine) == "Unknown", "its node is NotReady")
+    await until(lambda: condition(cluster, "a") == "False", "a is not ready")
+    assert "running" in container_status(cluster, "a")["state"], "the last status stays"
+    cluster.registry.delete(POD, "default", "a", DeleteOptions())
+    await cluster.on(machine)
+    await until(lambda: not cluster.registry.find(POD, "default", "a"), "its deletion ends once it is back")
+    cluster.registry.create(POD, "default", pod("a", claim="data-a"))
+    await until(lambda: condition(cluster, "a") == "True", "a is ready again")
+    assert cluster.registry.get(POD, "default", "a")["spec"]["nodeName"] == machine
+    assert (_data(cluster, "data-a") / "starts").read_text() == "xx"
+
+
+async def test_the_same_pod_runs_on_after_power_returns(cluster: LocalCluster) -> None:
+    machine = await _started(cluster)
+    await cluster.off(machine)
+    await until(lambda: condition(cluster, "a") == "False", "a is not ready")
+    await cluster.on(machine)
+    await until(lambda: condition(cluster, "a") == "True", "a is ready again")
+    assert container_status(cluster, "a")["restartCount"] == 1
+    assert _node_ready(cluster, machine) == "True"
+
+
+async def test_wiped_disks_stay_lost(cluster: LocalCluster) -> None:
+    machine = await _started(cluster)
+    with pytest.raises(ValueError, match="switch it off first"):
+        await cluster.wipe(machine)
+    await cluster.off(machine)
+    await cluster.wipe(machine)
+    await cluster.on(machine)
+
+    def told() -> bool:
+        return any("does not exist" in event["message"] for event in cluster.registry.list(EVENT, "default"))
+
+    await until(told, "FailedMount is told")
+    waiting = container_status(cluster, "a")["state"]["waiting"]
+    assert waiting["reason"] == "ContainerCreating" and condition(cluster, "a") == "False"
+
+
+async def test_a_lost_machine_is_let_go_by_force(cluster: LocalCluster) -> None:
+    machine = await _started(cluster)
+    await cluster.off(machine)
+    await until(lambda: _node_ready(cluster, machine) == "Unknown", "its node is NotReady")
+    cluster.registry.delete(PVC, "default", "data-a", DeleteOptions())
+    assert cluster.registry.get(PVC, "default", "data-a")["metadata"]["finalizers"] == [
+        "kubernetes.io/pvc-protection"
+    ]
+    cluster.registry.delete(POD, "default", "a", DeleteOptions())
+    assert cluster.registry.get(POD, "default", "a")["metadata"]["deletionGracePeriodSeconds"] == 5
+    cluster.registry.delete(POD, "default", "a", DeleteOptions(grace_seconds=0))
+    assert cluster.registry.find(POD, "default", "a") is None
+    await until(lambda: not cluster.registry.find(PVC, "default", "data-a"), "the claim is gone")
+    assert cluster.registry.list(PV), "the volume waits for its machine"
+    cluster.registry.delete(NODE, "", machine, DeleteOptions())
+    await cluster.on(machine)
+    await until(lambda: not cluster.registry.list(PV), "the volume is gone")
+    await until(lambda: _node_ready(cluster, machine) == "True", "its node is back")
+
+
+async def test_volumes_grow_and_go(cluster: LocalCluster) -> None:
+    await _started(cluster)
+    data = _data(cluster, "data-a")
+    grown = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
+    cluster.registry.patch(PVC, "default", "data-a", grown)
+    await until(
+        lambda: cluster.registry.get(PVC, "default", "data-a")["status"]["capacity"]["storage"] == "2Gi",
+        "it grew",
+    )
+    cluster.registry.delete(POD, "default", "a", DeleteOptions())
+    cluster.registry.delete(PVC, "default", "data-a", DeleteOptions())
+    await until(lambda: not cluster.registry.list(PV), "the volume is gone")
+    assert not data.exists() and not cluster.registry.list(PVC)
+
+
+async def test_placement(cluster: LocalCluster) -> None:
+    apart = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    for index in range(4):
+        cluster.registry.create(POD, "default", pod(f"p{index}", affinity=affinity))
+    await until(lambda: condition(cluster, "p3", "PodScheduled") == "False", "the fourth has no machine")
+    placed = {cluster.registry.get(POD, "default", f"p{i}")["spec"]["nodeName"] for i in range(3)}
+    assert placed == {"n1", "n2", "n3"}
+    zoned = pod("z", nodeSelector={"topology.kubernetes.io/zone": "z2"})
+    zoned["metadata"]["labels"] = {}
+    cluster.registry.create(POD, "default", zoned)
+    await until(
+        lambda: cluster.registry.get(POD, "default", "z")["spec"].get("nodeName") == "n2", "z is in its zone"
+    )
+    cluster.registry.delete(POD, "default", "p0", DeleteOptions())
+    await until(lambda: condition(cluster, "p3") == "True", "the fourth took its place")
