@@ -1,0 +1,126 @@
+"""The executor against the dumb twin behind real gRPC: claim, observe, order, report; interrupted and taken over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from stele.driver.executor import Executor, Report, StaleEpoch
+from stele.driver.progress import Progress
+from stele.model.errors import Code, SteleError
+from stele.model.ids import ClusterId
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import Identity
+from tests.driver.model import POLICY, Cluster
+from tests.driver.served import START_IN_FORCE, Served, serve
+
+
+@asynccontextmanager
+async def driver(
+    served: Served, told: list[Progress] | None = None, holder: str = "d1"
+) -> AsyncIterator[Executor]:
+    """An executor on a pool of its own."""
+    pool = ChannelPool(Identity(ClusterId("c" * 32)))
+    try:
+        yield Executor(
+            pool, [served.address], holder=holder, on_progress=told.append if told is not None else None
+        )
+    finally:
+        await pool.close()
+
+
+async def passes(executor: Executor, cluster: Cluster, count: int) -> list[Report]:
+    """So many passes, with time in between; fewer if nothing is left to do."""
+    reports = []
+    for _ in range(count):
+        reports.append(await executor.run_once(POLICY))
+        if reports[-1].idle:
+            break
+        cluster.advance()
+    return reports
+
+
+def killed() -> Cluster:
+    cluster = Cluster(5, 1, 2, 3)
+    (first, *_) = cluster.tablets.values()
+    cluster.nodes[first.config.peers[2].node_id].alive = False
+    cluster.advance()
+    return cluster
+
+
+async def test_a_heal_from_end_to_end() -> None:
+    cluster, told = killed(), list[Progress]()
+    async with serve(cluster) as served, driver(served, told) as executor:
+        reports = await passes(executor, cluster, 30)
+        assert reports[-1].idle and cluster.healthy()
+        errors = [o.error for r in reports for o in r.outcomes if o.error is not None]
+        assert not errors
+        assert served.witness_starts and set(served.witness_starts) == {START_IN_FORCE}
+        kinds = [p.kind for p in told]
+        assert kinds.index("BeginIntent") < kinds.index("DemotePeer") < kinds.index("AddWitness")
+        assert all(p.reason and p.table_name == "t" for p in told)
+        assert {p.next for p in told if p.kind == "DemotePeer"} == {"AddingWitness"}
+        await executor.release()
+        assert served.holder == ""
+
+
+async def test_interrupted_after_each_pass_and_taken_over() -> None:
+    for stop_after in range(1, 8):
+        cluster = killed()
+        async with serve(cluster) as served:
+            async with driver(served) as first:
+                await passes(first, cluster, stop_after)
+            async with driver(served, holder="d2") as second:
+                reports = await passes(second, cluster, 40)
+                assert reports[-1].idle and cluster.healthy(), f"after {stop_after} passes"
+
+
+async def test_an_intent_is_cancelled_behind_a_fence() -> None:
+    cluster = killed()
+    (dead,) = [n for n in cluster.nodes.values() if not n.alive]
+    async with serve(cluster) as served, driver(served) as executor:
+        await passes(executor, cluster, 2)
+        dead.alive = True
+        before = {t.tablet_id: t.config.opid_index for t in cluster.tablets.values()}
+        await passes(executor, cluster, 20)
+        assert cluster.healthy()
+        assert any(t.config.opid_index > before[t.tablet_id] for t in cluster.tablets.values())
+
+
+async def test_a_driver_that_was_replaced_stops() -> None:
+    cluster = killed()
+    async with serve(cluster) as served, driver(served) as old, driver(served, holder="d2") as new:
+        await passes(old, cluster, 2)
+        await passes(new, cluster, 1)
+        with pytest.raises(StaleEpoch):
+            await old.run_once(POLICY)
+        assert old.claim is None
+
+
+async def test_without_a_leader_master_there_is_no_pass() -> None:
+    cluster = killed()
+    async with serve(cluster) as served, driver(served) as executor:
+        served.leads = False
+        with pytest.raises(SteleError) as refused:
+            await executor.run_once(POLICY)
+        assert refused.value.code is Code.NOT_LEADER
+        assert not cluster.intents
+
+
+async def test_a_refused_step_is_told_and_planned_again() -> None:
+    cluster, told = killed(), list[Progress]()
+    async with serve(cluster) as served, driver(served, told) as executor:
+        await passes(executor, cluster, 1)
+        view = await executor.observe(POLICY)
+        targets = {i.target_node for i in cluster.intents.values()}
+        for node in targets:
+            cluster.nodes[node].alive = False  # after the view was taken
+        report = await executor.run_once(POLICY, view)
+        assert report.outcomes and all(o.error is not None for o in report.outcomes)
+        assert all(p.error for p in told[-len(report.outcomes) :])
+        for node in targets:
+            cluster.nodes[node].alive = True
+        await passes(executor, cluster, 40)
+        assert cluster.healthy()
