@@ -1,0 +1,88 @@
+"""Masters and nodes as they run, but in the test's own event loop: real sockets on loopback, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from stele.client import AsyncClient
+from stele.client.admin import form_masters
+from stele.master.server import MasterNode
+from stele.model.errors import Retryable
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.tserver.node import Node
+from stele.tserver.options import FirstMaster, NodeOptions
+from tests.consensus.cluster import OPTIONS
+
+
+class LocalCluster:
+    """One master and some nodes."""
+
+    def __init__(self, directory: Path, nodes: int = 3) -> None:
+        self.directory = directory
+        self.cluster_id = ClusterId(new_id())
+        chosen = random.SystemRandom()
+        self._net = f"127.{chosen.randrange(128, 192)}.{chosen.randrange(256)}"
+        self.ids = {name: NodeId(new_id()) for name in ("master", *(f"node-{i}" for i in range(nodes)))}
+        self.running: dict[str, Node] = {}
+
+    def options(self, name: str, *, first: bool = False) -> NodeOptions:
+        number = list(self.ids).index(name) + 1
+        host = f"{self._net}.{number}"
+        master = f"{self._net}.1:7051"
+        address = master if name == "master" else f"{host}:7050"
+        return NodeOptions(
+            data_dir=self.directory / name,
+            node_id=self.ids[name],
+            cluster_id=self.cluster_id,
+            listen=address,
+            advertise=address,
+            masters=(master,),
+            machine=f"m{number}",
+            zone=f"z{number}",
+            role="master" if name == "master" else "node",
+            http_port=7080,
+            flight_port=7052,
+            first_masters=(FirstMaster(self.ids["master"], master),) if first else (),
+            heartbeat_s=0.2,
+            replica=OPTIONS,
+        )
+
+    @property
+    def master_address(self) -> str:
+        return f"{self._net}.1:7051"
+
+    def client(self) -> AsyncClient:
+        return AsyncClient([self.master_address])
+
+    async def start(self) -> LocalCluster:
+        await self.launch("master", first=True)
+        await self.form()
+        for name in self.ids:
+            if name != "master":
+                await self.launch(name)
+        return self
+
+    async def form(self) -> None:
+        for _ in range(100):
+            try:
+                await form_masters([self.master_address], cluster_id=self.cluster_id)
+                return
+            except Retryable:
+                await asyncio.sleep(0.05)
+        raise AssertionError("the master does not form")
+
+    async def launch(self, name: str, *, first: bool = False) -> Node:
+        options = self.options(name, first=first)
+        node = MasterNode(options) if name == "master" else Node(options)
+        await node.start()
+        self.running[name] = node
+        return node
+
+    async def stop(self, name: str, *, hand_over: bool = False) -> None:
+        await self.running.pop(name).stop(hand_over=hand_over)
+
+    async def close(self) -> None:
+        for name in list(self.running):
+            await self.stop(name)

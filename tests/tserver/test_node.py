@@ -1,0 +1,150 @@
+"""Nodes under a master: tables, writes, scans, restarts, copies, all through sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stele.client import AsyncClient
+from stele.model.ids import NodeId, new_id
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.proto import consensus_pb2 as pb
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.tserver.node import Node
+from stele.tserver.options import EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN, NodeOptions
+from stele.tserver.volume import Fate
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import LocalCluster
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    made = LocalCluster(tmp_path)
+    try:
+        yield await made.start()
+    finally:
+        await made.close()
+
+
+async def fill(client: AsyncClient, count: int, name: str = "t") -> None:
+    table = await client.open_table(name)
+    async with table.new_session() as session:
+        for i in range(count):
+            await session.upsert({"id": i, "name": f"n{i}"})
+
+
+async def count(client: AsyncClient, name: str = "t") -> int:
+    return await (await client.open_table(name)).scan().count()
+
+
+async def test_write_scan_restart(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await fill(client, 500)
+        assert await count(client) == 500
+        assert (await (await client.open_table("t")).get({"id": 7})) == {"id": 7, "name": "n7"}
+    for name in ("node-0", "node-1", "node-2"):
+        await cluster.stop(name)
+    for name in ("node-0", "node-1", "node-2"):
+        node = await cluster.launch(name)
+        assert node.incarnation == 2
+    async with cluster.client() as client:
+        assert await count(client) == 500
+        await fill(client, 600)
+        assert await count(client) == 600
+
+
+async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:
+    for name, node in cluster.running.items():
+        await wait_until(lambda node=node: not node.health.ready())
+        assert node.health.identity()["formed"], name
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await fill(client, 50)
+        await cluster.stop("node-0", hand_over=True)
+        leaders = [r for n in cluster.running.values() for r in n.manager if r.is_leader]
+        assert len(leaders) == 5  # four tablets and the catalog
+        await fill(client, 60)
+        assert await count(client) == 60
+
+
+async def test_a_key_space_over_the_wire(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        kv = await client.create_keyspace("k")
+        await kv.replace(b"a", b"1")
+        assert await kv.read(b"a") == b"1"
+        await kv.delete(b"a")
+        assert await kv.read(b"a") is None
+
+
+async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA)
+        await fill(client, 2000)
+        # A fourth node joins and gets a replica of its own.
+        cluster.ids["node-3"] = NodeId(new_id())
+        fresh = await cluster.launch("node-3")
+        await wait_until(lambda: fresh.manager.opened)
+        source = next(
+            n for n in cluster.running.values() for r in n.manager if r.is_leader and n.options.role == "node"
+        )
+        leader = next(r for r in source.manager if r.is_leader)
+        order = pb.StartTabletCopyRequest(
+            tablet_id=id_to_pb(leader.tablet_id),
+            replica_id=9,
+            source_node=id_to_pb(source.node_id),
+            source_address=source.address,
+        )
+        call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
+        for _ in range(200):
+            answer = await client.pool.unary(*call)
+            if answer.progress.state in ("Done", "Failed"):
+                break
+            await asyncio.sleep(0.02)
+        assert answer.progress.state == "Done", answer.progress.error
+        change = pb.BulkChangeConfigRequest(
+            tablet_id=id_to_pb(leader.tablet_id),
+            type=pb.ADD_PEER,
+            cas_config_opid_index=leader.committed_config.opid_index,
+        )
+        change.peer.node_id = id_to_pb(fresh.node_id)
+        change.peer.replica_id = 9
+        change.peer.address = fresh.address
+        change.peer.member_type = 2
+        change.peer.promote = True
+        changed = await client.pool.unary(source.address, ConsensusServiceStub, "BulkChangeConfig", change)
+        assert id_from_pb(changed.committed.peers[-1].node_id) == fresh.node_id
+        replica = fresh.manager.get(leader.tablet_id)
+        await wait_until(lambda: leader.committed_config.peer(9).member_type == 1)  # type: ignore[union-attr]
+        await fill(client, 2100)
+        await wait_until(lambda: replica.applied_index >= leader.applied_index)
+        assert replica.machine.view().checksum() == leader.machine.view().checksum()  # type: ignore[union-attr]
+
+
+async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
+    options = cluster.options("node-0")
+    await cluster.stop("node-0")
+    with pytest.raises(Fate) as foreign:
+        await Node(
+            NodeOptions(options.data_dir, NodeId(new_id()), cluster.cluster_id, options.listen)
+        ).start()
+    assert foreign.value.exit_code == EXIT_VOLUME_FOREIGN
+    empty = NodeOptions(
+        tmp_path / "another", options.node_id, cluster.cluster_id, options.listen, masters=options.masters
+    )
+    with pytest.raises(Fate) as seen:
+        await Node(empty).start()
+    assert seen.value.exit_code == EXIT_VOLUME_EMPTY and "VolumeEmpty" in seen.value.fate
+    with pytest.raises(Fate) as unformed:
+        await Node(
+            NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
+        ).start()
+    assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
