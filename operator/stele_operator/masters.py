@@ -6,7 +6,7 @@ Invariant: every call carries the cluster's UUID, so an address that another clu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stele.driver.executor import Executor
 from stele.driver.masters import Masters
@@ -34,6 +34,7 @@ class MasterLink:
         self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id)))
         self._masters = Masters(self._pool, ())
         self.driver = Executor(self._pool, (), holder=holder, on_progress=on_progress)
+        self._formed: dict[tuple[str, int], MasterReport] = {}
 
     async def close(self) -> None:
         """Give the driver's claim back and hang up."""
@@ -45,10 +46,17 @@ class MasterLink:
         self._masters.learn(addresses)
         self.driver.masters.learn(addresses)
 
-    async def reports(self, addresses: Sequence[str]) -> tuple[MasterReport, ...]:
-        """What each master at these addresses says of itself; those that do not answer are left out."""
-        found = await asyncio.gather(*(self._report(a) for a in addresses))
-        return tuple(r for r in found if r is not None)
+    async def reports(self, addresses: Mapping[tuple[str, int], str]) -> tuple[MasterReport, ...]:
+        """What each master says of itself; those that do not answer are left out.
+
+        `addresses` by pod uid and restarts: what a formed one said holds until its process ends.
+        """
+        self._formed = {run: report for run, report in self._formed.items() if run in addresses}
+        asked = [run for run in addresses if run not in self._formed]
+        answers = await asyncio.gather(*(self._report(addresses[run]) for run in asked))
+        found = {run: report for run, report in zip(asked, answers, strict=True) if report is not None}
+        self._formed |= {run: report for run, report in found.items() if report.formed}
+        return tuple({**found, **self._formed}.values())
 
     async def _report(self, address: str) -> MasterReport | None:
         request = tserver_pb2.GetNodeStatusRequest()

@@ -242,8 +242,10 @@ async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
         raise
 
 
-async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> Observation:
-    """Everything of one cluster that Kubernetes knows. `raw` is its TabletCluster, just read.
+async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple[Observation, list[Json]]:
+    """Everything of one cluster that Kubernetes knows, and its TabletGroups as they stand.
+
+    `raw` is its TabletCluster, just read.
 
     Raises:
         KubeError: a list did not come.
@@ -260,7 +262,8 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> Obser
     identity, machines = await asyncio.gather(
         kube.get("ConfigMap", namespace, naming.identity_name(cluster.name)), machines_if_allowed(kube)
     )
-    return Observation(
+    mine = [g for g in groups if cluster_of(g) == cluster.name]
+    seen = Observation(
         now_s=time.time(),
         cluster=cluster,
         default_image=default_image,
@@ -273,9 +276,10 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> Obser
             for kind, items in (("Service", services), ("PodDisruptionBudget", budgets))
             for item in items
         ),
-        groups=tuple(parse_group(g) for g in groups if cluster_of(g) == cluster.name),
+        groups=tuple(parse_group(g) for g in mine),
         fresh_ids=tuple(new_id() for _ in range(_FRESH_IDS)),
     )
+    return seen, mine
 
 
 def cluster_of(group: Json) -> str:
@@ -288,9 +292,10 @@ async def observe_masters(
     link: MasterLink, o: Observation
 ) -> tuple[tuple[MasterReport, ...], Catalog | None, str]:
     """What the masters say: each of itself while the cluster forms, and the leader's view. The text says why not."""
-    addresses = [f"{p.ip}:{naming.PORT_MASTER}" for p in o.pods if p.role == "master" and p.ip and p.running]
+    pods = [p for p in o.pods if p.role == "master" and p.ip and p.running and not _is_down(o, p.machine)]
+    addresses = [_address(p) for p in pods]
     link.learn(addresses)
-    reports = await link.reports(addresses)
+    reports = await link.reports({(p.uid, p.restarts): _address(p) for p in pods})
     if o.identity is None or not o.identity.formed:
         return reports, None, "the cluster has not formed"
     if not addresses:
@@ -299,3 +304,13 @@ async def observe_masters(
         return reports, await link.catalog(), ""
     except SteleError as exc:
         return reports, None, str(exc)
+
+
+def _address(pod: Pod) -> str:
+    return f"{pod.ip}:{naming.PORT_MASTER}"
+
+
+def _is_down(o: Observation, name: str) -> bool:
+    """Dialling a dead machine costs a time-out in each pass."""
+    machine = o.machine(name)
+    return machine is not None and not machine.ready

@@ -74,11 +74,12 @@ class ClusterTask:
                 started = time.monotonic()
                 try:
                     wait_s = await self.run_pass()
-                except (KubeError, SteleError) as exc:
+                except Exception as exc:  # noqa: BLE001 - a fault over one cluster must not stop the others
                     failures += 1
                     wait_s = min(_BACKOFF_MAX_S, 0.5 * 2 ** min(failures, 5))
                     metrics.PASSES.labels(self.namespace, self.name, "failed").inc()
-                    self._log.warning("pass failed", error=str(exc), again_in_s=wait_s)
+                    ours = not isinstance(exc, KubeError | SteleError)
+                    self._log.warning("pass failed", error=str(exc), again_in_s=wait_s, exc_info=ours)
                 else:
                     failures = 0
                     metrics.PASSES.labels(self.namespace, self.name, "done").inc()
@@ -110,13 +111,14 @@ class ClusterTask:
         raw = await self._kube.get("TabletCluster", self.namespace, self.name)
         if raw is None:
             return await self._orphans()
-        o = await observe_kubernetes(self._kube, raw, self._image)
+        o, groups = await observe_kubernetes(self._kube, raw, self._image)
         o = await self._with_masters(o)
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
         trouble = await self._heal(view, plan)
-        await self._report(raw, o, plan, outcomes, trouble)
+        await self._tell(raw, o, plan, outcomes, trouble)
+        await self._report(raw, groups, o, plan, outcomes)
         return BUSY_S if any(x.error for x in outcomes) else plan.wait_s
 
     async def _with_masters(self, o: Observation) -> Observation:
@@ -153,25 +155,18 @@ class ClusterTask:
         return QUIET_S
 
     async def _report(
-        self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome], trouble: str
+        self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
     ) -> None:
         now = timestamp(o.now_s)
         active = heals(self._healer.progress)
-        await self._tell(raw, o, plan, outcomes, trouble)
         await self._reporter.status("TabletCluster", raw, cluster_status(o, plan, active, now), o.now_s)
         refusals = {
             x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
         }
-        groups = {g["metadata"]["name"]: g for g in await self._kube.list("TabletGroup", self.namespace)}
-        for group in o.groups:
-            there = groups.get(group.name)
-            if there is not None and there["metadata"]["uid"] == group.uid and not group.deleting:
-                await self._reporter.status(
-                    "TabletGroup",
-                    there,
-                    group_status(o, plan, group, now, refusals.get(group.name, "")),
-                    o.now_s,
-                )
+        for group, there in zip(o.groups, groups, strict=True):
+            if not group.deleting:
+                status = group_status(o, plan, group, now, refusals.get(group.name, ""))
+                await self._reporter.status("TabletGroup", there, status, o.now_s)
         _measure(o, plan, len(active))
 
     async def _tell(

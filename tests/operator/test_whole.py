@@ -1,0 +1,87 @@
+"""The whole of it: apply, write, lose a machine for good, kill the operator in the middle, heal, read back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stele.client import AsyncClient
+from tests.operator.cluster import Bench, bench
+
+ROWS = 2_000
+COLUMNS = [{"name": "id", "type": "int64"}, {"name": "text", "type": "string", "nullable": True}]
+HASH = {"hash": [{"columns": ["id"], "buckets": 3}]}
+
+
+async def masters(made: Bench) -> list[str]:
+    """Addresses of master pods."""
+    pods = await made.kube.list("Pod", "default", "stele.dev/role=master")
+    return [f"{p['status']['podIP']}:7051" for p in pods if p["status"].get("podIP")]
+
+
+async def ready(made: Bench, kind: str) -> bool:
+    """Whether the example's resource of a kind is Ready."""
+    return (await made.condition(kind, "flights", "Ready"))[0] == "True"
+
+
+async def write(made: Bench) -> None:
+    """Write all rows."""
+    batch = pa.table({"id": pa.array(range(ROWS), pa.int64()), "text": [f"row {i}" for i in range(ROWS)]})
+    async with AsyncClient(",".join(await masters(made))) as client:
+        table = await client.open_table("flights")
+        await table.write_arrow(batch)
+
+
+async def count(made: Bench) -> int:
+    """How many rows there are."""
+    async with AsyncClient(",".join(await masters(made))) as client:
+        table = await client.open_table("flights")
+        return sum([batch.num_rows async for batch in table.scan(columns=["id"])])
+
+
+async def status(made: Bench) -> dict[str, Any]:
+    """The TabletCluster's status."""
+    found = await made.kube.get("TabletCluster", "default", "flights")
+    return (found or {}).get("status") or {}
+
+
+@pytest.mark.chaos
+async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        await made.start()
+        await made.apply("cluster", nodes={"replicas": 4, "storage": {"size": "1Gi"}})
+        await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 40)
+        await write(made)
+        assert await count(made) == ROWS
+
+        await made.local.off("n1")
+        await made.local.wipe("n1")
+
+        async def begun() -> bool:
+            words = {"Beginning", "Copying", "Demoting", "AddingWitness", "AddingPreFollower"}
+            return bool(words & {e["reason"] for e in await made.events("TabletCluster")})
+
+        await made.until("healing has begun", begun, 30)
+        await made.end(signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        await made.start()
+
+        async def healed() -> bool:
+            now = await status(made)
+            tablets = now.get("tablets") or {}
+            lost = [m for m in now.get("members", ()) if m.get("machine") == "n1" and m["state"] != "Retired"]
+            return (
+                tablets.get("healthy") == tablets.get("total") == 3 and not lost and now["readyMasters"] == 3
+            )
+
+        await made.until("everything is healed and the lost are retired", healed, 60)
+        assert await count(made) == ROWS
+        reasons = {e["reason"] for e in await made.events("TabletCluster")}
+        assert {"NodeLost", "PodDeleted", "ClaimReleased"} <= reasons
