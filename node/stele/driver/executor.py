@@ -21,7 +21,7 @@ from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress
 from stele.driver.situation import is_dead
 from stele.driver.steps import WAITS, AddWitness, CancelCopy, Step, WaitCopy
-from stele.driver.view import Claim, ClusterView
+from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb, freshen, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.rpc.channels import ChannelPool
@@ -126,7 +126,8 @@ class Executor:
         """The masters' view, freshened by asking the nodes of those tablets that something happens to."""
         answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
         view = view_from_pb(answer)
-        self.masters.learn(n.address for n in view.nodes if n.role == "master")
+        current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
+        self.masters.learn(n.address for n in current)
         wanted: dict[str, list[bytes]] = {}
         for tablet in view.tablets:
             intent = view.intent(tablet.tablet_id)

@@ -30,9 +30,12 @@ class Masters:
         return tuple(self._addresses)
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Take up addresses that a view named; those given at the start stay."""
-        known = [*self._addresses, *(a for a in addresses if a)]
-        self._addresses = list(dict.fromkeys(known))
+        """Take up the newest list of addresses; older ones go, those given at the start stay. No address: nothing."""
+        newest = [a for a in addresses if a]
+        if newest:
+            wanted = dict.fromkeys([*newest, *self._given])
+            kept = [a for a in self._addresses if a in wanted]
+            self._addresses = list(dict.fromkeys([*kept, *wanted]))
 
     async def call(self, method: str, request: Any, *, timeout_s: float = 3.0, rounds: int = 2) -> Any:
         """Ask the leader master; look for it among all, `rounds` times.
