@@ -55,8 +55,7 @@ class Masters:
                         raise
                     error = exc if error.code is not Code.NOT_READY else error
                     continue
-                self._addresses.remove(address)
-                self._addresses.insert(0, address)
+                self._addresses = list(dict.fromkeys([address, *self._addresses]))
                 return answer
             if attempt + 1 < rounds:
                 await asyncio.sleep(0.3)
