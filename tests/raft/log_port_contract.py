@@ -276,6 +276,20 @@ class LogPortContract:
 
         self._after_restarts(logs, check)
 
+    def test_an_older_snapshot_changes_nothing(self, logs: LogUnderTest) -> None:
+        log = logs.open()
+        log.append_entries(entries((1, 1), (1, 2), (2, 3), (2, 4), (2, 5)))
+        log.end_snapshot(OpId(2, 4), LATER_CONFIG)
+        log.end_snapshot(OpId(1, 2), CONFIG)
+
+        def check(state: LoadedLog) -> None:
+            assert state.start == OpId(2, 4)
+            assert state.config == LATER_CONFIG
+            assert state.entries == entries((2, 5))
+
+        check(loaded(log))
+        self._after_restarts(logs, check)
+
     def test_a_snapshot_that_only_began_changes_nothing(self, logs: LogUnderTest) -> None:
         log = logs.open()
         log.append_entries(entries((1, 1), (1, 2)))

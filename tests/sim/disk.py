@@ -47,10 +47,11 @@ class _Image:
         self.entries.append(entry)
 
     def snapshot(self, opid: OpId, config: Configuration) -> None:
-        if opid.index > self.start.index:
-            at = opid.index - self.start.index - 1
-            meets = at < len(self.entries) and self.entries[at].term == opid.term
-            self.entries = self.entries[at + 1 :] if meets else []
+        if self.config is not None and opid.index <= self.start.index:
+            return
+        at = opid.index - self.start.index - 1
+        meets = 0 <= at < len(self.entries) and self.entries[at].term == opid.term
+        self.entries = self.entries[at + 1 :] if meets else []
         self.start, self.config = opid, config
 
 

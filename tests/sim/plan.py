@@ -6,7 +6,8 @@ Invariant: a plan depends on its seed alone.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from stele.raft.options import RaftOptions
 
@@ -44,46 +45,103 @@ class Plan:
     hinted: bool
 
 
-def draw_plan(seed: int) -> Plan:
-    """The world of this seed."""
-    rng = random.Random(f"plan/{seed}")
+class Weather(Enum):
+    """What kind of trouble a world has."""
 
+    MIXED = "mixed"  # a little of everything, or of some things
+    STORM = (
+        "storm"  # leaders die as soon as elected, voters as soon as they voted; messages as slow as elections
+    )
+    DUEL = "duel"  # several candidates at once, voters that forget and come back at once
+    FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
+
+
+_WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.FIGURE_8)
+
+
+def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
+    """The world of this seed; its weather may be asked for."""
+    rng = random.Random(f"plan/{seed}")
+    drawn = rng.choice(_WEATHERS)
+    weather = weather or drawn
+    plan = _mixed(seed, rng)
+    if weather is Weather.MIXED:
+        return plan
+    low = plan.options.election_min_ms
+    plan = replace(
+        plan,
+        options=replace(plan.options, election_max_ms=rng.choice((low + 10, 2 * low))),
+        delay_max_ms=plan.delay_min_ms + low * rng.uniform(0.02, 0.4),
+        crashes_per_s=rng.uniform(0.5, 8.0),
+        crash_after_vote=rng.uniform(0.0, 0.5),
+        crash_after_election=rng.uniform(0.0, 0.7),
+        down_ms_max=low * rng.uniform(0.1, 1.5),
+        alarms_per_s=rng.uniform(0.0, 5.0),
+    )
+    if weather is Weather.DUEL:
+        return replace(
+            plan,
+            voters=3,
+            crashes_per_s=rng.uniform(2.0, 6.0),
+            crash_leader=1.0,
+            crash_after_vote=rng.uniform(0.3, 0.8),
+            crash_after_election=0.0,
+            down_ms_max=rng.uniform(5.0, low),
+            alarms_per_s=rng.uniform(0.0, 3.0),
+            sync_ms=0.2,
+            loss=0.0,
+            changes_per_s=0.0,
+            hinted=False,
+        )
+    if weather is Weather.FIGURE_8:
+        return replace(
+            plan,
+            voters=rng.choice((3, 3, 5)),
+            options=replace(plan.options, batch_bytes_max=1, probe_bytes_max=1),
+            crashes_per_s=0.0,
+            crash_after_vote=0.0,
+            crash_after_election=rng.uniform(0.8, 1.0),
+            down_ms_max=low * rng.uniform(1.0, 4.0),
+            alarms_per_s=0.0,
+            loss=0.0,
+            changes_per_s=0.0,
+        )
+    return plan
+
+
+def _mixed(seed: int, rng: random.Random) -> Plan:
     def sometimes(chance: float, low: float, high: float) -> float:
         return rng.uniform(low, high) if rng.random() < chance else 0.0
 
-    # A storm strikes where it hurts: leaders as soon as they are elected, voters as soon as they have voted, several
-    # candidates at once, messages nearly as slow as elections.
-    storm = rng.random() < 0.4
     heartbeat = rng.choice((25, 75, 75, 100))
     low = heartbeat * rng.randint(3, 5)
-    options = RaftOptions(
-        heartbeat_ms=heartbeat,
-        election_min_ms=low,
-        election_max_ms=low * 2 if not storm or rng.random() < 0.5 else low + 10,
-        inflight_bytes_max=rng.choice((200, 1000, 1 << 20)),
-        batch_bytes_max=rng.choice((1, 100, 400, 1 << 16)),
-        probe_bytes_max=rng.choice((1, 100, 1 << 12)),
-        tail_bytes_max=rng.choice((200, 2000, 1 << 20)),
-        uncommitted_bytes_max=rng.choice((2000, 1 << 20)),
-    )
     delay_min = rng.uniform(0.1, 2.0)
     return Plan(
         seed=seed,
         voters=rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 5)),
-        options=options,
+        options=RaftOptions(
+            heartbeat_ms=heartbeat,
+            election_min_ms=low,
+            election_max_ms=low * 2,
+            inflight_bytes_max=rng.choice((200, 1000, 1 << 20)),
+            batch_bytes_max=rng.choice((1, 100, 400, 1 << 16)),
+            probe_bytes_max=rng.choice((1, 100, 1 << 12)),
+            tail_bytes_max=rng.choice((200, 2000, 1 << 20)),
+            uncommitted_bytes_max=rng.choice((2000, 1 << 20)),
+        ),
         fault_ms=rng.randint(4000, 9000),
         loss=sometimes(0.6, 0.0, 0.25),
         duplicate=sometimes(0.5, 0.0, 0.15),
         delay_min_ms=delay_min,
-        delay_max_ms=delay_min + (low * rng.uniform(0.02, 0.4) if storm else rng.choice((0.5, 5.0, 40.0))),
+        delay_max_ms=delay_min + rng.choice((0.5, 5.0, 40.0)),
         slow_message=sometimes(0.4, 0.0, 0.1),
         partitions_per_s=sometimes(0.7, 0.1, 1.0),
-        crashes_per_s=rng.uniform(0.5, 8.0) if storm else sometimes(0.8, 0.1, 1.5),
+        crashes_per_s=sometimes(0.8, 0.1, 1.5),
         crash_leader=rng.uniform(0.0, 0.8),
-        crash_after_vote=sometimes(0.6, 0.05, 0.5) if storm else 0.0,
-        crash_after_election=sometimes(0.6, 0.05, 0.7) if storm else 0.0,
-        down_ms_max=low * rng.uniform(0.1, 1.5) if storm else 2500.0,
-        alarms_per_s=sometimes(0.6, 0.2, 5.0) if storm else 0.0,
+        crash_after_vote=0.0,
+        crash_after_election=0.0,
+        down_ms_max=2500.0,
+        alarms_per_s=0.0,
         stalls_per_s=sometimes(0.4, 0.1, 1.0),
         slow_disks_per_s=sometimes(0.5, 0.1, 1.0),
         sync_ms=rng.choice((0.2, 2.0, 15.0)),

@@ -214,6 +214,8 @@ class World:
         return self.rng.choice(up) if up else None
 
     def _write(self) -> None:
+        if self.healing and self.rng.random() < 0.8:
+            return  # so that the slowest can catch up
         target = self.driver.leader() if self.rng.random() < 0.9 else self._some_up()
         if target is not None:
             self.clients.write(target.replica_id)
@@ -257,11 +259,13 @@ class World:
         for one in group:
             self._crash_one(one, one.life)
 
-    def _crash_one(self, replica: SimReplica, life: int) -> None:
+    def _crash_one(self, replica: SimReplica, life: int, down_ms_max: float | None = None) -> None:
         if self.healing or not replica.up or replica.life != life:
             return
         replica.crash()
-        self.at(self.now + self.rng.uniform(5.0, self.plan.down_ms_max), self._restart, replica)
+        self.at(
+            self.now + self.rng.uniform(1.0, down_ms_max or self.plan.down_ms_max), self._restart, replica
+        )
         if self.rng.random() < 0.5:
             self._tell_failed(replica)
 
@@ -279,7 +283,7 @@ class World:
     def voted(self, replica: SimReplica) -> None:
         """A vote has just become durable: a good moment to lose power."""
         if self.rng.random() < self.plan.crash_after_vote:
-            self.at(self.now + self.rng.uniform(0.0, 20.0), self._crash_one, replica, replica.life)
+            self.at(self.now + self.rng.uniform(0.0, 5.0), self._crash_one, replica, replica.life, 20.0)
 
     def elected(self, replica: SimReplica) -> None:
         """A leader has just been elected: another good moment."""

@@ -189,7 +189,7 @@ class RaftCore(HandoverPart):
 
     def _on_persisted(self, event: Persisted) -> None:
         ensure(event.persist_id <= self._persist_id, f"raft: Persist {event.persist_id} was never asked for")
-        self.sync_stalled = False
+        self._stalled_until_ms = 0
         self._persist_durable = max(self._persist_durable, event.persist_id)
         if self.log.persisted(event.persist_id):
             self._match_dirty = True
@@ -223,7 +223,7 @@ class RaftCore(HandoverPart):
         self._election_due_ms = NEVER_MS
 
     def _on_sync_stalled(self, event: SyncStalled) -> None:
-        self.sync_stalled = True
+        self._stalled_until_ms = self._now_ms + self.options.election_max_ms
         if self.role is Role.LEADER:
             self._step_down(Code.STEPPING_DOWN, "a sync of its own log stalls for an election timeout")
 

@@ -58,7 +58,7 @@ class CoreBase:
         self.leader: ReplicaId | None = None
         self.failed = initial.failed
         self.has_data = not initial.witness_without_data
-        self.sync_stalled = False
+        self._stalled_until_ms = 0
         self.all_replicated_index = 0
         self._rng = rng
         self._hint = initial.leader_hint
@@ -85,7 +85,7 @@ class CoreBase:
         raise NotImplementedError
 
     def _on_config(self) -> None:
-        """The active configuration has changed."""
+        """The active configuration has changed, or is committed now."""
         raise NotImplementedError
 
     # Membership of this replica
@@ -104,7 +104,7 @@ class CoreBase:
     def may_campaign(self) -> bool:
         """Whether this replica is a sound voter of its own configuration."""
         me = self.config.peer(self.self_replica)
-        return me is not None and me.votes and not self.failed and not self.sync_stalled
+        return me is not None and me.votes and not self.failed and self._now_ms >= self._stalled_until_ms
 
     @property
     def is_witness(self) -> bool:
@@ -252,6 +252,7 @@ class CoreBase:
         config = self.committed_config
         if config is not self.log.config_at(before):
             self._out.append(ConfigChanged(config, True, cause))
+            self._on_config()
         change = self._change
         if change is not None and change[2] <= self.commit_index:
             self._change = None

@@ -52,11 +52,23 @@ class LeaderPart(ElectionPart):
                 self._progress[peer.replica_id] = Progress(
                     peer.replica_id, self.log.last_index + 1, now, self.options.inflight_bytes_max
                 )
+        pending_index = self.log.config_index
+        before = self.log.config_at(pending_index - 1) if pending_index > self.commit_index else config
         for progress in self._progress.values():
-            if config.peer(progress.replica_id) is not None:
+            now_is = config.peer(progress.replica_id)
+            if now_is is not None:
                 progress.departing_until_ms = None
             elif progress.departing_until_ms is None:
                 progress.departing_until_ms = now + 2 * self.options.election_max_ms
+            # Whoever stops being a voter hears of it once it is committed. Before, it could come to hold the longest
+            # log, which it may not campaign with, while the voters still need its vote: nobody could lead.
+            was = before.peer(progress.replica_id)
+            leaving = was is not None and was.votes and (now_is is None or not now_is.votes)
+            progress.hold_from = pending_index if leaving else None
+
+    def _last_for(self, progress: Progress) -> int:
+        """The last index that may be sent to this peer now."""
+        return self.log.last_index if progress.hold_from is None else progress.hold_from - 1
 
     def _on_config(self) -> None:
         if self.role is Role.LEADER:
@@ -87,7 +99,7 @@ class LeaderPart(ElectionPart):
     def _replicate(self, progress: Progress) -> bool:
         """Send what the peer lacks as far as its window allows; whether anything was sent."""
         if progress.state is PeerState.REPLICATE:
-            if progress.next > self.log.last_index or progress.failed:
+            if progress.next > self._last_for(progress) or progress.failed:
                 return False
             return self._stream(progress)
         if progress.state is PeerState.PROBE and not progress.probe_sent:
@@ -95,12 +107,9 @@ class LeaderPart(ElectionPart):
                 self._needs_copy(progress)
                 return False
             entries: tuple[Entry, ...] = ()
-            if (
-                progress.next >= self.log.tail_first
-                and progress.next <= self.log.last_index
-                and not progress.failed
-            ):
-                entries = self.log.entries_from(progress.next, self.options.probe_bytes_max)
+            last = self._last_for(progress)
+            if self.log.tail_first <= progress.next <= last and not progress.failed:
+                entries = self.log.entries_from(progress.next, self.options.probe_bytes_max, last)
             self._update(progress, progress.next - 1, entries)
             progress.sent(progress.next - 1, 0, self._now_ms)
             return True
@@ -109,7 +118,8 @@ class LeaderPart(ElectionPart):
     def _stream(self, progress: Progress) -> bool:
         options = self.options
         sent = False
-        while progress.next <= self.log.last_index and progress.inflight_bytes < progress.window_bytes:
+        last = self._last_for(progress)
+        while progress.next <= last and progress.inflight_bytes < progress.window_bytes:
             if progress.next < self.log.tail_first:
                 if progress.next <= self.log.start.index:
                     self._needs_copy(progress)
@@ -117,7 +127,7 @@ class LeaderPart(ElectionPart):
                     progress.reading = progress.next
                     self._out.append(ReadLog(progress.replica_id, progress.next, options.batch_bytes_max))
                 break
-            entries = self.log.entries_from(progress.next, options.batch_bytes_max)
+            entries = self.log.entries_from(progress.next, options.batch_bytes_max, last)
             self._stream_entries(progress, entries)
             sent = True
         return sent
@@ -146,8 +156,10 @@ class LeaderPart(ElectionPart):
             self._needs_copy(progress)
             return
         # The owner read its disk while the core went on; only what is still this log may leave.
-        if all(self.log.term_at(e.index) == e.term for e in event.entries):
-            self._stream_entries(progress, event.entries)
+        last = self._last_for(progress)
+        entries = tuple(e for e in event.entries if e.index <= last)
+        if entries and all(self.log.term_at(e.index) == e.term for e in entries):
+            self._stream_entries(progress, entries)
 
     def _on_peer_failed(self, event: PeerFailed) -> None:
         if self.role is Role.LEADER:
@@ -254,7 +266,8 @@ class LeaderPart(ElectionPart):
             return
         gone = 0
         for progress in self._progress.values():
-            if progress.departing_until_ms is not None and now >= progress.departing_until_ms:
+            due = progress.departing_until_ms
+            if due is not None and now >= due and progress.hold_from is None:
                 gone = progress.replica_id
                 continue
             if progress.state is PeerState.REPLICATE:

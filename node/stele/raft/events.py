@@ -166,7 +166,10 @@ class ReportFailed:
 
 @dataclass(frozen=True, slots=True)
 class SyncStalled:
-    """A sync has taken longer than an election timeout. Over with the next Persisted."""
+    """A sync has taken longer than an election timeout; fed again each election timeout while it lasts.
+
+    Until then, or the next Persisted, this replica does not campaign.
+    """
 
 
 Event = (

@@ -118,9 +118,9 @@ class LogView:
                 return None
         return None
 
-    def entries_from(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the tail from `first_index` on, up to `bytes_max`, at least one if there is one."""
-        key = (first_index, bytes_max, self.last_index)
+    def entries_from(self, first_index: int, bytes_max: int, last_index: int) -> tuple[Entry, ...]:
+        """Entries of the tail from `first_index` to `last_index`, up to `bytes_max`, at least one if there is one."""
+        key = (first_index, bytes_max, last_index)
         if self._batch[0] == key:
             return self._batch[1]
         offset = first_index - self._tail_first
@@ -128,12 +128,13 @@ class LogView:
         size = 0
         end = offset
         tail = self._tail
-        for end in range(offset, len(tail)):
+        beyond = last_index + 1 - self._tail_first
+        for end in range(offset, beyond):
             size += len(tail[end].payload) + 48
             if size > bytes_max and end > offset:
                 break
         else:
-            end = len(tail)
+            end = beyond
         batch = tuple(tail[offset:end])
         self._batch = (key, batch)
         return batch
@@ -171,6 +172,7 @@ class LogView:
             self.handed_index < from_index and self.issued_index == self.last_index,
             f"log: dropping from {from_index} on would drop entries handed out up to {self.handed_index}",
         )
+        self._batch = ((0, 0, 0), ())
         dropped = tuple(self._tail[from_index - self._tail_first :])
         del self._tail[from_index - self._tail_first :]
         size = sum(e.size_bytes for e in dropped)

@@ -80,7 +80,7 @@ class LogPort(Protocol):
         """The store holds everything up to `opid`: the log starts there.
 
         Entries after it survive if the log reaches `opid` with the same term; a log that ends before it, or holds
-        another term there, is emptied.
+        another term there, is emptied. At or below the log's start it changes nothing.
         """
 
     def load(self) -> Iterator[LogRecord]:

@@ -22,6 +22,7 @@ class Progress:
         "failed",
         "has_data",
         "heard_ms",
+        "hold_from",
         "inflight",
         "inflight_bytes",
         "match",
@@ -56,6 +57,7 @@ class Progress:
         self.has_data = False
         self.reading = 0  # first index asked of the owner's log, 0: none
         self.departing_until_ms: int | None = None
+        self.hold_from: int | None = None  # entries from here on are not sent to it yet
         # Catch-up rounds of a PRE_FOLLOWER (dissertation 4.2.1)
         self.round_target = next_index - 1
         self.round_start_ms = now_ms
