@@ -290,11 +290,12 @@ class Cluster:
                 await form_masters(self.master_addresses, cluster_id=self.cluster_id)
                 return
             except SteleError as exc:
-                for master in self.masters:
-                    self._must_run(master)
-                if time.monotonic() > deadline:
-                    tails = "\n".join(m.tail() for m in self.masters)
-                    raise RuntimeError(f"the masters did not form: {exc}\n{tails}") from exc
+                why = str(exc)
+            for master in self.masters:
+                self._must_run(master)
+            if time.monotonic() > deadline:
+                tails = "\n".join(m.tail() for m in self.masters)
+                raise RuntimeError(f"the masters did not form: {why}\n{tails}")
             await asyncio.sleep(0.1)
 
     def _must_run(self, member: Member) -> None:

@@ -1,0 +1,91 @@
+"""Probes over plain HTTP, and what else may arrive on their port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from stele import metrics
+from stele.model.errors import Rejected
+from stele.rpc.http import HttpServer, standard_routes
+
+
+class Healthy:
+    """A process that says what the test tells it to say."""
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def live(self) -> str:
+        return ""
+
+    def started(self) -> str:
+        return ""
+
+    def ready(self) -> str:
+        return self.why
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"node": "n"}
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Healthy, int]]:
+    health = Healthy()
+    server = HttpServer(standard_routes(health, metrics.REGISTRY))
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield health, port
+    finally:
+        await server.close()
+
+
+async def talk(port: int, raw: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(raw)
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def get(port: int, path: str) -> tuple[int, bytes]:
+    head, _, body = (await talk(port, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).partition(
+        b"\r\n\r\n"
+    )
+    return int(head.split(b" ")[1]), body
+
+
+async def test_probes_identity_and_metrics() -> None:
+    async with served() as (health, port):
+        assert await get(port, "/livez") == (200, b"ok\n")
+        assert await get(port, "/readyz?verbose") == (200, b"ok\n")
+        health.why = "replaying the log"
+        assert await get(port, "/readyz") == (503, b"replaying the log\n")
+        assert json.loads((await get(port, "/identity"))[1]) == {"node": "n"}
+        assert b"stele_budget_used_bytes" in (await get(port, "/metrics"))[1]
+        assert (await get(port, "/"))[0] == 404
+        assert (await talk(port, b"HEAD /livez HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert b" 405 " in await talk(port, b"POST /livez HTTP/1.1\r\n\r\n")
+
+
+async def test_garbage_harms_nothing() -> None:
+    async with served() as (_, port):
+        assert b" 400 " in await talk(port, b"\x16\x03\x01 hello\r\n\r\n")
+        await talk(port, b"x" * 20_000)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        assert (await get(port, "/livez"))[0] == 200
+
+
+async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
+    async with served() as (health, port):
+        with pytest.raises(Rejected, match="--http-port"):
+            await HttpServer(standard_routes(health, metrics.REGISTRY)).start("127.0.0.1", port)
