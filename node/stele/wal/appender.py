@@ -1,0 +1,278 @@
+"""The one thread that writes: drain the queue, write, sync once, run the callbacks once. Started and owned by log.py.
+
+Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
+after a failed write or sync nothing is written and no `done` runs, ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from stele.model.entry import Entry
+from stele.model.errors import Code, Corrupt
+from stele.model.ids import OpId
+from stele.wal.format import RECORD, GroupKind, Kind, Record
+from stele.wal.metadata import Position
+from stele.wal.options import SyncMode
+from stele.wal.segment import ActiveSegment, Chain
+from stele.wal.state import Saved, State
+
+if TYPE_CHECKING:
+    from stele.wal.log import Log
+
+Done = Callable[[], None]
+Item = tuple[State | None, Sequence[Entry] | None, "Record | Checkpoint | None", Done | None]
+"""(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
+
+_SOFT = frozenset((Kind.ENTRY, Kind.TRUNCATE, Kind.SNAPSHOT_BEGIN))
+_RECORD_BYTES = RECORD.size
+
+
+def voids(kind: int, detail: int, index: int) -> OpId | None:
+    """The highest index that a record other than an entry concerns, for the footer; None if no entry at all."""
+    if kind == Kind.TRUNCATE:
+        return OpId(0, index)
+    if kind == Kind.SNAPSHOT_END and not detail:
+        return OpId(0, (1 << 63) - 1)
+    return None
+
+
+class Checkpoint:
+    """Asks the appender what the streams' states are at a place of the log. Filled when `ready` is set."""
+
+    __slots__ = ("position", "ready", "saved")
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.saved: tuple[Saved, ...] = ()
+        self.position: Position | None = None
+
+
+class _Group:
+    """Records on their way into one group, and what the index must learn of them."""
+
+    __slots__ = ("count", "index", "pieces", "size")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.count = 0
+        self.index: list[tuple[State, int, int, int, int]] = []  # stream, kind, first, last, term or flag
+
+
+class Appender:
+    """Owns the active segment and the chain of groups."""
+
+    def __init__(self, log: Log, active: ActiveSegment, chain: Chain) -> None:
+        self.active = active
+        self.chain = chain
+        self._log = log
+        self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []
+        self._fifo_new: list[tuple[State, Entry]] = []
+        self._unsynced_since = 0.0
+        self._thread = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
+
+    def start(self) -> None:
+        """Begin to drain the queue."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread; the log must be closing or failed."""
+        self._thread.join()
+
+    # --- the loop
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._finish()
+        except OSError as exc:
+            self._log.fail(
+                Corrupt(f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR)
+            )
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
+            self._log.fail(exc)
+
+    def _turn(self) -> bool:
+        log = self._log
+        with log.lock:
+            while not log.queue and not log.closing:
+                timeout = self._sync_due()
+                log.idle = True
+                log.wake.wait(timeout)
+                log.idle = False
+                if timeout is not None and self._sync_due() == 0.0:
+                    break
+            items, log.queue = log.queue, []
+            log.queued_bytes = 0
+            checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
+            if checkpoints:
+                saved = tuple(s.saved() for s in log.states.values())
+            closing = log.closing
+        if not items and closing:
+            return False
+        force = not items or self._write(items)
+        dones = [done for _, _, _, done in items if done is not None]
+        if force or log.options.sync is SyncMode.ALWAYS:
+            self._sync()
+        elif not self._unsynced_since:
+            self._unsynced_since = time.monotonic()
+        self._update_index()
+        for checkpoint in checkpoints:
+            checkpoint.saved = saved
+            checkpoint.position = self.active.position
+            checkpoint.ready.set()
+        if dones:
+            log.dispatch(dones)
+        self._mark_synced()
+        return True
+
+    def _sync_due(self) -> float | None:
+        """Seconds until a sync is due in mode `interval`; None while there is nothing to sync."""
+        if not self._unsynced_since or self._log.options.sync is not SyncMode.INTERVAL:
+            return None
+        due = self._unsynced_since + self._log.options.sync_interval_ms / 1000 - time.monotonic()
+        return max(due, 0.0)
+
+    # --- writing
+
+    def _write(self, items: list[Item]) -> bool:
+        """Encode and write; whether something among it must be synced in every mode."""
+        force = False
+        group = _Group()
+        limit = self._log.options.group_bytes_max
+        for state, entries, record, _ in items:
+            if entries is not None:
+                assert state is not None
+                group = self._add_entries(group, state, entries, limit)
+            elif isinstance(record, Record):
+                assert state is not None
+                self._add_record(group, state, record)
+                force |= record.kind not in _SOFT
+            else:
+                force = True
+            if group.size >= limit:
+                group = self._stage(group)
+        if group.count:
+            self._stage(group)
+        self._write_staged()
+        self._log.stats.batches += 1
+        return force
+
+    def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry], limit: int) -> _Group:
+        tablet, replica = state.raw
+        pack, kind_entry = RECORD.pack, int(Kind.ENTRY)
+        pieces = group.pieces
+        first, term = entries[0].index, entries[0].term
+        for e in entries:
+            payload = e.payload
+            length = len(payload)
+            if e.term != term or group.size >= limit:
+                if e.index > first:
+                    group.index.append((state, kind_entry, first, e.index - 1, term))
+                first, term = e.index, e.term
+                if group.size >= limit:
+                    group = self._stage(group)
+                    pieces = group.pieces
+            pieces.append(pack(kind_entry, e.kind, 0, length, tablet, replica, e.term, e.index, e.timestamp))
+            pieces.append(payload if type(payload) is bytes else bytes(payload))
+            group.size += length + _RECORD_BYTES
+            group.count += 1
+            self._fifo_new.append((state, e))
+        group.index.append((state, kind_entry, first, entries[-1].index, term))
+        return group
+
+    def _add_record(self, group: _Group, state: State, r: Record) -> None:
+        group.pieces.append(RECORD.pack(r.kind, r.detail, 0, len(r.blob), r.tablet, r.replica, r.a, r.b, r.c))
+        if r.blob:
+            group.pieces.append(r.blob)
+        group.size += _RECORD_BYTES + len(r.blob)
+        group.count += 1
+        group.index.append((state, r.kind, r.b, r.b, r.detail))
+
+    def _stage(self, group: _Group) -> _Group:
+        if not self.active.fits(group.size):
+            self._roll()
+        offset = self.active.stage(GroupKind.RECORDS, group.pieces, group.count)
+        rows = self.active.rows
+        for state, kind, first, last, term in group.index:
+            if kind == Kind.ENTRY:
+                rows.touch(state.raw, offset, OpId(term, first), OpId(term, last))
+            else:
+                rows.touch(state.raw, offset, None, voids(kind, term, last))
+        self._indexed.append((self.active.sequence, offset, group.index))
+        self._log.stats.records += group.count
+        self._log.stats.groups += 1
+        return _Group()
+
+    def _write_staged(self) -> None:
+        length = self.active.write()
+        self._log.stats.bytes_written += length
+
+    def _sync(self) -> None:
+        begin = time.monotonic()
+        if self.active.synced < self.active.offset:
+            self.active.sync()
+        took = time.monotonic() - begin
+        stats = self._log.stats
+        stats.syncs += 1
+        stats.last_sync_seconds = took
+        stats.worst_sync_seconds = max(stats.worst_sync_seconds, took)
+        self._unsynced_since = 0.0
+
+    def _mark_synced(self) -> None:
+        """After a sync with an empty queue: say so in the log, unsynced, so that damage below is never a torn tail."""
+        active = self.active
+        if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
+            return
+        if self._log.queue:
+            return
+        active.stage(GroupKind.SYNCED, [], 0)
+        self._write_staged()
+        self._log.stats.markers += 1
+
+    def _roll(self) -> None:
+        """Go to the next segment if this one is used up and the next is ready; else overrun it."""
+        active = self.active
+        if active.empty:
+            return  # a group larger than a whole segment
+        ready = self._log.take_next(active.sequence)
+        if ready is None:
+            self._log.stats.overruns += 1
+            return
+        self._write_staged()
+        # The next segment's first group says that all of this one was synced: so it must be.
+        active.finish(cut=False)
+        self._log.stats.syncs += 1
+        self._log.segment_opened(ready, active)
+        self.active = ActiveSegment(ready, self.chain, self._log.options.compression)
+
+    # --- after the sync
+
+    def _update_index(self) -> None:
+        log = self._log
+        with log.lock:
+            log.active_length = self.active.offset
+            for sequence, offset, rows in self._indexed:
+                for state, kind, first, last, term in rows:
+                    if kind == Kind.ENTRY:
+                        state.runs.add(first, last, term, sequence, offset)
+                    elif kind == Kind.TRUNCATE:
+                        state.runs.cut(first)
+                    elif kind == Kind.SNAPSHOT_END:
+                        state.index_snapshot(first, bool(term))
+                    elif kind == Kind.TOMBSTONE:
+                        state.runs.reset(state.start.index)
+            self._indexed.clear()
+            log.cache.add(self._fifo_new)
+            self._fifo_new.clear()
+
+    def _finish(self) -> None:
+        """The queue is empty and the log is closing."""
+        if self.active.synced < self.active.offset:
+            self.active.sync()
+        self.active.finish(cut=True)

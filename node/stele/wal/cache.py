@@ -1,0 +1,35 @@
+"""Recent entries of all streams, bounded in bytes, oldest written first out. Guarded by the log's lock.
+
+Invariant: an entry that is not yet written is never dropped; what is dropped stands in its stream's runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from stele.model.entry import Entry
+from stele.wal.state import State
+
+
+class EntryCache:
+    """Knows the order in which entries were written; the entries themselves are in `State.cache`."""
+
+    __slots__ = ("_bytes_max", "_fifo", "bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._fifo: deque[tuple[State, Entry]] = deque()
+        self.bytes = 0
+
+    def add(self, written: Iterable[tuple[State, Entry]]) -> None:
+        """These were written, and are indexed; drop the oldest until the bound holds."""
+        fifo = self._fifo
+        for pair in written:
+            fifo.append(pair)
+            self.bytes += pair[1].size_bytes
+        while self.bytes > self._bytes_max and fifo:
+            state, entry = fifo.popleft()
+            self.bytes -= entry.size_bytes
+            if state.cache.get(entry.index) is entry:
+                del state.cache[entry.index]

@@ -1,0 +1,73 @@
+"""Which streams a damaged place of the log may concern. Called by recovery; pure.
+
+A stream is cleared by a footer that says it has nothing there, by the metadata's position where all that is still in
+force was written later, or by having been created later. Invariant: a stream that is not cleared is FAILED.
+"""
+
+from __future__ import annotations
+
+from stele.wal.link import Damage
+from stele.wal.metadata import Metadata, Position
+from stele.wal.replay import Raw, Replay
+from stele.wal.state import Saved, State
+
+_FAR = 1 << 62
+_HEAL = "the replica is FAILED and is healed from its peers"
+
+
+class Suspects:
+    """Judges the streams of a replay."""
+
+    def __init__(self, replay: Replay, metadata: Metadata | None) -> None:
+        self._replay = replay
+        self._position = metadata.position if metadata is not None else Position(0, 0)
+        self._saved: dict[Raw, Saved] = {}
+        if metadata is not None:
+            for s in metadata.streams:
+                self._saved[(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id))] = s
+
+    def judge(self, damages: list[Damage]) -> dict[Raw, str]:
+        """Why each stream that cannot be trusted cannot."""
+        failed: dict[Raw, str] = {}
+        for raw, why in self._replay.broken.items():
+            failed[raw] = f"{why}; {_HEAL}"
+        for raw, state in self._replay.states.items():
+            if state.damaged and not state.tombstoned:
+                failed.setdefault(raw, f"its log was found damaged at an earlier start; {_HEAL}")
+            for damage in damages:
+                if not self._cleared(raw, state, damage):
+                    failed.setdefault(raw, f"{damage.what}; {_HEAL}")
+        for damage in damages:
+            if damage.footer is None or self._covers(damage):
+                continue
+            for raw in damage.footer:
+                if raw not in self._replay.states and raw not in self._replay.forgotten:
+                    failed.setdefault(raw, f"{damage.what}; {_HEAL}")
+        return failed
+
+    def _covers(self, damage: Damage) -> bool:
+        """Whether the metadata was written after all that stood there."""
+        end = _FAR if damage.end is None else damage.end
+        return (self._position.sequence, self._position.offset) >= (damage.sequence, end)
+
+    def _cleared(self, raw: Raw, state: State, damage: Damage) -> bool:
+        if state.created > damage.sequence:
+            return True
+        covered = self._covers(damage)
+        if damage.footer is not None:
+            row = damage.footer.get(raw)
+            if row is None or row.last_offset < damage.offset:
+                return True
+            if damage.end is not None and row.first_offset >= damage.end:
+                return True
+            if covered and (row.last is None or row.last.index <= state.start.index):
+                return True
+        if not covered:
+            return False
+        if state.tombstoned:
+            return True
+        if len(state.runs):
+            first = state.runs[0]
+            return (first.sequence, first.offset) > (damage.sequence, damage.offset)
+        saved = self._saved.get(raw)
+        return saved is not None and saved.last == saved.start

@@ -1,0 +1,111 @@
+"""Garbage collection of whole closed segments. Called by log.py, one at a time.
+
+Order: choose, raise the streams' starts, make the metadata durable, then remove. Invariant: a segment goes only after
+the metadata that replaces its hard state is on disk, and only if every entry in it is flushed and no anchor needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele.model.ids import OpId, StreamKey
+from stele.wal.metadata import Metadata, write_metadata
+from stele.wal.report import Collected
+from stele.wal.segment import Segment
+from stele.wal.state import State
+
+if TYPE_CHECKING:
+    from stele.wal.log import Log
+
+_log = structlog.get_logger("stele.wal")
+
+
+def collect(log: Log) -> Collected:
+    """As Log.collect."""
+    with log.lock:
+        dropped = _drop_anchors(log)
+        closed = sorted(s for s in log.segments if s < log._active_sequence())
+        keep_from = _lowest_needed(log)
+        victims = [s for s in closed if s < keep_from]
+        if not victims:
+            return _report(0, {}, dropped)
+        starts = _raise_starts(log, keep_from)
+    checkpoint = log.checkpoint()
+    assert checkpoint.position is not None
+    collected_id = log.segments[victims[-1]].segment_id
+    write_metadata(
+        log.files,
+        log.directory,
+        Metadata(log.node_id, keep_from, collected_id, checkpoint.position, checkpoint.saved),
+    )
+    with log.lock:
+        log.first_sequence, log.collected_id = keep_from, collected_id
+        going: list[Segment] = []
+        for sequence in victims:
+            segment = log.segments[sequence]
+            # One that is being read stays until the next time; the metadata already says that it is not needed.
+            if not segment.readers:
+                going.append(log.segments.pop(sequence))
+    for segment in going:
+        log.pool.adopt(segment.path)
+    log.stats.segments_collected += len(going)
+    log.stats.segments_recycled = log.pool.recycled
+    return _report(len(going), starts, dropped)
+
+
+def _report(
+    segments: int, starts: dict[StreamKey, OpId], dropped: list[tuple[StreamKey, str, int]]
+) -> Collected:
+    return Collected(segments, starts, tuple(dropped))
+
+
+def _needed_from(state: State) -> int:
+    return min([state.flushed + 1, *state.anchors.values()])
+
+
+def _lowest_needed(log: Log) -> int:
+    """The lowest segment that holds an entry that someone needs; never above the active one."""
+    lowest = log._active_sequence()
+    for state in log.states.values():
+        if state.failed is not None:
+            return 0
+        if state.tombstoned:
+            continue
+        at = state.runs.find(max(_needed_from(state), state.start.index + 1))
+        if at is not None:
+            lowest = min(lowest, state.runs[at].sequence)
+    return lowest
+
+
+def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
+    """Streams whose first entries stood in segments that go: their log now begins later."""
+    starts = {}
+    for state in log.states.values():
+        if state.tombstoned or not len(state.runs):
+            continue
+        first = state.runs.first_at_or_behind(keep_from)
+        before = state.start
+        state.raise_start(state.runs.last if first is None else first - 1)
+        if state.start != before:
+            starts[state.key] = state.start
+    return starts
+
+
+def _drop_anchors(log: Log) -> list[tuple[StreamKey, str, int]]:
+    """Anchors that hold more of the log than they may."""
+    dropped = []
+    sizes = sorted(((s.sequence, s.length) for s in log.segments.values()), reverse=True)
+    for state in log.states.values():
+        for name, index in list(state.anchors.items()):
+            at = state.runs.find(max(index, state.start.index + 1))
+            if at is None:
+                continue
+            sequence = state.runs[at].sequence
+            held = log.active_length + sum(length for s, length in sizes if s >= sequence)
+            if held > log.options.anchor_bytes_max:
+                del state.anchors[name]
+                dropped.append((state.key, name, index))
+                _log.warning("anchor dropped", stream=str(state.key), anchor=name, index=index, bytes=held)
+    return dropped

@@ -1,0 +1,334 @@
+"""What `Log.open` does before the first append: read everything, decide, write again what may not be on the disk.
+
+Order, so that a crash anywhere leaves a log that recovers the same: metadata that marks damaged streams; a new segment
+with what was read behind the last synced offset, whole and synced before it gets its name; only then the old tail is
+cut. Invariant: what a replica is told at start is durable; damage is cut only where nothing proves that it was synced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.ids import OpId, StreamKey
+from stele.wal.appender import voids
+from stele.wal.clear import Suspects
+from stele.wal.format import (
+    GroupHeader,
+    GroupKind,
+    Kind,
+    Record,
+    SegmentHeader,
+    decode_records,
+    encode_footer,
+    encode_group,
+    encode_segment_header,
+    group_body,
+)
+from stele.wal.link import Linked, Part, link
+from stele.wal.metadata import Metadata, Position, read_metadata, write_metadata
+from stele.wal.options import HEADER_BYTES
+from stele.wal.replay import Raw, Replay
+from stele.wal.report import RecoveryReport, StreamState
+from stele.wal.scan import Scan, scan_segment
+from stele.wal.segment import (
+    ActiveSegment,
+    Chain,
+    FooterRows,
+    Ready,
+    Segment,
+    prepared_name,
+    segment_name,
+    sequence_of,
+)
+
+if TYPE_CHECKING:
+    from stele.wal.log import Log
+
+_log = structlog.get_logger("stele.wal")
+_NO_POSITION = Position(0, 0)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What lies in the directory."""
+
+    metadata: Metadata | None
+    scans: list[Scan]
+    bytes_read: int
+
+
+def recover(log: Log) -> tuple[ActiveSegment, Chain]:
+    """Fill `log` with what its directory holds; the segment to go on in.
+
+    Raises: as Log.open.
+    """
+    found = _read_all(log)
+    linked = link(found.scans, found.metadata)
+    if found.metadata is None and linked.parts and _first_link(linked) != 0:
+        raise Corrupt(
+            f"{log.directory}: the consensus metadata is missing; restore it or empty the node's volume"
+        )
+    replay = Replay(found.metadata, log.cache)
+    position = found.metadata.position if found.metadata is not None else _NO_POSITION
+    rows = FooterRows()
+    suffix = _replay_parts(log, linked, replay, position, rows)
+    active, chain = _new_segment(log, linked, found.scans, suffix, replay)
+    failed = Suspects(replay, found.metadata).judge(linked.damages)
+    if failed:
+        _mark_failed(log, found.metadata, replay, failed)
+    _put_in_place(log, active)
+    warnings = _warn(log, linked, replay)
+    _settle_tail(log, linked, rows, bool(failed))
+    _fill(log, linked, replay, failed, active, found.metadata)
+    if found.metadata is None:
+        write_metadata(
+            log.files, log.directory, Metadata(log.node_id, log.first_sequence, 0, _NO_POSITION, ())
+        )
+    log.recovery = RecoveryReport(
+        streams={
+            key: StreamState(s.hard.term, s.hard.voted_for, s.start, s.last, s.tombstoned)
+            for key, s in log.states.items()
+        },
+        failed={key: s.failed for key, s in log.states.items() if s.failed is not None},
+        warnings=tuple(warnings),
+        segments=len(linked.parts),
+        bytes_read=found.bytes_read,
+        rewritten_bytes=sum(len(body) for body, _ in suffix),
+    )
+    return active, chain
+
+
+# --- reading
+
+
+def _read_all(log: Log) -> _Found:
+    files, directory = log.files, log.directory
+    files.make_directory(directory)
+    metadata = read_metadata(files, directory)
+    if metadata is not None and metadata.node_id != log.node_id:
+        raise Rejected(
+            f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; mount its own volume",
+            code=Code.WRONG_NODE,
+        )
+    scans = []
+    bytes_read = 0
+    for name in files.names(directory):
+        sequence = sequence_of(name)
+        if sequence is None:
+            continue
+        if metadata is not None and sequence < metadata.first_sequence:
+            log.pool.adopt(directory / name)
+            continue
+        data = _read(log, name)
+        bytes_read += len(data)
+        scan = scan_segment(data, sequence, directory / name)
+        if scan.header is not None and scan.header.node_id != log.node_id:
+            raise Rejected(
+                f"{scan.path}: belongs to node {scan.header.node_id}, not to {log.node_id}; mount its own volume",
+                code=Code.WRONG_NODE,
+            )
+        scans.append(scan)
+    scans.sort(key=lambda s: s.sequence)
+    for name in files.names(directory):
+        if sequence_of(name, "prepared") is not None:
+            files.unlink(directory / name)
+    return _Found(metadata, scans, bytes_read)
+
+
+def _read(log: Log, name: str) -> bytes:
+    file = log.files.open(log.directory / name)
+    try:
+        return file.read(file.length(), 0)
+    finally:
+        file.close()
+
+
+def _first_link(linked: Linked) -> int:
+    """What the log's first group names: 0 for the beginning of all."""
+    first = linked.parts[0]
+    groups = first.groups + first.suffix
+    return groups[0].prev_segment_id if groups and groups[0].offset == HEADER_BYTES else -1
+
+
+def _replay_parts(
+    log: Log, linked: Linked, replay: Replay, position: Position, rows: FooterRows
+) -> list[tuple[bytes, int]]:
+    """Replay all but the suffix; the suffix's (body, number of records) are given back. `rows`: of the tail."""
+    suffix: list[tuple[bytes, int]] = []
+    for part in linked.parts:
+        if part.scan.header is None:
+            continue
+        is_last = part is linked.parts[-1]
+        data = _read(log, part.scan.path.name)
+        sequence = part.scan.sequence
+        for group in part.groups:
+            if group.kind != GroupKind.RECORDS:
+                continue
+            covered = (sequence, group.offset) < (position.sequence, position.offset)
+            for record in decode_records(group_body(group, data, group.offset), group.record_count):
+                replay.apply(record, sequence, group.offset, covered)
+                if is_last:
+                    _touch(rows, record, group.offset)
+        for group in part.suffix:
+            if group.kind == GroupKind.RECORDS:
+                suffix.append((group_body(group, data, group.offset), group.record_count))
+    return suffix
+
+
+def _touch(rows: FooterRows, r: Record, offset: int) -> None:
+    if r.kind == Kind.ENTRY:
+        opid = OpId(r.a, r.b)
+        rows.touch((r.tablet, r.replica), offset, opid, opid)
+    else:
+        rows.touch((r.tablet, r.replica), offset, None, voids(r.kind, r.detail, r.b))
+
+
+# --- the new segment
+
+
+def _new_segment(
+    log: Log, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
+) -> tuple[ActiveSegment, Chain]:
+    """A segment with the suffix, synced, still without its name. Replays the suffix where it stands now."""
+    low = log.first_sequence if not scans else scans[-1].sequence + 1
+    sequence = max([low, *(d.sequence + 1 for d in linked.damages)])
+    header = SegmentHeader(log.node_id, sequence, log.new_segment_id(), HEADER_BYTES, False)
+    file = log.files.create(log.directory / prepared_name(0))
+    file.write([encode_segment_header(header)], 0)
+    chain = Chain(*linked.prev)
+    active = ActiveSegment(Ready(file, log.directory / segment_name(sequence), header), chain, None)
+    for body, count in suffix:
+        # Synced before the file gets its name: whoever sees it may rely on all of it.
+        offset = active.stage(GroupKind.RECORDS, [body], count, synced=active.offset)
+        for record in decode_records(body, count):
+            replay.apply(record, sequence, offset, False)
+            _touch(active.rows, record, offset)
+    active.stage(GroupKind.SYNCED, [], 0, synced=active.offset)
+    active.write()
+    active.sync()
+    active.compression = log.options.compression
+    return active, chain
+
+
+def _put_in_place(log: Log, active: ActiveSegment) -> None:
+    log.files.rename(log.directory / prepared_name(0), active.path)
+    log.files.sync_directory(log.directory)
+
+
+def _mark_failed(log: Log, metadata: Metadata | None, replay: Replay, failed: dict[Raw, str]) -> None:
+    """Damage must not be forgotten at the next start, even where this one cuts what proved it."""
+    known = (
+        {(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id)): s for s in metadata.streams}
+        if metadata
+        else {}
+    )
+    for raw in failed:
+        saved = known.get(raw) or replay.placeholder(raw).saved()
+        known[raw] = replace(saved, damaged=True)
+    base = metadata or Metadata(log.node_id, 0, 0, _NO_POSITION, ())
+    write_metadata(log.files, log.directory, replace(base, streams=tuple(known.values())))
+
+
+# --- what is left behind
+
+
+def _warn(log: Log, linked: Linked, replay: Replay) -> list[str]:
+    warnings = []
+    for scan, gap, groups in linked.cut:
+        behind = _opids(log, scan, groups)
+        text = f"{scan.path}: cut a torn tail of {_cut_bytes(gap.dirty_bytes, gap.offset, groups)} bytes at {gap.offset}"
+        if behind:
+            text += f"; whole groups behind it, never acknowledged, go too: {behind}"
+        text += "; the log goes on after " + (
+            ", ".join(f"{s.key} {s.last}" for s in replay.by_key().values() if not s.tombstoned)[:500]
+            or "nothing"
+        )
+        warnings.append(text)
+    for warning in warnings:
+        _log.warning(warning)
+    return warnings
+
+
+def _cut_bytes(dirty: int, offset: int, groups: list[GroupHeader]) -> int:
+    return max(dirty, groups[-1].end - offset) if groups else dirty
+
+
+def _opids(log: Log, scan: Scan, groups: list[GroupHeader]) -> str:
+    if not groups:
+        return ""
+    data = _read(log, scan.path.name)
+    rows = FooterRows()
+    for group in groups:
+        if group.kind == GroupKind.RECORDS:
+            for record in decode_records(group_body(group, data, group.offset), group.record_count):
+                _touch(rows, record, group.offset)
+    return ", ".join(
+        f"{StreamKey(raw[0].hex(), raw[1])} {row.first} to {row.last}"  # type: ignore[arg-type]
+        for raw, row in rows.rows.items()
+        if row.first is not None
+    )
+
+
+def _settle_tail(log: Log, linked: Linked, rows: FooterRows, failed: bool) -> None:
+    """Close the old tail at its synced offset; give files that nobody needs to the pool. Damaged files stay."""
+    tail = linked.parts[-1] if linked.parts else None
+    if tail is not None and tail.scan.header is not None and not tail.damages:
+        if not tail.groups:
+            linked.parts.pop()
+            linked.spare.append(tail.scan.path)
+        elif tail.groups[-1].kind != GroupKind.FOOTER:
+            _close(log, tail, rows)
+    if not failed:
+        for path in linked.spare:
+            log.pool.adopt(path)
+
+
+def _close(log: Log, tail: Part, rows: FooterRows) -> None:
+    assert tail.scan.header is not None
+    segment_id = tail.scan.header.segment_id
+    offset = tail.groups[-1].end
+    buffers, length, _ = encode_group(
+        GroupKind.FOOTER,
+        [encode_footer(rows.rows.items())],
+        len(rows.rows),
+        segment_id=segment_id,
+        prev_segment_id=segment_id,
+        prev_crc=tail.groups[-1].crc,
+        offset=offset,
+        synced_offset=offset,
+    )
+    file = log.files.open(tail.scan.path)
+    try:
+        file.write(buffers, offset)
+        file.truncate(offset + length)
+        file.full_sync()
+    finally:
+        file.close()
+    tail.scan.length = offset + length
+
+
+def _fill(
+    log: Log,
+    linked: Linked,
+    replay: Replay,
+    failed: dict[Raw, str],
+    active: ActiveSegment,
+    metadata: Metadata | None,
+) -> None:
+    for raw, why in failed.items():
+        state = replay.placeholder(raw)
+        state.failed, state.damaged = why, True
+    log.states = replay.by_key()
+    for part in linked.parts:
+        scan = part.scan
+        segment_id = scan.header.segment_id if scan.header is not None else 0
+        log.segments[scan.sequence] = Segment(scan.sequence, scan.path, segment_id, scan.length)
+    header = active.header
+    log.segments[header.sequence] = Segment(header.sequence, active.path, header.segment_id, 0)
+    log.active_length = active.offset
+    log.first_sequence = min(log.segments)
+    log.collected_id = metadata.collected_id if metadata is not None else 0

@@ -1,0 +1,95 @@
+"""From records back to streams. Called by recovery, with records in the order of the log.
+
+Invariant: what the metadata covers is taken from the metadata; what came later is taken from the records; a record that
+fits neither makes its stream FAILED.
+"""
+
+from __future__ import annotations
+
+from stele.model.entry import Entry, EntryKind
+from stele.model.ids import OpId, StreamKey
+from stele.wal.cache import EntryCache
+from stele.wal.format import Kind, Record, stream_key
+from stele.wal.metadata import Metadata
+from stele.wal.state import State
+
+Raw = tuple[bytes, int]
+
+
+class Replay:
+    """Folds records into states."""
+
+    def __init__(self, metadata: Metadata | None, cache: EntryCache) -> None:
+        self.states: dict[Raw, State] = {}
+        self.forgotten: set[Raw] = set()
+        self.broken: dict[Raw, str] = {}
+        self._cache = cache
+        if metadata is not None:
+            for saved in metadata.streams:
+                state = State.from_saved(saved)
+                self.states[state.raw] = state
+
+    def apply(self, r: Record, sequence: int, offset: int, covered: bool) -> None:
+        """One record, which stands in the group at `offset`. `covered`: it is before the metadata's position."""
+        raw = (r.tablet, r.replica)
+        state = self.states.get(raw)
+        if r.kind == Kind.CREATE:
+            if not covered and (state is None or not state.damaged):
+                self.states[raw] = State(stream_key(*raw), OpId(r.a, r.b), r.blob, sequence)
+            return
+        if state is None:
+            if not covered and raw not in self.forgotten:
+                self.broken.setdefault(raw, "the record that created it is missing")
+            return
+        if r.kind == Kind.ENTRY:
+            if not state.tombstoned:
+                self._entry(state, raw, r, sequence, offset)
+        elif r.kind == Kind.TRUNCATE:
+            at = max(r.b, state.start.index + 1)
+            state.cut(at)
+            state.runs.cut(at)
+        elif r.kind == Kind.SNAPSHOT_END:
+            self._snapshot(state, r, covered)
+        elif covered:
+            return
+        elif r.kind in (Kind.TERM, Kind.VOTE, Kind.PROMOTE):
+            state.hard_record(r.kind, r.a, r.b)
+        elif r.kind == Kind.TOMBSTONE:
+            state.bury()
+            state.runs.reset(state.start.index)
+        elif r.kind == Kind.FORGET:
+            del self.states[raw]
+            self.forgotten.add(raw)
+
+    def _entry(self, state: State, raw: Raw, r: Record, sequence: int, offset: int) -> None:
+        if r.b <= state.start.index:
+            state.cut(state.start.index + 1)
+            state.runs.cut(state.start.index + 1)
+            return
+        if r.b > state.last.index + 1:
+            self.broken.setdefault(raw, f"entries between {state.last} and {OpId(r.a, r.b)} are missing")
+            return
+        entry = Entry(r.a, r.b, EntryKind(r.detail), r.c, r.blob)
+        state.put((entry,))
+        state.runs.add(r.b, r.b, r.a, sequence, offset)
+        self._cache.add(((state, entry),))
+
+    def _snapshot(self, state: State, r: Record, covered: bool) -> None:
+        keep = bool(r.detail)
+        if not covered:
+            state.snapshot(OpId(r.a, r.b), r.blob, keep)
+            state.index_snapshot(state.start.index, keep)
+        elif not keep:
+            state.cut(state.start.index + 1)
+            state.runs.reset(state.start.index)
+
+    def placeholder(self, raw: Raw) -> State:
+        """A stream of which nothing is known but that it was there."""
+        state = self.states.get(raw)
+        if state is None:
+            state = self.states[raw] = State(stream_key(*raw), OpId(0, 0), b"", 0)
+        return state
+
+    def by_key(self) -> dict[StreamKey, State]:
+        """The streams by name, in a fixed order."""
+        return {s.key: s for s in sorted(self.states.values(), key=lambda s: s.key)}

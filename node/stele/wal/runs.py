@@ -1,0 +1,93 @@
+"""Where a stream's entries stand on disk. Used by state.py; opens no files.
+
+A run is a row of consecutive entries of one stream, of one term, in one group: 24 bytes of memory however many entries.
+Invariant: runs are contiguous: the next begins where the one before ends, the last ends at `last`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import NamedTuple
+
+_OFFSET_BITS = 40
+_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+
+
+class Run(NamedTuple):
+    """Entries `first` to `last` of one term, in the group at `offset` of segment `sequence`."""
+
+    first: int
+    last: int
+    term: int
+    sequence: int
+    offset: int
+
+
+class Runs:
+    """The runs of one stream, by index."""
+
+    __slots__ = ("_firsts", "_places", "_terms", "last")
+
+    def __init__(self, start_index: int) -> None:
+        self._firsts = array("Q")
+        self._places = array("Q")
+        self._terms = array("Q")
+        self.last = start_index
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def add(self, first: int, last: int, term: int, sequence: int, offset: int) -> None:
+        """Entries were written; what stood at or above `first` is void."""
+        self.cut(first)
+        place = sequence << _OFFSET_BITS | offset
+        if self._places and self._places[-1] == place and self._terms[-1] == term:
+            self.last = last
+            return
+        self._firsts.append(first)
+        self._places.append(place)
+        self._terms.append(term)
+        self.last = last
+
+    def cut(self, from_index: int) -> None:
+        """Entries at or above `from_index` are void."""
+        firsts = self._firsts
+        while firsts and firsts[-1] >= from_index:
+            firsts.pop()
+            self._places.pop()
+            self._terms.pop()
+        self.last = min(self.last, from_index - 1)
+
+    def reset(self, start_index: int) -> None:
+        """Nothing is left; the next entry is the one after `start_index`."""
+        del self._firsts[:], self._places[:], self._terms[:]
+        self.last = start_index
+
+    def drop_to(self, start_index: int) -> None:
+        """Entries up to `start_index` are no longer of interest."""
+        if start_index >= self.last:
+            self.reset(start_index)
+            return
+        at = bisect_right(self._firsts, start_index + 1) - 1
+        if at < 0:
+            return
+        del self._firsts[:at], self._places[:at], self._terms[:at]
+        self._firsts[0] = max(self._firsts[0], start_index + 1)
+
+    def find(self, index: int) -> int | None:
+        """The position of the run that holds `index`."""
+        at = bisect_right(self._firsts, index) - 1
+        return None if at < 0 or index > self.last else at
+
+    def __getitem__(self, at: int) -> Run:
+        firsts = self._firsts
+        last = firsts[at + 1] - 1 if at + 1 < len(firsts) else self.last
+        place = self._places[at]
+        return Run(firsts[at], last, self._terms[at], place >> _OFFSET_BITS, place & _OFFSET_MASK)
+
+    def first_at_or_behind(self, sequence: int) -> int | None:
+        """The lowest index that stands in segment `sequence` or a later one."""
+        # Places rise with the index: a later entry was written later.
+        at = bisect_right(self._places, (sequence << _OFFSET_BITS) - 1)
+        return self._firsts[at] if at < len(self._firsts) else None

@@ -1,0 +1,187 @@
+"""Reads one segment file: which groups are whole, and what lies between them. Called by recovery; decides nothing.
+
+Invariant: every byte up to the last whole group is either in a group or in a gap; nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from stele.model.errors import Corrupt
+from stele.wal.format import (
+    GROUP_ALIGN,
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    FooterRow,
+    GroupHeader,
+    GroupKind,
+    SegmentHeader,
+    body_is_whole,
+    decode_footer,
+    decode_group_header,
+    decode_segment_header,
+    group_body,
+)
+from stele.wal.options import HEADER_BYTES
+
+_ID_AT = 24
+_BLANK = b"\0" * GROUP_HEADER_BYTES
+
+
+class Found(Enum):
+    """What stands where a group could begin."""
+
+    WHOLE = "a whole group"
+    TORN_BODY = "a group's header without its whole body"
+    TORN_HEADER = "bytes that are no group"
+    BLANK = "nothing"
+
+
+class Behind(Enum):
+    """What is known of the bytes behind a place that holds no whole group."""
+
+    NOTHING = "nothing"
+    UNSYNCED = "whole groups that say only earlier bytes were synced"
+    SYNCED = "proof that more than this was synced"
+
+
+class Verdict(Enum):
+    """What recovery does there."""
+
+    KEEP = "keep"
+    END = "the log ends here"
+    CUT = "cut a torn tail"
+    REFUSE = "damage: refuse the streams it may concern"
+
+
+# (what is found, in the last segment, what is behind, verdict); None stands for anything. The first row that fits.
+TABLE: tuple[tuple[Found | None, bool | None, Behind | None, Verdict], ...] = (
+    (Found.WHOLE, None, None, Verdict.KEEP),
+    (None, False, None, Verdict.REFUSE),
+    (None, True, Behind.SYNCED, Verdict.REFUSE),
+    (Found.BLANK, True, Behind.NOTHING, Verdict.END),
+    (None, True, Behind.NOTHING, Verdict.CUT),
+    (None, True, Behind.UNSYNCED, Verdict.CUT),
+)
+
+
+def judge(found: Found, is_tail: bool, behind: Behind) -> Verdict:
+    """The table's answer. In a segment before the last, ask only below the end that its successor names."""
+    for row_found, row_tail, row_behind, verdict in TABLE:
+        if row_found in (None, found) and row_tail in (None, is_tail) and row_behind in (None, behind):
+            return verdict
+    raise AssertionError("the last rows fit anything")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes from `offset` on that are no whole group; the next whole one is at `end` (None: there is none)."""
+
+    offset: int
+    end: int | None
+    found: Found
+    dirty_bytes: int
+
+
+@dataclass(slots=True)
+class Scan:
+    """A segment file as it is. `header` None: damaged, `fault` says how, and nothing else is known."""
+
+    sequence: int
+    path: Path
+    length: int
+    header: SegmentHeader | None = None
+    fault: str = ""
+    groups: list[GroupHeader] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    footer: dict[tuple[bytes, int], FooterRow] | None = None
+
+    @property
+    def end(self) -> int:
+        """Behind the last whole group."""
+        return self.groups[-1].end if self.groups else HEADER_BYTES
+
+    @property
+    def has_footer(self) -> bool:
+        """Whether it was closed."""
+        return self.footer is not None
+
+
+def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
+    """Look at every byte of a segment file.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    scan = Scan(sequence, path, len(data))
+    try:
+        header = decode_segment_header(data[:HEADER_BYTES], str(path))
+    except Corrupt as exc:
+        scan.fault = str(exc.args[0])
+        return scan
+    if header.sequence != sequence:
+        scan.fault = f"{path}: the header says segment {header.sequence}"
+        return scan
+    scan.header = header
+    segment_id = header.segment_id
+    offset = HEADER_BYTES
+    chained = True
+    while True:
+        group = decode_group_header(data, offset, offset, segment_id)
+        found = (
+            Found.TORN_BODY
+            if group is not None
+            else _without_header(data, offset, segment_id, header.recycled)
+        )
+        if group is not None and body_is_whole(group, data, offset):
+            last = scan.groups[-1] if scan.groups and chained else None
+            if last is None or (group.prev_segment_id, group.prev_crc) == (segment_id, last.crc):
+                scan.groups.append(group)
+                if group.kind == GroupKind.FOOTER:
+                    scan.footer = decode_footer(group_body(group, data, offset))
+                    return scan
+                offset = group.end
+                chained = True
+                continue
+        behind = _next_group(data, offset + GROUP_ALIGN, segment_id)
+        if behind is None:
+            dirty = _dirty(data, offset, found, group)
+            if found is not Found.BLANK or dirty:
+                scan.gaps.append(Gap(offset, None, found, dirty))
+            return scan
+        scan.gaps.append(Gap(offset, behind, found, behind - offset))
+        offset = behind
+        chained = False
+
+
+def _without_header(data: bytes, offset: int, segment_id: int, recycled: bool) -> Found:
+    head = data[offset : offset + GROUP_HEADER_BYTES]
+    if head == _BLANK[: len(head)]:
+        return Found.BLANK
+    if recycled and not (
+        head.startswith(GROUP_MAGIC) and head[_ID_AT : _ID_AT + 8] == segment_id.to_bytes(8, "little")
+    ):
+        return Found.BLANK  # the file's earlier life
+    return Found.TORN_HEADER
+
+
+def _next_group(data: bytes, offset: int, segment_id: int) -> int | None:
+    """Where the next whole group of this segment begins: the search behind a bad one."""
+    own = segment_id.to_bytes(8, "little")
+    at = data.find(GROUP_MAGIC, offset)
+    while at >= 0:
+        if at % GROUP_ALIGN == 0 and data[at + _ID_AT : at + _ID_AT + 8] == own:
+            group = decode_group_header(data, at, at, segment_id)
+            if group is not None and body_is_whole(group, data, at):
+                return at
+        at = data.find(GROUP_MAGIC, at + 1)
+    return None
+
+
+def _dirty(data: bytes, offset: int, found: Found, group: GroupHeader | None) -> int:
+    """How many bytes of a torn tail there may be."""
+    if group is not None:
+        return min(group.end, len(data)) - offset
+    return 0 if found is Found.BLANK else len(data[offset:].rstrip(b"\0"))

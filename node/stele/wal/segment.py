@@ -1,0 +1,213 @@
+"""The segment that is being written, and what is known of the others. Used by the appender, the keeper and recovery.
+
+Invariant: a group's bytes go to one segment, at rising offsets; `synced` never passes what a sync has returned for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stele.model.ids import OpId
+from stele.wal.files import File, Files
+from stele.wal.format import (
+    GROUP_HEADER_BYTES,
+    FooterRow,
+    GroupKind,
+    SegmentHeader,
+    aligned,
+    encode_footer,
+    encode_group,
+    encode_segment_header,
+)
+from stele.wal.metadata import Position
+from stele.wal.options import HEADER_BYTES
+
+_SEGMENT_NAME = "segment-{:016d}.wal"
+_PREPARED_NAME = "prepared-{:016d}.wal"
+_ZEROS = b"\0" * (1 << 20)
+
+
+def segment_name(sequence: int) -> str:
+    """The file name of a segment."""
+    return _SEGMENT_NAME.format(sequence)
+
+
+def prepared_name(number: int) -> str:
+    """The file name of a file that waits to become a segment."""
+    return _PREPARED_NAME.format(number)
+
+
+def sequence_of(name: str, kind: str = "segment") -> int | None:
+    """The number in a file name of that kind, None for other names."""
+    if not (name.startswith(kind + "-") and name.endswith(".wal")):
+        return None
+    digits = name[len(kind) + 1 : -4]
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment as the log's table has it. `readers` is guarded by the log's lock."""
+
+    sequence: int
+    path: Path
+    segment_id: int
+    length: int
+    readers: int = 0
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Ready:
+    """A segment in place, its header synced, that holds no group yet."""
+
+    file: File
+    path: Path
+    header: SegmentHeader
+
+
+@dataclass(slots=True)
+class Chain:
+    """The group written last: every group names the one before it, across segments."""
+
+    segment_id: int = 0
+    crc: int = 0
+
+
+@dataclass(slots=True)
+class FooterRows:
+    """What a segment holds of each stream, as its footer will say."""
+
+    rows: dict[tuple[bytes, int], FooterRow] = field(default_factory=dict)
+
+    def touch(self, raw: tuple[bytes, int], offset: int, low: OpId | None, high: OpId | None) -> None:
+        """The group at `offset` holds records of a stream, with indexes from `low` to `high` among them."""
+        row = self.rows.get(raw)
+        if row is None:
+            self.rows[raw] = FooterRow(low, high, offset, offset)
+            return
+        row.last_offset = max(row.last_offset, offset)
+        if low is not None and (row.first is None or low.index < row.first.index):
+            row.first = low
+        if high is not None and (row.last is None or high.index > row.last.index):
+            row.last = high
+
+
+class ActiveSegment:
+    """Stages groups, writes them with one call, syncs them."""
+
+    def __init__(self, ready: Ready, chain: Chain, compression: str | None) -> None:
+        self.file = ready.file
+        self.path = ready.path
+        self.header = ready.header
+        self.offset = HEADER_BYTES
+        self.synced = HEADER_BYTES
+        self.rows = FooterRows()
+        self.last_kind: GroupKind | None = None
+        self._chain = chain
+        self.compression = compression
+        self._staged: list[bytes] = []
+        self._written = HEADER_BYTES
+
+    @property
+    def sequence(self) -> int:
+        """The segment's number."""
+        return self.header.sequence
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no group."""
+        return self.offset == HEADER_BYTES
+
+    @property
+    def full(self) -> bool:
+        """Whether the prepared part is used up."""
+        return self.offset >= self.header.prepared_bytes
+
+    @property
+    def position(self) -> Position:
+        """The place behind the last group."""
+        return Position(self.sequence, self.offset)
+
+    def fits(self, raw_bytes: int) -> bool:
+        """Whether a group of that many bytes ends inside the prepared part."""
+        return aligned(self.offset + GROUP_HEADER_BYTES + raw_bytes) <= self.header.prepared_bytes
+
+    def stage(
+        self, kind: GroupKind, pieces: Sequence[bytes], count: int, *, synced: int | None = None
+    ) -> int:
+        """Add a group behind the others; where it will stand. Nothing is written yet."""
+        offset = self.offset
+        buffers, length, crc = encode_group(
+            kind,
+            pieces,
+            count,
+            segment_id=self.header.segment_id,
+            prev_segment_id=self._chain.segment_id,
+            prev_crc=self._chain.crc,
+            offset=offset,
+            synced_offset=self.synced if synced is None else synced,
+            compression=self.compression if kind is GroupKind.RECORDS else None,
+        )
+        self._staged += buffers
+        self.offset += length
+        self._chain.segment_id = self.header.segment_id
+        self._chain.crc = crc
+        self.last_kind = kind
+        return offset
+
+    def write(self) -> int:
+        """Write what is staged; how many bytes."""
+        length = self.offset - self._written
+        if length:
+            self.file.write(self._staged, self._written)
+            self._staged = []
+            self._written = self.offset
+        return length
+
+    def sync(self) -> None:
+        """On return all that was written survives power loss."""
+        if self._written <= self.header.prepared_bytes:
+            self.file.data_sync()
+        else:
+            self.file.full_sync()
+        self.synced = self._written
+
+    def finish(self, *, cut: bool) -> None:
+        """Write the footer, sync, and close. `cut`: closed early, so the file is cut to its size."""
+        self.stage(GroupKind.FOOTER, [encode_footer(self.rows.rows.items())], len(self.rows.rows))
+        self.write()
+        self.sync()
+        if cut:
+            self.file.truncate(self.offset)
+            self.file.full_sync()
+        self.file.close()
+
+
+def make_ready(
+    files: Files,
+    directory: Path,
+    header: SegmentHeader,
+    aside: Path,
+    file: File,
+    groups: Iterable[bytes] = (),
+) -> Ready:
+    """Give a prepared file its header and its place: written, synced, renamed, directory synced."""
+    file.write([encode_segment_header(header), *groups], 0)
+    file.full_sync()
+    path = directory / segment_name(header.sequence)
+    files.rename(aside, path)
+    files.sync_directory(directory)
+    return Ready(file, path, header)
+
+
+def write_zeros(file: File, length: int) -> None:
+    """Fill a new file: blocks that were only reserved sync several times slower (measured)."""
+    at = 0
+    while at < length:
+        size = min(len(_ZEROS), length - at)
+        file.write([_ZEROS[:size]], at)
+        at += size
+    file.full_sync()

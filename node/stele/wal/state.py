@@ -1,0 +1,200 @@
+"""What is known of one stream, and what each record does to it: the one place where records become meaning.
+
+Used while records are appended (at call time), while they are indexed (once written) and while they are replayed.
+Guarded by the log's lock; does no I/O.
+
+Invariant: replaying a stream's records in their order gives the state that appending them gave; a record at index i
+voids all earlier ones at or above i, whatever the terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stele.model.config import Configuration, decode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.ids import OpId, ReplicaId, StreamKey
+from stele.wal.format import Kind
+from stele.wal.runs import Runs
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """Term and vote of a replica. `promoted`: the vote is a forced promotion."""
+
+    term: int = 0
+    voted_for: ReplicaId | None = None
+    promoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A stream in the consensus metadata: all but its entries. `created`: sequence of the segment that was active."""
+
+    key: StreamKey
+    hard: HardState
+    start: OpId
+    config: bytes
+    last: OpId
+    tombstoned: bool
+    damaged: bool
+    created: int
+
+
+class State:
+    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `runs` follow what is written."""
+
+    __slots__ = (
+        "anchors",
+        "cache",
+        "config_blob",
+        "configs",
+        "created",
+        "damaged",
+        "failed",
+        "flushed",
+        "hard",
+        "key",
+        "last",
+        "raw",
+        "runs",
+        "start",
+        "tombstoned",
+    )
+
+    def __init__(self, key: StreamKey, start: OpId, config: bytes, created: int) -> None:
+        self.key = key
+        self.raw = (bytes.fromhex(key.tablet_id), int(key.replica_id))
+        self.hard = HardState()
+        self.start = start
+        self.config_blob = config
+        self.last = start
+        self.cache: dict[int, Entry] = {}
+        self.configs: list[tuple[int, bytes]] = []
+        self.runs = Runs(start.index)
+        self.flushed = start.index
+        self.anchors: dict[str, int] = {}
+        self.created = created
+        self.tombstoned = False
+        self.damaged = False
+        self.failed: str | None = None
+
+    @classmethod
+    def from_saved(cls, saved: Saved) -> State:
+        """As the metadata has it, without entries."""
+        state = cls(saved.key, saved.start, saved.config, saved.created)
+        state.hard = saved.hard
+        state.tombstoned = saved.tombstoned
+        state.damaged = saved.damaged
+        return state
+
+    def saved(self) -> Saved:
+        """For the metadata."""
+        return Saved(
+            self.key,
+            self.hard,
+            self.start,
+            self.config_blob,
+            self.last,
+            self.tombstoned,
+            self.damaged,
+            self.created,
+        )
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration in force at `start`."""
+        return decode_configuration(self.config_blob)
+
+    def term_at(self, index: int) -> int | None:
+        """The term of the entry at `index`, None if it is not there."""
+        if index == self.start.index:
+            return self.start.term
+        if not self.start.index < index <= self.last.index:
+            return None
+        entry = self.cache.get(index)
+        if entry is not None:
+            return entry.term
+        at = self.runs.find(index)
+        return None if at is None else self.runs[at].term
+
+    # --- hard state
+
+    def hard_record(self, kind: int, term: int, who: int) -> None:
+        """TERM, VOTE or PROMOTE."""
+        if kind == Kind.TERM:
+            if term > self.hard.term:
+                self.hard = HardState(term)
+        elif term >= self.hard.term:
+            self.hard = HardState(term, ReplicaId(who), kind == Kind.PROMOTE)
+
+    # --- entries, at call time
+
+    def put(self, entries: tuple[Entry, ...]) -> None:
+        """Entries are appended; the first is above `start` and at most one above `last`."""
+        if entries[0].index <= self.last.index:
+            self.cut(entries[0].index)
+        cache = self.cache
+        for entry in entries:
+            cache[entry.index] = entry
+            if entry.kind is EntryKind.CONFIG:
+                self.configs.append((entry.index, entry.payload))
+        self.last = entry.opid
+
+    def cut(self, from_index: int) -> None:
+        """Entries at or above `from_index` are void."""
+        if from_index > self.last.index:
+            return
+        from_index = max(from_index, self.start.index + 1)
+        term = self.term_at(from_index - 1)
+        for index in range(from_index, self.last.index + 1):
+            self.cache.pop(index, None)
+        while self.configs and self.configs[-1][0] >= from_index:
+            self.configs.pop()
+        self.last = OpId(self.start.term if term is None else term, from_index - 1)
+
+    def snapshot(self, opid: OpId, config: bytes, keep: bool) -> None:
+        """The log starts after `opid`. `keep`: entries above it survive."""
+        if not keep:
+            self.cut(self.start.index + 1)
+        if opid.index < self.start.index:
+            return
+        for index in range(self.start.index + 1, min(opid.index, self.last.index) + 1):
+            self.cache.pop(index, None)
+        if opid.index >= self.last.index:
+            self.last = opid
+        self.start = opid
+        self.config_blob = config
+        self.configs = [c for c in self.configs if c[0] > opid.index]
+        self.flushed = max(self.flushed, opid.index)
+
+    def raise_start(self, index: int) -> None:
+        """Entries up to `index`, which are all in the store, are no longer kept."""
+        if index <= self.start.index:
+            return
+        term = self.term_at(index)
+        if term is None:
+            return
+        config = self.config_blob
+        for at, blob in self.configs:
+            if at <= index:
+                config = blob
+        self.snapshot(OpId(term, index), config, True)
+        self.runs.drop_to(index)
+
+    def bury(self) -> None:
+        """A tombstone: hard state and last OpId stay, entries go."""
+        self.tombstoned = True
+        self.start = self.last
+        self.cache.clear()
+        self.configs.clear()
+        self.anchors.clear()
+
+    # --- entries, once written
+
+    def index_snapshot(self, start_index: int, keep: bool) -> None:
+        """The runs' side of `snapshot`."""
+        if keep:
+            self.runs.drop_to(start_index)
+        else:
+            self.runs.reset(start_index)

@@ -1,0 +1,283 @@
+"""One replica's own log within the node's: the log port of `stele.raft`, and reading back. Made by log.py.
+
+Calls return at once; order is the order of the calls. Knows no files. Invariant: what a call refused left no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from stele.model.config import Configuration, encode_configuration
+from stele.model.entry import Entry
+from stele.model.errors import Code, Corrupt, Rejected, ensure
+from stele.model.ids import OpId, ReplicaId, StreamKey
+from stele.model.logrecord import (
+    EntryRecord,
+    LogRecord,
+    PromoteRecord,
+    SnapshotRecord,
+    TermRecord,
+    VoteRecord,
+)
+from stele.wal.format import Kind, Record
+from stele.wal.reader import GroupReader, entries_of
+from stele.wal.runs import Run
+from stele.wal.segment import Segment
+from stele.wal.state import HardState, State
+
+if TYPE_CHECKING:
+    from stele.wal.log import Log
+
+Done = Callable[[], None]
+_LOAD_BYTES = 8 << 20
+RECORD_COST_BYTES = 56
+_U63 = 1 << 63
+
+
+class StreamLog:
+    """Implements `stele.raft.ports.LogPort` (structurally). Every method may be called from any thread.
+
+    Appends raise:
+        Retryable: THROTTLED, the queue is full; DISK_FULL, space is low (entries only).
+        Corrupt: IO_ERROR after a failed write or sync of the log; CORRUPT for a damaged stream.
+        InvariantViolation: entries that do not fit what is there.
+    """
+
+    __slots__ = ("_log", "_state")
+
+    def __init__(self, log: Log, state: State) -> None:
+        self._log = log
+        self._state = state
+
+    # --- what is known
+
+    @property
+    def key(self) -> StreamKey:
+        """The stream's name."""
+        return self._state.key
+
+    @property
+    def hard_state(self) -> HardState:
+        """Term and vote."""
+        return self._state.hard
+
+    @property
+    def start(self) -> OpId:
+        """The log holds entries after this one."""
+        return self._state.start
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration in force at `start`."""
+        return self._state.config
+
+    @property
+    def last_opid(self) -> OpId:
+        """The last entry, or `start`."""
+        return self._state.last
+
+    @property
+    def tombstoned(self) -> bool:
+        """Whether the replica was removed."""
+        return self._state.tombstoned
+
+    # --- the log port
+
+    def append_term(self, term: int, done: Done | None = None) -> None:
+        """As LogPort."""
+        self._hard(Kind.TERM, term, 0, done)
+
+    def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
+        """As LogPort."""
+        self._hard(Kind.VOTE, term, voted_for, done)
+
+    def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
+        """As LogPort."""
+        self._hard(Kind.PROMOTE, term, leader, done)
+
+    def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
+        """As LogPort. Payloads are `bytes` and are not copied before the write."""
+        state, log = self._state, self._log
+        ensure(bool(entries), f"log {state.key}: an append of no entries")
+        size = 0
+        limit = log.options.record_bytes_max
+        expected = entries[0].index
+        for entry in entries:
+            length = len(entry.payload)
+            if entry.index != expected or not 0 <= entry.term < _U63 or not 0 <= entry.timestamp < 2 * _U63:
+                ensure(False, f"log {state.key}: entry {entry.opid} where index {expected} was expected")
+            if length > limit:
+                raise Rejected(
+                    f"log {state.key}: entry {entry.opid} has {length} bytes, at most {limit} are allowed",
+                    code=Code.TOO_LARGE,
+                )
+            expected += 1
+            size += length + RECORD_COST_BYTES
+        with log.lock:
+            self._check_live()
+            log.admit(size)
+            if state.tombstoned:
+                raise Rejected(f"log {state.key}: the replica was removed", code=Code.TABLET_DELETED)
+            if not state.start.index < entries[0].index <= state.last.index + 1:
+                ensure(
+                    False,
+                    f"log {state.key}: entries from {entries[0].opid} on do not follow {state.last}; "
+                    f"it begins after {state.start}",
+                )
+            state.put(entries)
+            log.push((state, entries, None, done), size)
+
+    def pop_entries(self, from_index: int, done: Done | None = None) -> None:
+        """As LogPort."""
+        with self._log.lock:
+            self._check_live()
+            self._log.admit_control()
+            ensure(
+                from_index > self._state.start.index,
+                f"log {self._state.key}: cannot drop from {from_index}, it begins after {self._state.start}",
+            )
+            self._state.cut(from_index)
+            self._push(Kind.TRUNCATE, 0, 0, from_index, b"", done)
+
+    def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
+        """As LogPort."""
+        with self._log.lock:
+            self._check_live()
+            self._log.admit_control()
+            self._push(Kind.SNAPSHOT_BEGIN, 0, opid.term, opid.index, b"", done)
+
+    def end_snapshot(self, opid: OpId, config: Configuration, done: Done | None = None) -> None:
+        """As LogPort. One older than `start` changes nothing."""
+        blob = encode_configuration(config)
+        state = self._state
+        with self._log.lock:
+            self._check_live()
+            self._log.admit_control()
+            if opid.index < state.start.index:
+                self._log.push((None, None, None, done), 0)
+                return
+            keep = state.term_at(opid.index) == opid.term
+            state.snapshot(opid, blob, keep)
+            self._push(Kind.SNAPSHOT_END, int(keep), opid.term, opid.index, blob, done)
+
+    def load(self) -> Iterator[LogRecord]:
+        """As LogPort. Reads the disk: call it in a thread."""
+        state = self._state
+        with self._log.lock:
+            self._check_live()
+            hard, start, last, config = state.hard, state.start, state.last, state.config
+        yield SnapshotRecord(start, config)
+        if hard.voted_for is None:
+            if hard.term:
+                yield TermRecord(hard.term)
+        elif hard.promoted:
+            yield PromoteRecord(hard.term, hard.voted_for)
+        else:
+            yield VoteRecord(hard.term, hard.voted_for)
+        index = start.index + 1
+        while index <= last.index:
+            for entry in self.read_entries(index, _LOAD_BYTES):
+                if entry.index > last.index:
+                    return
+                yield EntryRecord(entry)
+                index = entry.index + 1
+
+    # --- reading back, and letting go
+
+    def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
+        """Entries from `first_index` on, about `bytes_max` bytes but at least one; empty past the end.
+
+        Raises:
+            Rejected: NOT_FOUND for entries that were collected; the peer must be copied.
+            Corrupt: the disk changed what was written.
+        """
+        state, log = self._state, self._log
+        found: list[Entry] = []
+        size = 0
+        reader = GroupReader(log.files)
+        try:
+            while size < bytes_max or not found:
+                with log.lock:
+                    self._check_live()
+                    if first_index <= state.start.index:
+                        if found:
+                            return found
+                        raise Rejected(
+                            f"log {state.key}: entry {first_index} was collected, it begins after {state.start}; "
+                            "copy the replica instead",
+                            code=Code.NOT_FOUND,
+                        )
+                    while first_index <= state.last.index and (size < bytes_max or not found):
+                        entry = state.cache.get(first_index)
+                        if entry is None:
+                            break
+                        found.append(entry)
+                        size += entry.size_bytes
+                        first_index += 1
+                    else:
+                        return found
+                    at = state.runs.find(first_index)
+                    ensure(
+                        at is not None,
+                        f"log {state.key}: entry {first_index} is neither in memory nor on disk",
+                    )
+                    run = state.runs[at]  # type: ignore[index]
+                    segment = log.pin_segment(run.sequence)
+                try:
+                    entries = self._read_run(reader, segment, run, first_index)
+                finally:
+                    log.unpin_segment(segment)
+                for entry in entries:
+                    if found and size >= bytes_max:
+                        break
+                    found.append(entry)
+                    size += entry.size_bytes
+                    first_index += 1
+        finally:
+            reader.close()
+        return found
+
+    def set_flushed(self, index: int) -> None:
+        """The store holds all up to `index`, synced: no replay needs what is below."""
+        with self._log.lock:
+            self._state.flushed = max(self._state.flushed, index)
+
+    def anchor(self, name: str, index: int) -> None:
+        """Keep entries from `index` on; replaces an anchor of that name. Dropped and reported past its bound."""
+        with self._log.lock:
+            self._state.anchors[name] = index
+
+    def release(self, name: str) -> None:
+        """Let an anchor go; nothing if there is none of that name."""
+        with self._log.lock:
+            self._state.anchors.pop(name, None)
+
+    # --- inner
+
+    def _read_run(self, reader: GroupReader, segment: Segment, run: Run, first: int) -> list[Entry]:
+        body, count = reader.group(segment.path, segment.segment_id, run.offset)
+        entries = entries_of(body, count, self._state.raw, first, run.last)
+        if len(entries) != run.last - first + 1 or any(e.term != run.term for e in entries):
+            raise Corrupt(
+                f"{segment.path}: the group at {run.offset} lacks entries {first} to {run.last} of {self.key}"
+            )
+        return entries
+
+    def _hard(self, kind: Kind, term: int, who: int, done: Done | None) -> None:
+        state = self._state
+        ensure(0 <= term < _U63 and 0 <= who < _U63, f"log {state.key}: term {term}, replica {who}")
+        with self._log.lock:
+            self._check_live()
+            self._log.admit_control()
+            state.hard_record(kind, term, who)
+            self._push(kind, 0, term, who, b"", done)
+
+    def _push(self, kind: Kind, detail: int, a: int, b: int, blob: bytes, done: Done | None) -> None:
+        state = self._state
+        record = Record(kind, detail, *state.raw, a, b, 0, blob)
+        self._log.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+
+    def _check_live(self) -> None:
+        if self._state.failed is not None:
+            raise Corrupt(f"log {self._state.key}: {self._state.failed}")

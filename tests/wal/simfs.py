@@ -1,0 +1,222 @@
+"""A file system in memory that forgets what was not synced. Stands at the log's file port.
+
+A crash keeps, of what was written since the last sync, any 512-byte sectors it likes, and of the renames and removals
+in a directory any prefix. `data_sync` is as strict as its contract: it does not make a new length durable.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+SECTOR = 512
+
+
+class PowerOff(OSError):
+    """The machine is off."""
+
+
+class _Inode:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = bytearray()
+        self.dirty: list[tuple[int, int]] = []
+        self.names = 0
+
+    def crashed(self, rng: random.Random) -> _Inode:
+        new = _Inode()
+        data = bytearray(self.durable)
+        if self.dirty or len(self.data) != len(self.durable):
+            if rng.random() < 0.5:  # the length may or may not have reached the disk
+                data = data[: len(self.data)].ljust(len(self.data), b"\0")
+            for begin, end in self.dirty:
+                for at in range(begin - begin % SECTOR, end, SECTOR):
+                    lo, hi = max(at, begin), min(at + SECTOR, end, len(data), len(self.data))
+                    if lo < hi and rng.random() < 0.5:
+                        data[lo:hi] = self.data[lo:hi]
+        new.data, new.durable = data, bytearray(data)
+        return new
+
+
+class SimFiles:
+    """Implements stele.wal.files.Files. `fail_after`: that many operations from now on the power goes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._names: dict[Path, _Inode] = {}
+        self._durable_names: dict[Path, _Inode] = {}
+        self._steps: list[dict[Path, _Inode]] = []
+        self.off = False
+        self.fail_after: int | None = None
+        self.free = 1 << 40
+        self.sync_error = False
+        self.operations = 0
+        self.syncs = 0
+        self.write_calls: list[list[int]] = []
+
+    def step(self) -> None:
+        self.operations += 1
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                self.off = True
+        if self.off:
+            raise PowerOff("power is off")
+
+    def crash(self, rng: random.Random) -> SimFiles:
+        """What the next boot finds."""
+        with self._lock:
+            self.off = True
+            new = SimFiles()
+            names = self._durable_names
+            if self._steps:
+                keep = rng.randint(0, len(self._steps))
+                if keep:
+                    names = self._steps[keep - 1]
+            inodes: dict[int, _Inode] = {}
+            for path, inode in names.items():
+                if id(inode) not in inodes:
+                    inodes[id(inode)] = inode.crashed(rng)
+                new._names[path] = inodes[id(inode)]
+            new._durable_names = dict(new._names)
+            return new
+
+    def copy(self) -> SimFiles:
+        """The same files, all durable: for damaging them."""
+        with self._lock:
+            new = SimFiles()
+            for path, inode in self._names.items():
+                other = _Inode()
+                other.data, other.durable = bytearray(inode.data), bytearray(inode.data)
+                new._names[path] = other
+            new._durable_names = dict(new._names)
+            return new
+
+    def content(self, path: Path) -> bytearray:
+        """The bytes of a file, to look at or to damage."""
+        return self._names[path].data
+
+    def set_content(self, path: Path, data: bytes) -> None:
+        """Replace a file's bytes, durably."""
+        inode = self._names.setdefault(path, _Inode())
+        inode.data, inode.durable, inode.dirty = bytearray(data), bytearray(data), []
+        self._durable_names = dict(self._names)
+
+    def paths(self) -> list[Path]:
+        """All files."""
+        return sorted(self._names)
+
+    def _renamed(self) -> None:
+        self._steps.append(dict(self._names))
+
+    # --- the port
+
+    def create(self, path: Path) -> SimFile:
+        with self._lock:
+            self.step()
+            inode = _Inode()
+            self._names[path] = inode
+            self._renamed()
+            return SimFile(self, inode)
+
+    def open(self, path: Path) -> SimFile:
+        with self._lock:
+            self.step()
+            if path not in self._names:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            return SimFile(self, self._names[path])
+
+    def rename(self, old: Path, new: Path) -> None:
+        with self._lock:
+            self.step()
+            self._names[new] = self._names.pop(old)
+            self._renamed()
+
+    def unlink(self, path: Path) -> None:
+        with self._lock:
+            self.step()
+            del self._names[path]
+            self._renamed()
+
+    def names(self, directory: Path) -> list[str]:
+        with self._lock:
+            self.step()
+            return sorted(p.name for p in self._names if p.parent == directory)
+
+    def make_directory(self, directory: Path) -> None:
+        self.step()
+
+    def sync_directory(self, directory: Path) -> None:
+        with self._lock:
+            self.step()
+            self.syncs += 1
+            self._durable_names = dict(self._names)
+            self._steps = []
+
+    def free_bytes(self, directory: Path) -> int:
+        return self.free
+
+
+class SimFile:
+    def __init__(self, files: SimFiles, inode: _Inode) -> None:
+        self._files = files
+        self._inode = inode
+
+    def write(self, buffers: Sequence[bytes], offset: int) -> None:
+        with self._files._lock:
+            self._files.step()
+            data = b"".join(buffers)
+            self._files.write_calls.append([len(b) for b in buffers])
+            inode = self._inode
+            grown = max(0, offset + len(data) - len(inode.data))
+            if grown > self._files.free:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            self._files.free -= grown
+            if offset > len(inode.data):
+                inode.data.extend(b"\0" * (offset - len(inode.data)))
+            inode.data[offset : offset + len(data)] = data
+            inode.dirty.append((offset, offset + len(data)))
+
+    def read(self, length: int, offset: int) -> bytes:
+        with self._files._lock:
+            self._files.step()
+            return bytes(self._inode.data[offset : offset + length])
+
+    def data_sync(self) -> None:
+        with self._files._lock:
+            self._sync_step()
+            inode = self._inode
+            known = len(inode.durable)
+            inode.durable[:] = inode.data[:known].ljust(known, b"\0")
+            inode.dirty = [(max(a, known), b) for a, b in inode.dirty if b > known]
+
+    def full_sync(self) -> None:
+        with self._files._lock:
+            self._sync_step()
+            self._inode.durable = bytearray(self._inode.data)
+            self._inode.dirty = []
+
+    def _sync_step(self) -> None:
+        self._files.step()
+        self._files.syncs += 1
+        if self._files.sync_error:
+            raise OSError(errno.EIO, "input/output error")
+
+    def truncate(self, length: int) -> None:
+        with self._files._lock:
+            self._files.step()
+            inode = self._inode
+            inode.data[length:] = b""
+            inode.data.extend(b"\0" * (length - len(inode.data)))
+
+    def length(self) -> int:
+        return len(self._inode.data)
+
+    def links(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        return None

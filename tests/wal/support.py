@@ -1,0 +1,71 @@
+"""What the log's tests share: one node, one stream, a log on a file system that can lose power."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from stele.model.config import Configuration, Peer
+from stele.model.entry import Entry, EntryKind
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TabletId
+from stele.raft.ports import LoadedLog, fold_records
+from stele.wal import Log, LogOptions, StreamLog
+from tests.wal.simfs import SimFiles
+
+NODE = NodeId("ab" * 16)
+DIRECTORY = Path("wal")
+CONFIG = Configuration(
+    -1, tuple(Peer(NodeId(f"{n:032x}"), ReplicaId(n), f"10.0.0.{n}:7050") for n in (1, 2, 3))
+)
+SMALL = LogOptions(segment_bytes=16 << 10, low_space_bytes=0, prepare=False)
+
+
+def key(tablet: int = 1, replica: int = 1) -> StreamKey:
+    return StreamKey(TabletId(f"{tablet:032x}"), ReplicaId(replica))
+
+
+def run_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
+
+
+def open_log(files: SimFiles, options: LogOptions = SMALL) -> Log:
+    return Log.open(DIRECTORY, options, NODE, run_all, files=files)
+
+
+def settle(log: Log) -> None:
+    done = threading.Event()
+    log.sync(done.set)
+    assert done.wait(30), log.failed
+
+
+def entry(term: int, index: int, payload: bytes = b"") -> Entry:
+    return Entry(term, index, EntryKind.WRITE, index << 12, payload or f"{term}.{index}".encode())
+
+
+def entries(*opids: tuple[int, int]) -> tuple[Entry, ...]:
+    return tuple(entry(term, index) for term, index in opids)
+
+
+def stream_of(log: Log, name: StreamKey | None = None) -> StreamLog:
+    """The stream, made if it is not there."""
+    name = name or key()
+    if name in log.states:
+        return log.stream(name)
+    return log.create_stream(name, OPID_NONE, CONFIG)
+
+
+def loaded(stream: StreamLog) -> LoadedLog:
+    return fold_records(stream.load())
+
+
+def power_cut(log: Log, files: SimFiles, rng: random.Random | None = None) -> SimFiles:
+    """The power goes; what the next boot finds."""
+    after = files.crash(rng or random.Random(1))
+    log.close()
+    return after
+
+
+__all__ = ["OpId"]
