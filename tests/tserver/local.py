@@ -13,7 +13,7 @@ from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
-from tests.consensus.cluster import OPTIONS
+from tests.consensus.cluster import OPTIONS, wait_until
 
 
 class LocalCluster:
@@ -62,6 +62,8 @@ class LocalCluster:
         for name in self.ids:
             if name != "master":
                 await self.launch(name)
+        for node in self.running.values():
+            await wait_until(lambda node=node: not node.health.ready())
         return self
 
     async def form(self) -> None:
