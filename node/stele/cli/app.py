@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -108,12 +109,12 @@ for _name, (_help, _places) in _GROUPS.items():
     cli.add_command(_Lazy(name=_name, help=_help, places=_places))
 
 
-def run() -> None:
-    """Run the command line; every error is one line."""
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; every error is one line. Ends with SystemExit, which has the exit code."""
     # gRPC's C core writes to standard error whenever a port answers with something else.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        code = cli.main(prog_name="stele", standalone_mode=False)
+        code = cli.main(arguments, prog_name="stele", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as exc:

@@ -1,0 +1,230 @@
+"""The command line against a small cluster: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from stele.cli import app
+from stele.cli.processes import parse_first_masters
+from stele.cli.schema_file import table_from_file, table_from_options
+from stele.cli.where import parse_where
+from stele.model.errors import Rejected
+from stele.model.schema import Schema
+from tests.client.small import SmallCluster, small_cluster
+
+Run = Callable[..., Awaitable[tuple[int, str, str]]]
+
+SCHEMA = Schema.make(
+    [
+        ("id", "int64"),
+        ("name", "string", True),
+        ("v", "double", True),
+        ("at", "timestamp", True),
+        ("price", "decimal(10,2)", True),
+        ("ok", "bool", True),
+    ],
+    ["id"],
+)
+
+
+def runner(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs commands in a thread, as a process of their own would: what they print, and how they end."""
+
+    def run(arguments: tuple[str, ...]) -> tuple[int, str, str]:
+        out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            app.run(arguments)
+        read = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        return int(ended.value.code or 0), read[0], read[1]
+
+    async def in_thread(*arguments: str) -> tuple[int, str, str]:
+        return await asyncio.to_thread(run, arguments)
+
+    monkeypatch.setenv("STELE_MASTERS", cluster.master_address)
+    return in_thread
+
+
+async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = tmp_path / "people.yaml"
+    definition.write_text(
+        "kind: TabletGroup\nmetadata: {name: people}\nspec:\n  columns:\n    - {name: id, type: int64}\n"
+        "    - {name: name, type: string, nullable: true}\n  primaryKey: [id]\n"
+        "  partitioning: {hash: [{columns: [id], buckets: 4}]}\n"
+    )
+    parquet.write_table(
+        pa.table({"id": np.arange(5_000), "name": [f"n{i}" for i in range(5_000)]}), tmp_path / "p.parquet"
+    )
+    (tmp_path / "p.csv").write_text("id,name\n5000,'quoted'\n5001,NA\n")
+    async with small_cluster(tmp_path / "data") as (cluster, _):
+        run = runner(cluster, monkeypatch)
+        assert (await run("table", "create", str(definition)))[:2] == (0, "created table people: 4 tablets\n")
+        code, out, _ = await run(
+            "table", "load", "people", str(tmp_path / "p.parquet"), str(tmp_path / "p.csv")
+        )
+        assert (code, out.split(" ", 1)[0]) == (0, "5002")
+        assert (await run("table", "scan", "people", "--count"))[1] == "5002\n"
+        _, out, _ = await run(
+            "table",
+            "scan",
+            "people",
+            "--where",
+            "id >= 4999 AND name IS NOT NULL",
+            "--ordered",
+            "--format",
+            "csv",
+        )
+        assert out == '"id","name"\n4999,"n4999"\n5000,"\'quoted\'"\n'
+        _, out, _ = await run("table", "scan", "people", "--where", "id = 5001", "--format", "json")
+        assert json.loads(out) == {"id": 5001, "name": None}
+        _, out, _ = await run("table", "scan", "people", "--columns", "name", "--limit", "2")
+        assert out.splitlines()[0] == "name"
+        assert len(out.splitlines()) == 3
+        arrow = tmp_path / "out.arrows"
+        await run("table", "scan", "people", "--format", "arrow", "-o", str(arrow))
+        with pa.memory_map(str(arrow)) as source:
+            assert pa.ipc.open_stream(source).read_all().num_rows == 5_002
+        _, out, _ = await run("table", "list", "--json")
+        assert [table["name"] for table in json.loads(out)] == ["people"]
+        assert "hash of id into 4 buckets" in (await run("table", "describe", "people"))[1]
+        assert (await run("table", "delete", "people", "--yes"))[0] == 0
+        code, _, err = await run("table", "scan", "people")
+        assert (code, err) == (2, "stele: NOT_FOUND: no table people\n")
+
+
+async def test_rows_that_are_refused_are_told_and_the_others_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        table = await client.open_table("t")
+        await table.put({"id": 2})
+        (tmp_path / "t.csv").write_text("id,n\n1,1\n2,2\n3,3\n")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"), "--op", "insert")
+        assert (code, out.split(" ", 1)[0]) == (2, "2")
+        assert "row 1: ALREADY_PRESENT" in err
+        (tmp_path / "bad.csv").write_text("id,n\n1,many\n")
+        code, _, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
+        assert code == 2
+        assert "stele: INVALID_ARGUMENT" in err
+
+
+async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with small_cluster(tmp_path) as (cluster, _):
+        run = runner(cluster, monkeypatch)
+        assert (await run("kv", "create", "s"))[0] == 0
+        assert (await run("kv", "put", "s", "colour", "blue"))[0] == 0
+        assert (await run("kv", "get", "s", "colour"))[1] == "blue\n"
+        assert (await run("kv", "get", "s", "shape"))[0] == 1
+        code, _, err = await run("kv", "insert", "s", "colour", "red")
+        assert code == 2
+        assert err.startswith("stele: ALREADY_PRESENT")
+        assert (await run("kv", "elect", "s", "primary", "--id", "me", "--once"))[
+            1
+        ] == "me holds primary (me)\n"
+        assert (await run("kv", "elect", "s", "primary", "--id", "you", "--once"))[1] == "me holds primary\n"
+        assert (await run("kv", "list", "s"))[1] == "colour\tblue\nprimary\tme\n"
+
+
+async def test_no_master_is_one_line_and_try_again_later() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stele.cli", "ksck", "--masters", "127.0.0.1:1", "--timeout", "0.2"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 75
+    assert err.decode().startswith("stele: UNAVAILABLE: no master leads: 127.0.0.1:1")
+    assert err.count(b"\n") == 1
+
+
+async def test_a_process_with_a_bad_setting_says_what_to_do(tmp_path: Path) -> None:
+    for arguments, wanted in (
+        (("--data-dir", str(tmp_path), "--node-id", "x", "--cluster-id", "y"), "--node-id"),
+        (("--data-dir", str(tmp_path)), "--node-id"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "node", "run", *arguments), stderr=asyncio.subprocess.PIPE
+        )
+        _, err = await process.communicate()
+        assert process.returncode == 2
+        assert wanted in err.decode()
+
+
+def test_conditions() -> None:
+    text = (
+        "id >= -3 AND name = 'it''s' and v < 1.5e3 AND at > '2013-01-01T05:00:00' AND price != 3.10 AND ok = TRUE "
+        "AND name IS NULL AND name IS NOT NULL AND id IN (1, 2,3)"
+    )
+    found = parse_where(text, SCHEMA)
+    assert [(c, o) for c, o, _ in found] == [
+        ("id", ">="),
+        ("name", "="),
+        ("v", "<"),
+        ("at", ">"),
+        ("price", "!="),
+        ("ok", "="),
+        ("name", "is_null"),
+        ("name", "is_not_null"),
+        ("id", "in"),
+    ]
+    assert [found[i][2] for i in (0, 1, 2, 5, 8)] == [-3, "it's", 1500.0, True, [1, 2, 3]]
+    assert str(found[3][2]) == "2013-01-01 05:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "id",
+        "id =",
+        "id = 'one'",
+        "id = 1 OR id = 2",
+        "colour = 1",
+        "id ~ 1",
+        "at = 'soon'",
+        "id IN (1",
+        "id = 1 id",
+    ],
+)
+def test_conditions_that_are_not_understood(text: str) -> None:
+    with pytest.raises(Rejected, match="--where"):
+        parse_where(text, SCHEMA)
+
+
+def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("columns: [{name: id, type: int65}, {name: id, type: string}]\nprimaryKey: [id]\n")
+    with pytest.raises(Rejected, match=r"(?s)int65.*twice"):
+        table_from_file(str(bad))
+    for text in (
+        "[1]",
+        "columns: 3",
+        "columns: [{name: id}]\nprimaryKey: [id]",
+        "{",
+        "columns: []\nprimaryKey: []",
+    ):
+        bad.write_text(text)
+        with pytest.raises(Rejected, match=r"bad\.yaml"):
+            table_from_file(str(bad))
+    with pytest.raises(Rejected, match="--column id"):
+        table_from_options("t", ["id"], "id", [])
+    with pytest.raises(Rejected, match="missing, or names no column"):
+        table_from_options("t", ["id:int64"], "id", ["no:8"])
+    with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
+        parse_first_masters("a=b")
+    assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
