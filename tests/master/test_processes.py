@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from stele.driver.executor import Executor
 from stele.driver.masters import Masters
 from stele.driver.policy import Policy
-from stele.driver.view import ClusterView
+from stele.driver.view import ClusterView, NodeState
 from stele.driver.wire import view_from_pb
 from stele.model.config import MemberType
 from stele.model.errors import SteleError
@@ -69,12 +68,6 @@ def healthy(view: ClusterView, gone: set[str]) -> bool:
     return True
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path):  # type: ignore[no-untyped-def]
-    async with Cluster(tmp_path, masters=3, nodes=5) as c:
-        yield c
-
-
 async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Policy) -> list[str]:
     """Run the driver until all is well; the steps it took, in order."""
     taken: list[str] = []
@@ -92,69 +85,77 @@ async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Poli
         await asyncio.sleep(0.2)
 
 
-async def test_create_fail_over_delete(cluster: Cluster) -> None:
-    caller = Caller(cluster)
-    try:
-        answer = await caller.call("CreateTable", create_request("t", buckets=4))
-        await caller.until(lambda v: all_run(v, 4))
-        view = await caller.view()
-        assert all(len({p.node_id for p in t.config.peers}) == 3 for t in view.tablets)
-        cluster.kill(cluster.member(view.leader_master))
-        located = await caller.call("GetTableLocations", pb.GetTableLocationsRequest(name="t"))
-        assert isinstance(located, pb.GetTableLocationsResponse) and len(located.tablets) == 4
-        assert isinstance(answer, pb.CreateTableResponse) and located.table.table_id == answer.table_id
-        new = await caller.until(lambda v: v.settled and v.leader_master != view.leader_master)
-        assert all_run(new, 4)
-        await caller.call("CreateTable", create_request("u"))
-        await caller.until(lambda v: all_run(v, 5))
-        await caller.call("DeleteTable", pb.DeleteTableRequest(name="t"))
-        await caller.until(lambda v: all_run(v, 1))
-        directories = [n.directory / "tablets" for n in cluster.nodes]
-        gone = {id_from_pb(t.tablet_id) for t in located.tablets}
-        for _ in range(200):
-            left = {p.name for d in directories for p in d.glob("*") if any(p.iterdir())}
-            if not left & gone:
-                break
-            await asyncio.sleep(0.1)
-        assert not left & gone, "replicas of a deleted table stay on disk"
-    finally:
-        await caller.pool.close()
+async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
+    """One cluster for all stories: starting eight processes takes longer than any of them."""
+    async with Cluster(tmp_path, masters=3, nodes=5) as cluster:
+        caller = Caller(cluster)
+        try:
+            await create_fail_over_delete(cluster, caller)
+            lost = await a_dead_node_is_replaced(cluster, caller)
+            await a_dead_master_is_replaced(cluster, caller, lost)
+        finally:
+            await caller.pool.close()
 
 
-async def test_the_driver_replaces_a_dead_node_and_a_dead_master(cluster: Cluster) -> None:
-    caller = Caller(cluster)
-    try:
-        await caller.call("CreateTable", create_request("t", buckets=4))
-        view = await caller.until(lambda v: all_run(v, 4))
-        counts = {n.node_id: n.replicas for n in view.nodes if n.role == "node"}
-        victim = cluster.member(max(counts, key=lambda n: counts[n]))
-        executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=5_000)
-        cluster.lose(victim)
-        policy = Policy(
-            dead_after_ms=POLICY.dead_after_ms,
-            lost=frozenset({victim.node_id}),
-            lost_after_ms=1_500,
-            max_copies=8,
-        )
-        taken = await drive(executor, caller, {victim.node_id}, policy)
-        first = [
-            s for s in taken if s in ("BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer")
-        ]
-        assert first.index("StartCopy") < first.index("DemotePeer") < first.index("AddWitness")
-        after = await caller.until(lambda v: v.node(victim.node_id).state.name == "RETIRED")  # type: ignore[union-attr]
-        assert healthy(after, {victim.node_id})
+async def create_fail_over_delete(cluster: Cluster, caller: Caller) -> None:
+    answer = await caller.call("CreateTable", create_request("t", buckets=4))
+    view = await caller.until(lambda v: all_run(v, 4))
+    assert all(len({p.node_id for p in t.config.peers}) == 3 for t in view.tablets)
+    leader = cluster.member(view.leader_master)
+    cluster.kill(leader)
+    located = await caller.call("GetTableLocations", pb.GetTableLocationsRequest(name="t"))
+    assert isinstance(located, pb.GetTableLocationsResponse) and len(located.tablets) == 4
+    assert isinstance(answer, pb.CreateTableResponse) and located.table.table_id == answer.table_id
+    new = await caller.until(lambda v: v.settled and v.leader_master != view.leader_master)
+    assert all_run(new, 4)
+    await caller.call("CreateTable", create_request("u", buckets=3))
+    await caller.until(lambda v: all_run(v, 7))
+    await caller.call("DeleteTable", pb.DeleteTableRequest(name="t"))
+    await caller.until(lambda v: all_run(v, 3))
+    gone = {id_from_pb(t.tablet_id) for t in located.tablets}
+    for _ in range(200):
+        left = gone & {p.parent.name for n in cluster.nodes for p in (n.directory / "tablets").glob("*/*")}
+        if not left:
+            break
+        await asyncio.sleep(0.1)
+    assert not left, "replicas of a deleted table stay on disk"
+    cluster.restart(leader)
+    await cluster.wait_ready(leader)
 
-        dead = next(m for m in cluster.masters if m.node_id != after.leader_master)
-        cluster.lose(dead)
-        fresh = cluster._member("master", 3)
-        cluster.masters.append(fresh)
-        cluster.launch(fresh, "--join")
-        await drive(executor, caller, {dead.node_id, victim.node_id}, POLICY)
-        listed = await caller.call("ListMasters", pb.ListMastersRequest())
-        assert isinstance(listed, pb.ListMastersResponse)
-        assert {id_from_pb(m.node_id) for m in listed.masters} == {
-            m.node_id for m in cluster.masters if m is not dead
-        }
-        await executor.release()
-    finally:
-        await caller.pool.close()
+
+async def a_dead_node_is_replaced(cluster: Cluster, caller: Caller) -> str:
+    """Returns the lost node's id."""
+    view = await caller.until(lambda v: v.settled and all_run(v, 3))
+    counts = {n.node_id: n.replicas for n in view.nodes if n.role == "node"}
+    victim = cluster.member(max(counts, key=lambda n: counts[n]))
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=5_000)
+    cluster.lose(victim)
+    policy = replace(POLICY, lost=frozenset({victim.node_id}))
+    taken = await drive(executor, caller, {victim.node_id}, policy)
+    order = [taken.index(s) for s in ("BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer")]
+    assert order == sorted(order), taken
+
+    def retired(v: ClusterView) -> bool:
+        node = v.node(victim.node_id)
+        return node is not None and node.state is NodeState.RETIRED
+
+    await caller.until(retired)
+    await executor.release()
+    return victim.node_id
+
+
+async def a_dead_master_is_replaced(cluster: Cluster, caller: Caller, lost_node: str) -> None:
+    view = await caller.view()
+    dead = next(m for m in cluster.masters if m.node_id != view.leader_master)
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test-2", ttl_ms=5_000)
+    cluster.lose(dead)
+    fresh = cluster._member("master", len(cluster.masters))
+    cluster.masters.append(fresh)
+    cluster.launch(fresh, "--join")
+    await drive(executor, caller, {dead.node_id, lost_node}, POLICY)
+    listed = await caller.call("ListMasters", pb.ListMastersRequest())
+    assert isinstance(listed, pb.ListMastersResponse)
+    masters = {id_from_pb(m.node_id) for m in listed.masters}
+    assert masters == {m.node_id for m in cluster.masters if m is not dead} and fresh.node_id in masters
+    await cluster.wait_ready(fresh)
+    await executor.release()
