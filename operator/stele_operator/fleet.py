@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -30,7 +30,15 @@ _KINDS = ("TabletCluster", "TabletGroup")
 class Fleet:
     """Starts, wakes and ends cluster tasks. `namespaces`: empty for all."""
 
-    def __init__(self, kube: Kube, reporter: Reporter, namespaces: Sequence[str], image: str) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        reporter: Reporter,
+        namespaces: Sequence[str],
+        image: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._kube = kube
         self._reporter = reporter
         self._namespaces = tuple(namespaces) or ("",)
@@ -39,7 +47,7 @@ class Fleet:
         self._seen: dict[str, tuple[str, float]] = {}
         self._behind: dict[str, float] = {}
         self._marks: dict[str, tuple[Any, ...]] = {}
-        self._swept = self._passed = time.monotonic()
+        self._swept = self._passed = self._clock()
         self._closed = False
 
     def wake(self, namespace: str, name: str) -> None:
@@ -50,7 +58,7 @@ class Fleet:
         if entry is not None and not entry[1].done():
             entry[0].wake()
             return
-        task = ClusterTask(self._kube, self._reporter, namespace, name, self._image, self._note_pass)
+        task = ClusterTask(self._kube, self._reporter, namespace, name, self._image, self.note_pass)
         self._tasks[namespace, name] = (
             task,
             asyncio.create_task(task.run(), name=f"cluster {namespace}/{name}"),
@@ -60,7 +68,7 @@ class Fleet:
         """A watch brought news of a TabletCluster or TabletGroup. Own status writes wake nobody."""
         metadata = raw["metadata"]
         uid = metadata["uid"]
-        self._seen[uid] = (metadata["resourceVersion"], time.monotonic())
+        self._seen[uid] = (metadata["resourceVersion"], self._clock())
         mark = (
             metadata.get("generation"),
             metadata.get("deletionTimestamp"),
@@ -75,8 +83,9 @@ class Fleet:
         if deleted or known != mark:
             self.wake(metadata["namespace"], _cluster_name(raw))
 
-    def _note_pass(self) -> None:
-        self._passed = time.monotonic()
+    def note_pass(self) -> None:
+        """A pass over some cluster has ended well."""
+        self._passed = self._clock()
         metrics.LAST_PASS.set_to_current_time()
 
     async def sweep_for_ever(self) -> None:
@@ -94,7 +103,7 @@ class Fleet:
         Raises:
             KubeError: a list did not come.
         """
-        now = time.monotonic()
+        now = self._clock()
         listed: dict[str, str] = {}
         for namespace in self._namespaces:
             for kind in _KINDS:
@@ -104,8 +113,10 @@ class Fleet:
                     key = (metadata["namespace"], _cluster_name(raw))
                     if key not in self._tasks or self._tasks[key][1].done():
                         self.wake(*key)
+        for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
+            del self._tasks[key]
         self._compare(listed, now)
-        self._swept = time.monotonic()
+        self._swept = self._clock()
 
     def _compare(self, listed: dict[str, str], now: float) -> None:
         """For how long has the watch owed us a change that the list shows?"""
@@ -121,7 +132,7 @@ class Fleet:
 
     def not_live(self) -> str:
         """Why this process should be restarted; empty while it works."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._swept > STUCK_S:
             return f"no list of our resources for {now - self._swept:.0f} s"
         running = any(not task.done() for _, task in self._tasks.values())

@@ -34,6 +34,8 @@ from stele_operator.report import Reporter, timestamp
 log = structlog.get_logger("stele.operator")
 Json = dict[str, Any]
 _BACKOFF_MAX_S = 15.0
+_SETTLE_S = 0.25
+_SETTLE_MAX = 40
 _WORDS = {Kind.STALLED: True, Kind.DEGRADED: True}
 
 
@@ -59,6 +61,7 @@ class ClusterTask:
         self._link: MasterLink | None = None
         self._healer = Healer()
         self._told: set[tuple[str, str]] = set()
+        self._unsettled = 0
         self._log = log.bind(namespace=namespace, cluster=name)
 
     def wake(self) -> None:
@@ -89,7 +92,8 @@ class ClusterTask:
                         return
                 metrics.PASS_SECONDS.observe(time.monotonic() - started)
                 try:
-                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):  # wait_for of Python 3.11 can swallow a cancellation
+                        await self._wake.wait()
                     await asyncio.sleep(0.05)  # one change brings several events
                 except TimeoutError:
                     continue
@@ -113,6 +117,8 @@ class ClusterTask:
             return await self._orphans()
         o, groups = await observe_kubernetes(self._kube, raw, self._image)
         o = await self._with_masters(o)
+        if self._must_settle(o):
+            return _SETTLE_S
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
@@ -131,6 +137,12 @@ class ClusterTask:
             self._link = MasterLink(o.identity.cluster_id, holder, self._healer.note)
         reports, catalog, problem = await observe_masters(self._link, o)
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
+
+    def _must_settle(self, o: Observation) -> bool:
+        """A new leader master has yet to hear from all nodes; what it says meanwhile would look like a disaster."""
+        unsettled = o.catalog is not None and not o.catalog.view.settled
+        self._unsettled = self._unsettled + 1 if unsettled else 0
+        return 0 < self._unsettled <= _SETTLE_MAX
 
     async def _heal(self, view: ClusterView | None, plan: Plan) -> str:
         return await self._healer.run(self._link, view, plan.policy) if self._link is not None else ""
@@ -159,7 +171,9 @@ class ClusterTask:
     ) -> None:
         now = timestamp(o.now_s)
         active = heals(self._healer.progress)
-        await self._reporter.status("TabletCluster", raw, cluster_status(o, plan, active, now), o.now_s)
+        status = cluster_status(o, plan, active, now)
+        await self._tell_changes(raw, o, status)
+        await self._reporter.status("TabletCluster", raw, status, o.now_s)
         refusals = {
             x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
         }
@@ -191,6 +205,20 @@ class ClusterTask:
         if trouble:
             await self._reporter.event("TabletCluster", raw, "HealingWaits", trouble, o.now_s, True)
         await self._tell_findings(raw, o, plan)
+
+    async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
+        """Ready that came or went, and Degraded that is over; what made it so was told as a finding."""
+        before = {c.type: c.status for c in o.cluster.conditions}
+        for condition in status["conditions"]:
+            kind, holds = condition["type"], condition["status"] == "True"
+            if before.get(kind, "False") == condition["status"]:
+                continue
+            if kind == "Ready":
+                reason = "Ready" if holds else "NotReady"
+                text = condition["message"] if holds else f"{condition['reason']}: {condition['message']}"
+                await self._reporter.event("TabletCluster", raw, reason, text, o.now_s, not holds)
+            elif kind == "Degraded" and not holds:
+                await self._reporter.event("TabletCluster", raw, "Healed", condition["message"], o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
         found = {(f.group, f.reason) for f in plan.findings if f.kind in _WORDS}

@@ -65,9 +65,9 @@ class Member:
     @property
     def active(self) -> bool:
         """Whether it counts towards the replicas that the spec asks for."""
-        if self.claim is None:
+        if self.claim is None or self.claim.deleting:  # while it serves, or until it is given up, it counts
             return self.node is not None and self.node.state is NodeState.ACTIVE and self.formed
-        if self.claim.released_s is not None or self.claim.deleting:
+        if self.claim.released_s is not None:
             return False
         return self.node is None or self.node.state is NodeState.ACTIVE
 
@@ -114,19 +114,20 @@ def _member(
     heard = node is not None and silent_s < SILENT_S and node.ever_heard
     fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node_id, role)
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate)
-    if state in (State.READY, State.STARTING, State.PENDING) and fate not in (
-        Fate.VOLUME_LOST,
-        Fate.VOLUME_EMPTY,
-    ):
+    if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(pod)
     given_up = (
         node is not None
         and node.state is not NodeState.RETIRED
         and fate is not Fate.NONE
         and silent_s >= SILENT_S
-        and (not formed or silent_s >= time_out_s(fate, healing, o.machines is not None))
+        and silent_s >= time_out_s(fate, healing, o.machines is not None)
     )
     return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
+
+
+_HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
+"""What a member that is only starting may look like."""
 
 
 def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:

@@ -24,6 +24,13 @@ class TabletCounts:
     healthy: int = 0
     under_replicated: int = 0
     unavailable: int = 0
+    creating: int = 0
+    """Of those unavailable: not yet made for the first time, so nothing is lost."""
+
+    @property
+    def ailing(self) -> int:
+        """Made, and not healthy."""
+        return self.total - self.healthy - self.creating
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ def tablet_counts(o: Observation, table_id: str | None = None) -> TabletCounts:
         healthy=sum(not t.reason for t in chosen),
         under_replicated=sum(t.reason == "VoterLost" for t in chosen),
         unavailable=sum(t.reason in ("NoLeader", "Creating") for t in chosen),
+        creating=sum(t.reason == "Creating" for t in chosen),
     )
 
 

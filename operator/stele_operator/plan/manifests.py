@@ -158,7 +158,6 @@ def pod(
         "volumeMounts": [{"name": "data", "mountPath": _DATA}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
     }

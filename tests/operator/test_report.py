@@ -1,0 +1,118 @@
+"""Statuses and events as written to an API server, and the sweep that tells a dead watch from a quiet one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
+from stele_operator.report import Reporter, difference, without_progress
+from tests.operator.cluster import Bench, bench
+from tests.operator.world import merged
+
+Json = dict[str, Any]
+
+CASES = [
+    ({}, {}),
+    ({"a": 1}, {"a": 1, "b": {"c": [1]}}),
+    ({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}}),
+    ({"a": [1, 2], "b": {"c": 1}}, {"a": [2], "b": 7}),
+    ({"a": {"b": {"c": 1}}}, {"a": {"b": {}}}),
+]
+
+
+@pytest.mark.parametrize(("there", "wanted"), CASES)
+def test_a_difference_merged_gives_what_was_wanted(there: Json, wanted: Json) -> None:
+    patch = difference(there, wanted)
+    assert (patch is None) == (there == wanted)
+    assert merged(copy.deepcopy(there), patch or {}) == wanted
+
+
+def status(done: int, step: str = "Copying") -> Json:
+    """A status with one copy under way."""
+    return {
+        "replicas": 1,
+        "healing": {"active": [{"tablet": "t", "step": step, "bytesDone": done}], "total": 1},
+    }
+
+
+def test_bytes_alone_are_progress() -> None:
+    assert without_progress(status(1)) == without_progress(status(2))
+    assert without_progress(status(1)) != without_progress(status(1, "Promoting"))
+
+
+async def test_a_status_is_written_when_it_says_something_new(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        await made.apply("cluster")
+        reporter = Reporter(made.kube, "test")
+        written = []
+        moments = (
+            (100, 0, "Copying"),
+            (101, 0, "Copying"),
+            (102, 5, "Copying"),
+            (103, 6, "Promoting"),
+            (114, 9, "Promoting"),
+        )
+        for now_s, done, step in moments:
+            raw = await made.kube.get("TabletCluster", "default", "flights")
+            assert raw is not None
+            written.append(await reporter.status("TabletCluster", raw, status(done, step), now_s))
+        assert written == [True, False, False, True, True]
+        raw = await made.kube.get("TabletCluster", "default", "flights")
+        assert raw is not None
+        assert raw["status"] == status(9, "Promoting")
+
+
+async def test_an_event_that_repeats_is_counted(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster")
+        for now_s in (0, 30, 61):
+            await Reporter(made.kube, "test").event("TabletCluster", raw, "Why", "because", now_s)
+        reporter = Reporter(made.kube, "test")
+        for now_s in (100, 130, 161):
+            await reporter.event("TabletCluster", raw, "Why", "because", now_s)
+        (event,) = await made.events("TabletCluster")
+        assert (event["reason"], event["message"], event["count"]) == ("Why", "because", 5)
+
+
+async def test_a_watch_that_owes_a_change_is_dead_and_a_quiet_one_is_not(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        now = [1000.0]
+        fleet = Fleet(made.kube, Reporter(made.kube, "test"), ("default",), "image", clock=lambda: now[0])
+        try:
+            raw = await made.apply("cluster", paused=True)
+            fleet.saw(raw, deleted=False)
+            for _ in range(10):  # nothing changes: quiet
+                await _settle(made, fleet)
+                now[0] += 30
+                assert not fleet.not_live()
+            await made.kube.patch(
+                "TabletCluster", "default", "flights", {"metadata": {"labels": {"new": "one"}}}
+            )
+            await fleet.sweep()
+            assert not fleet.not_live()
+            now[0] += WATCH_LAG_MAX_S + 1
+            await fleet.sweep()
+            assert "watch is dead" in fleet.not_live()
+            await _settle(made, fleet)
+            assert not fleet.not_live()
+            now[0] += STUCK_S + 1
+            assert "no list" in fleet.not_live()
+        finally:
+            await fleet.close()
+
+
+async def _settle(made: Bench, fleet: Fleet) -> None:
+    """The watch brings the newest, and a pass and a sweep end. Tried again, as the pass writes a status."""
+    for _ in range(20):
+        raw = await made.kube.get("TabletCluster", "default", "flights")
+        assert raw is not None
+        fleet.saw(raw, deleted=False)
+        fleet.note_pass()
+        await fleet.sweep()
+        again = await made.kube.get("TabletCluster", "default", "flights")
+        if again == raw:
+            return
