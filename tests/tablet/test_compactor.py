@@ -13,7 +13,7 @@ from stele.tablet.colfile import FileMeta
 from stele.tablet.compaction import choose
 from stele.tablet.compactor import Compactor
 from stele.tablet.store import TabletStore
-from tests.tablet.twin import FOREVER, Row, Twin, flush, new_store, rows_of
+from tests.tablet.twin import FOREVER, Row, Twin, all_rows, flush, new_store
 
 
 def _rows(start: int) -> list[Row]:
@@ -43,8 +43,7 @@ async def test_a_worker_merges_goes_idle_and_comes_back(tmp_path: Path) -> None:
             flush(store)
             await asyncio.sleep(0.3)
         again = TabletStore.open(tmp_path / "t", FOREVER)
-        with again.view() as view:
-            assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+        assert all_rows(again) == twin.at(store.last_timestamp)
     finally:
         await compactor.close()
     assert not compactor.running

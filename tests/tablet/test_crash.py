@@ -11,12 +11,13 @@ import pytest
 
 from stele.model.block import RowOp
 from stele.model.errors import Code, Corrupt, Retryable
+from stele.model.predicate import ScanSpec
 from stele.tablet.compaction import run_job
 from stele.tablet.files import Files, translate
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.tablet.test_keyspace import replace_entry
-from tests.tablet.twin import SCHEMA, Row, Twin, compact, flush, rows_of
+from tests.tablet.twin import SCHEMA, Row, Twin, all_rows, compact, flush, rows_of
 
 
 class PowerLoss(Exception):
@@ -107,8 +108,7 @@ def test_power_loss_at_every_step_leaves_old_or_new(tmp_path: Path) -> None:
             listed = {"MANIFEST", *store.files, *(p.name for p in (home / "t").glob("once-*"))}
             assert {p.name for p in (home / "t").iterdir()} == listed
             twin.replay(store)
-            with store.view() as view:
-                assert rows_of(view.scan()) == twin.at(store.last_timestamp), at
+            assert all_rows(store) == twin.at(store.last_timestamp), at
             flush(store)
             compact(store)
         shutil.rmtree(home)
@@ -149,15 +149,13 @@ def test_a_full_disk_fails_the_flush_and_the_store_serves_on(tmp_path: Path, whe
     store.apply(twin.write(_rows(3, 5), RowOp.UPSERT)[0])
     assert store.flushed.index == 0
     assert store.should_flush()
-    with store.view() as view:
-        assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+    assert all_rows(store) == twin.at(store.last_timestamp)
     files.full = ""
     assert flush(store)
     assert store.flushed.index == 1  # the same rows; what came later waits for the next one
     assert flush(store)
     reopened = TabletStore.open(tmp_path / "t")
-    with reopened.view() as view:
-        assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+    assert all_rows(reopened) == twin.at(store.last_timestamp)
 
 
 def test_a_full_disk_fails_the_merge_and_the_files_stand(tmp_path: Path) -> None:
@@ -177,8 +175,7 @@ def test_a_full_disk_fails_the_merge_and_the_files_stand(tmp_path: Path) -> None
     assert not (tmp_path / "t" / job.output).exists()
     files.full = ""
     assert compact(store)
-    with store.view() as view:
-        assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+    assert all_rows(store) == twin.at(store.last_timestamp)
 
 
 def test_an_open_view_outlives_the_merge_of_its_files(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_an_open_view_outlives_the_merge_of_its_files(tmp_path: Path) -> None:
     assert not any((tmp_path / "t" / name).exists() for name in names)
     store.apply(twin.write([{"k": "k", "n": 0}], RowOp.DELETE)[0])
     store.close()
-    assert rows_of(view.scan()) == wanted
+    assert rows_of(view.scan(ScanSpec(ordered=True))) == wanted
     view.close()
     assert rows_of(view.scan()) == []
 
@@ -254,8 +251,7 @@ def test_a_checkpoint_opens_as_a_store_and_keeps_its_files(tmp_path: Path) -> No
     assert {p.name for p in (tmp_path / "copy").iterdir()} == set(found.files)
     copy = TabletStore.open(tmp_path / "copy")
     assert copy.applied == found.opid == store.applied
-    with copy.view() as view:
-        assert rows_of(view.scan()) == twin.at(store.last_timestamp)
+    assert all_rows(copy) == twin.at(store.last_timestamp)
 
 
 def test_a_key_space_survives_power_loss_at_every_step(tmp_path: Path) -> None:

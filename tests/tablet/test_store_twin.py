@@ -25,6 +25,7 @@ from tests.tablet.twin import (
     START_US,
     Row,
     Twin,
+    all_rows,
     block_of,
     codes,
     compact,
@@ -118,8 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
     def scan_the_past(self, data: Any) -> None:
         if self.snapshots:
             snapshot = data.draw(st.sampled_from(self.snapshots)) - data.draw(st.integers(0, 1))
-            with self.store.view(snapshot) as view:
-                assert rows_of(view.scan()) == self.twin.at(snapshot)
+            assert all_rows(self.store, snapshot) == self.twin.at(snapshot)
 
     @rule(low=KEYS, high=KEYS, limit=st.one_of(st.none(), st.integers(0, 5)), batch_rows=st.integers(1, 9))
     def scan_a_range(
@@ -133,6 +133,7 @@ class StoreMachine(RuleBasedStateMachine):
             lower,
             upper,
             limit,
+            True,
             batch_rows=batch_rows,
         )
         wanted = [
@@ -159,8 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def whole(self) -> None:
         if hasattr(self, "store"):
-            with self.store.view() as view:
-                assert rows_of(view.scan()) == self.twin.at(self.store.last_timestamp)
+            assert all_rows(self.store) == self.twin.at(self.store.last_timestamp)
 
 
 StoreMachine.TestCase.settings = settings(

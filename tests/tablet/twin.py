@@ -12,7 +12,8 @@ import pyarrow as pa
 from stele.model.block import DELETES, UPDATES, RowOp, encode_block
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code
-from stele.model.ids import OpId
+from stele.model.ids import HybridTime, OpId
+from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
 from stele.tablet.compaction import run_job
@@ -69,6 +70,15 @@ def block_of(rows: Sequence[Row], ops: RowOp | Sequence[RowOp], schema: Schema =
 def rows_of(batches: Any) -> list[Row]:
     """Rows of batches as dicts."""
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+def all_rows(store: TabletStore, snapshot: int | None = None) -> list[Row]:
+    """All rows at a snapshot in key order; a scan without order must give the same ones."""
+    with store.view(None if snapshot is None else HybridTime(snapshot)) as view:
+        ordered = rows_of(view.scan(ScanSpec(ordered=True)))
+        free = rows_of(view.scan())
+    assert sorted(free, key=lambda r: (r["k"].encode(), r["n"])) == ordered
+    return ordered
 
 
 def flush(store: TabletStore) -> bool:

@@ -29,8 +29,7 @@ KEY_BYTES_MAX = 8192
 """Longest encoded key; longer ones are a row error. Keeps index and footers small."""
 
 _TINY_ROWS = 8
-_TERMINATOR = pa.scalar(b"\x00\x00", pa.binary())
-_EMPTY = pa.scalar(b"", pa.binary())
+_TERMINATOR = b"\x00\x00"
 _SIGNED: dict[int, tuple[str, int]] = {
     1: (">u1", 1 << 7),
     2: (">u2", 1 << 15),
@@ -107,7 +106,7 @@ def encode_arrays(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
         pieces.append(_from_matrix(fixed))
     if len(pieces) == 1:
         return pieces[0]
-    return pc.binary_join_element_wise(*pieces, _EMPTY)
+    return pc.binary_join_element_wise(*pieces, b"")
 
 
 def encode_tuple(values: Sequence[Any], types: Sequence[pa.DataType]) -> bytes:

@@ -18,10 +18,10 @@ from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile, FileMeta, write_column_file
 from stele.tablet.files import FILES, Files
 from stele.tablet.runs import Run, compacted
+from stele.tablet.sources import pieces
 
 FILES_MIN = 4
 FILES_MAX = 12
-_GROUPS_PER_PIECE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,8 @@ def _chain(first: Run, rest: Iterator[Run]) -> Iterator[Run]:
 
 def merge(sources: Sequence[ColumnFile], schema: Schema, mark: int, *, bottom: bool) -> Iterator[Run]:
     """Sorted runs, one key range after the other, without what no snapshot at or above `mark` sees."""
-    begins = sorted({key for source in sources for key in source.first_keys})
-    cuts = begins[_GROUPS_PER_PIECE::_GROUPS_PER_PIECE]
     columns, arrow = schema.columns, schema.to_arrow()
-    for low, high in zip([b"", *cuts], [*cuts, b""]):
+    for low, high in pieces(sources, b"", b""):
         runs = []
         for source in sources:
             for group in source.groups_between(low, high):

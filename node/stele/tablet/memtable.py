@@ -13,6 +13,7 @@ Invariant: ordinals rise with timestamps, so the newest version of a key is the 
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _COALESCE = 64
 _COALESCED_ROWS_MAX = 8_192
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
+
+_SERIALS = itertools.count(1)
 
 Version = tuple[int, int, bool, "Version | None"]
 """(ordinal, timestamp, deleted, the older version that the dict knows)."""
@@ -84,6 +87,7 @@ class MemTable:
     """The rows since the last flush."""
 
     def __init__(self, schema: Schema) -> None:
+        self.serial = next(_SERIALS)
         self._schema = schema
         self.chunks: list[Chunk] = []
         self.rows = 0

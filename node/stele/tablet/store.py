@@ -38,6 +38,7 @@ from stele.tablet.manifest import Manifest
 from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.progress import Progress
 from stele.tablet.runs import compacted
+from stele.tablet.sources import LiveMasks
 from stele.tablet.view import View
 from stele.tablet.writing import write_block
 
@@ -102,6 +103,7 @@ class TabletStore:
         self._readable = progress.last_timestamp
         self._job: StoreFlush | None = None
         self._compacting = False
+        self._live = LiveMasks()
         self._swap_lock = threading.Lock()
         self._manifest_lock = threading.Lock()
 
@@ -245,7 +247,7 @@ class TabletStore:
             memory: list[MemView] = [state.active.view()]
             if state.frozen is not None:
                 memory.append(state.frozen.view())
-        return View(self.schema, at, memory, state.files, applied)
+        return View(self.schema, at, memory, state.files, applied, self._live)
 
     # --- flushing --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """An immutable view of a store at one snapshot: scans, point reads, checksum. Any thread, while writes go on.
 
-A scan goes cluster by cluster: files (and the memory run) whose key bounds overlap are merged piece by piece in key
-order; a file that overlaps nothing streams straight from the map.
+A scan goes cluster by cluster: sources (files, memory) whose key bounds overlap. A file that overlaps nothing streams
+straight from the map. Overlapping ones are merged piece by piece in key order, or, where order and bounds do not
+matter and the snapshot is newest, streamed one by one through masks that are worked out once from the keys.
 
 Invariant: two scans of one view give the same rows; files it was made with stay readable until it is closed.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -26,8 +26,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.memtable import MemView
 from stele.tablet.runs import Run, concat_batches, take_batch, visible
-
-_GROUPS_PER_PIECE = 4
+from stele.tablet.sources import LiveMasks, MemorySource, Source, clusters, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +35,6 @@ class TableChecksum:
 
     rows: int
     checksum: int
-
-
-class _Source(Protocol):
-    """Sorted versions, by group."""
-
-    first_keys: list[bytes]
-    last_key: bytes
-
-    def groups_between(self, lower: bytes, upper: bytes) -> range:
-        """Groups that may hold keys in [lower, upper)."""
-
-    def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
-        """A group's versions."""
-
-    def keys(self, group: int) -> pa.BinaryArray:
-        """A group's keys."""
-
-
-class _MemorySource:
-    """The rows in memory, as one group."""
-
-    def __init__(self, memory: MemView, schema: Schema) -> None:
-        self._run = memory.run()
-        self._schema = schema
-        self.first_keys: list[bytes] = [self._run.keys[0].as_py()]
-        self.last_key: bytes = self._run.keys[-1].as_py()
-
-    def groups_between(self, lower: bytes, upper: bytes) -> range:
-        outside = (lower and lower > self.last_key) or (upper and upper <= self.first_keys[0])
-        return range(0) if outside else range(1)
-
-    def keys(self, group: int) -> pa.BinaryArray:
-        return self._run.keys
-
-    def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
-        place = {int(c.id): at for at, c in enumerate(self._schema.columns)}
-        arrays = [self._run.batch.column(place[int(c.id)]) for c in columns]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        return Run(batch, self._run.keys, self._run.times, self._run.deleted)
 
 
 class View:
@@ -87,10 +47,12 @@ class View:
         memory: Sequence[MemView],
         files: Sequence[ColumnFile],
         applied: OpId,
+        live: LiveMasks,
     ) -> None:
         self.schema = schema
         self.snapshot = snapshot
         self.applied = applied
+        self._live = live
         self._memory: Sequence[MemView] = [m for m in memory if m.rows]  # newest first
         self._files: Sequence[ColumnFile] = list(files)  # newest first
 
@@ -109,7 +71,8 @@ class View:
     # --- scans -----------------------------------------------------------------------------------------------------
 
     def scan(self, spec: ScanSpec = ScanSpec()) -> Iterator[pa.RecordBatch]:  # noqa: B008 (immutable)
-        """Batches of the rows that the spec asks for, in key order, columns as in `spec.column_ids`.
+        """Batches of the rows that the spec asks for, columns as in `spec.column_ids`; in key order if `spec.ordered`
+        or `spec.resume_after` is set.
 
         Raises:
             Rejected: unknown columns, predicates that do not fit.
@@ -132,7 +95,8 @@ class View:
     def _filtered(
         self, columns: tuple[Column, ...], wanted: int, filter_: Filter, lower: bytes, spec: ScanSpec
     ) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches(columns, lower, spec.upper_key):
+        free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
+        for batch in self._batches(columns, lower, spec.upper_key, free):
             mask = filter_.mask(batch)
             passed = batch if mask is None else batch.filter(mask)
             if passed.num_columns > wanted:
@@ -140,18 +104,33 @@ class View:
             for start in range(0, passed.num_rows, max(1, spec.batch_rows)):
                 yield passed.slice(start, spec.batch_rows)
 
-    def _batches(self, columns: tuple[Column, ...], lower: bytes, upper: bytes) -> Iterator[pa.RecordBatch]:
-        # Arrow forgets the row count of a batch without columns, so even a count reads one.
+    def _batches(
+        self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """`free`: all rows, in any order."""
         schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
-        for cluster in _clusters(self._sources(), lower, upper):
+        for cluster in clusters(self._sources(), lower, upper):
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
                 yield from self._stream(cluster[0], columns, schema, lower, upper)
+            elif free and max(s.max_time for s in cluster) <= self.snapshot:
+                yield from self._unordered(cluster, columns, schema)
             else:
                 yield from self._merge(cluster, columns, schema, lower, upper)
 
-    def _sources(self) -> list[_Source]:
-        memory: list[_Source] = [_MemorySource(m, self.schema) for m in self._memory]
+    def _sources(self) -> list[Source]:
+        memory: list[Source] = [MemorySource(m, self.schema) for m in self._memory]
         return [*memory, *self._files]
+
+    def _unordered(
+        self, cluster: Sequence[Source], columns: tuple[Column, ...], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Group by group, without what a newer source overwrites. The newest versions are all wanted."""
+        for source, masks in zip(cluster, self._live.of(cluster)):
+            for group, mask in enumerate(masks):
+                if mask is None:
+                    yield source.batch(group, columns, schema)
+                elif mask.any():
+                    yield source.batch(group, columns, schema).filter(pa.array(mask))
 
     def _stream(
         self, file: ColumnFile, columns: tuple[Column, ...], schema: pa.Schema, lower: bytes, upper: bytes
@@ -180,18 +159,13 @@ class View:
 
     def _merge(
         self,
-        cluster: Sequence[_Source],
+        cluster: Sequence[Source],
         columns: tuple[Column, ...],
         schema: pa.Schema,
         lower: bytes,
         upper: bytes,
     ) -> Iterator[pa.RecordBatch]:
-        begins = sorted(
-            {k for s in cluster for g in s.groups_between(lower, upper) for k in (s.first_keys[g],)}
-        )
-        cuts = begins[_GROUPS_PER_PIECE::_GROUPS_PER_PIECE]
-        cuts = [c for c in cuts if c > lower]
-        for low, high in zip([lower, *cuts], [*cuts, upper]):
+        for low, high in pieces(cluster, lower, upper):
             runs = []
             for source in cluster:
                 for group in source.groups_between(low, high):
@@ -282,23 +256,6 @@ def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[p
         left -= batch.num_rows
         if left <= 0:
             return
-
-
-def _clusters(sources: Sequence[_Source], lower: bytes, upper: bytes) -> list[list[_Source]]:
-    """Sources that hold something in [lower, upper), grouped so that no two groups overlap, in key order; within a
-    group newest first, as they came."""
-    wanted = [(at, s) for at, s in enumerate(sources) if len(s.groups_between(lower, upper))]
-    wanted.sort(key=lambda item: item[1].first_keys[0])
-    found: list[list[tuple[int, _Source]]] = []
-    end = b""
-    for at, source in wanted:
-        if found and source.first_keys[0] <= end:
-            found[-1].append((at, source))
-            end = max(end, source.last_key)
-        else:
-            found.append([(at, source)])
-            end = source.last_key
-    return [[source for _, source in sorted(cluster, key=lambda item: item[0])] for cluster in found]
 
 
 def key_array(rows: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:

@@ -12,6 +12,7 @@ import select
 import sys
 
 from stele.model.errors import Code, SteleError
+from stele.model.lean import keep_pandas_out
 from stele.tablet.compaction import CompactionJob, run_job
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="stele.tablet.worker", description=__doc__)
     parser.add_argument("--idle-s", type=float, default=10.0)
     idle_s = parser.parse_args().idle_s
+    keep_pandas_out()
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], idle_s)
         if not readable:
