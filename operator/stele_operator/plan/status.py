@@ -143,8 +143,9 @@ def _not_writable(o: Observation, plan: Plan) -> Why | None:
         return "Forming", "the first masters are being started"
     if o.catalog is None:
         return "MastersUnavailable", f"no master leads: {o.catalog_problem}"
-    if plan.tablets.unavailable:
-        return "NoLeader", f"{plan.tablets.unavailable} of {plan.tablets.total} tablets have no leader"
+    leaderless = plan.tablets.unavailable - plan.tablets.creating
+    if leaderless:
+        return "NoLeader", f"{leaderless} of {plan.tablets.total} tablets have no leader"
     nodes = sum(m.role == "node" and m.state is State.READY for m in plan.members)
     if nodes * 2 <= o.cluster.spec.nodes.replicas:
         return "NodesStarting", f"{nodes} of {o.cluster.spec.nodes.replicas} nodes are ready"
@@ -153,11 +154,8 @@ def _not_writable(o: Observation, plan: Plan) -> Why | None:
 
 def _weak(o: Observation, plan: Plan) -> Why | None:
     counts = plan.tablets
-    if counts.under_replicated or counts.unavailable:
-        return (
-            "UnderReplicated",
-            f"{counts.total - counts.healthy} of {counts.total} tablets lack a voter or a leader",
-        )
+    if counts.ailing:
+        return "UnderReplicated", f"{counts.ailing} of {counts.total} tablets lack a voter or a leader"
     catalog = catalog_tablet(o)
     if catalog is not None and o.cluster.spec is not None and o.identity is not None and o.identity.formed:
         alive, wanted = live_voters(o, catalog), o.cluster.spec.masters.replicas

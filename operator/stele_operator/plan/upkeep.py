@@ -36,7 +36,7 @@ Result = tuple[list[Action], list[Finding]]
 
 def plan_services(o: Observation, spec: TabletClusterSpec, counts: TabletCounts) -> list[Action]:
     """Services and disruption budgets, made and kept as they should be."""
-    spare = 1 if counts.healthy == counts.total else 0
+    spare = 0 if counts.ailing else 1
     wanted: list[Json] = [
         manifests.peers_service(o.cluster),
         manifests.masters_service(o.cluster),
