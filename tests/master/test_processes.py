@@ -16,7 +16,7 @@ from stele.model.config import MemberType
 from stele.model.errors import SteleError
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.channels import ChannelPool
-from stele.rpc.convert import id_from_pb
+from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2 as pb
 from tests.harness.processes import Cluster
@@ -91,6 +91,8 @@ async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
         caller = Caller(cluster)
         try:
             await create_fail_over_delete(cluster, caller)
+            await a_silent_node_returns_in_time(cluster, caller)
+            await a_node_is_drained(cluster, caller)
             lost = await a_dead_node_is_replaced(cluster, caller)
             await a_dead_master_is_replaced(cluster, caller, lost)
         finally:
@@ -123,12 +125,48 @@ async def create_fail_over_delete(cluster: Cluster, caller: Caller) -> None:
     await cluster.wait_ready(leader)
 
 
+def busiest(view: ClusterView) -> str:
+    """The ACTIVE node with the most replicas."""
+    active = [n for n in view.nodes if n.role == "node" and n.state is NodeState.ACTIVE]
+    return max(active, key=lambda n: n.replicas).node_id
+
+
+async def a_silent_node_returns_in_time(cluster: Cluster, caller: Caller) -> None:
+    view = await caller.until(lambda v: v.settled and all_run(v, 3))
+    before = {t.tablet_id: {p.replica_id for p in t.config.peers} for t in view.tablets}
+    silent = cluster.member(busiest(view))
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test-0", ttl_ms=5_000)
+    cluster.pause(silent)
+    taken: list[str] = []
+    while "DemotePeer" not in taken:
+        report = await executor.run_once(POLICY)
+        taken += [type(o.step).__name__ for o in report.outcomes if o.error is None]
+        await asyncio.sleep(0.1)
+    cluster.resume(silent)
+    taken = await drive(executor, caller, set(), POLICY)
+    assert "PromoteBack" in taken or "RemovePeer" in taken, taken
+    after = {t.tablet_id: {p.replica_id for p in t.config.peers} for t in (await caller.view()).tablets}
+    assert "PromoteBack" not in taken or any(after[t] == before[t] for t in after)
+    await executor.release()
+
+
+async def a_node_is_drained(cluster: Cluster, caller: Caller) -> None:
+    node_id = busiest(await caller.view())
+    state = pb.SetNodeStateRequest(node_id=id_to_pb(node_id), state=pb.DRAINING, reason="test")
+    await caller.call("SetNodeState", state)
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test-1", ttl_ms=5_000)
+    taken = await drive(executor, caller, {node_id}, POLICY)
+    assert "AddPreFollower" in taken and "DemotePeer" not in taken, taken
+    node = (await caller.view()).node(node_id)
+    assert node is not None and node.state is NodeState.RETIRED
+    await executor.release()
+
+
 async def a_dead_node_is_replaced(cluster: Cluster, caller: Caller) -> str:
     """Returns the lost node's id."""
     view = await caller.until(lambda v: v.settled and all_run(v, 3))
-    counts = {n.node_id: n.replicas for n in view.nodes if n.role == "node"}
-    victim = cluster.member(max(counts, key=lambda n: counts[n]))
-    executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=5_000)
+    victim = cluster.member(busiest(view))
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test-2", ttl_ms=5_000)
     cluster.lose(victim)
     policy = replace(POLICY, lost=frozenset({victim.node_id}))
     taken = await drive(executor, caller, {victim.node_id}, policy)
@@ -147,7 +185,7 @@ async def a_dead_node_is_replaced(cluster: Cluster, caller: Caller) -> str:
 async def a_dead_master_is_replaced(cluster: Cluster, caller: Caller, lost_node: str) -> None:
     view = await caller.view()
     dead = next(m for m in cluster.masters if m.node_id != view.leader_master)
-    executor = Executor(caller.pool, cluster.master_addresses, holder="test-2", ttl_ms=5_000)
+    executor = Executor(caller.pool, cluster.master_addresses, holder="test-3", ttl_ms=5_000)
     cluster.lose(dead)
     fresh = cluster._member("master", len(cluster.masters))
     cluster.masters.append(fresh)

@@ -68,7 +68,7 @@ class Orders:
         if row.state in ("CREATING", "RUNNING") and row.config.opid_index == -1:
             # Later a first replica would start from a configuration that was never its first: the driver copies it.
             for peer in row.config.peers:
-                if peer.replica_id in row.uncreated and lead.liveness.ever_heard(peer.node_id):
+                if peer.replica_id in row.uncreated:
                     self._send("create", row, peer.node_id, peer.replica_id)
         for report in lead.liveness.reports_of(row.tablet_id):
             fate = fate_of(lead, row, report)
@@ -81,8 +81,8 @@ class Orders:
         if now - self._sent_ms.get(key, -(1 << 60)) < self._lead.options.order_retry_ms:
             return
         node = self._lead.catalog.nodes.get(node_id)
-        if node is None or not node.address:
-            return
+        if node is None or not node.address or not self._lead.is_alive(node):
+            return  # its next heartbeat makes the order due
         self._sent_ms[key] = now
         create = what == "create"
         method = "CreateTablet" if create else "DeleteTablet"
