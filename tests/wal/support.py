@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
-from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TabletId
+from stele.model.ids import OPID_NONE, NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.ports import LoadedLog, fold_records
 from stele.wal import Log, LogOptions, StreamLog
 from tests.wal.simfs import SimFiles
@@ -33,6 +33,11 @@ def run_all(callbacks: list[Callable[[], None]]) -> None:
 
 def open_log(files: SimFiles, options: LogOptions = SMALL) -> Log:
     return Log.open(DIRECTORY, options, NODE, run_all, files=files)
+
+
+def open_still(files: SimFiles, options: LogOptions = SMALL) -> Log:
+    """A log without threads: it writes within `turn`, so a test decides when."""
+    return Log.open(DIRECTORY, options, NODE, run_all, files=files, threads=False)
 
 
 def settle(log: Log) -> None:
@@ -66,6 +71,3 @@ def power_cut(log: Log, files: SimFiles, rng: random.Random | None = None) -> Si
     after = files.crash(rng or random.Random(1))
     log.close()
     return after
-
-
-__all__ = ["OpId"]

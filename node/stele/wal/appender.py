@@ -76,20 +76,29 @@ class Appender:
         self._thread = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
 
     def start(self) -> None:
-        """Begin to drain the queue."""
+        """Begin to drain the queue in a thread."""
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the thread; the log must be closing or failed."""
-        self._thread.join()
+        """Drain the queue, close the segment, end. The log must be closing or failed."""
+        if self._thread.ident is None:
+            self.turn()
+        else:
+            self._thread.join()
+
+    def turn(self) -> None:
+        """One batch, and the end of a closing log, in the caller's thread: for logs opened without threads."""
+        self._guard(self._one_turn)
 
     # --- the loop
 
     def _run(self) -> None:
+        self._guard(self._all_turns)
+
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
-            while self._turn():
-                pass
-            self._finish()
+            if self._log.failed is None:
+                work()
         except OSError as exc:
             self._log.fail(
                 Corrupt(f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR)
@@ -97,24 +106,36 @@ class Appender:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
             self._log.fail(exc)
 
-    def _turn(self) -> bool:
+    def _one_turn(self) -> None:
+        if self._log.queue:
+            self._batch()
+        if self._log.closing:
+            self._finish()
+
+    def _all_turns(self) -> None:
+        log = self._log
+        while True:
+            with log.lock:
+                timeout = self._sync_due()
+                while not log.queue and not log.closing and timeout != 0.0:
+                    log.idle = True
+                    log.wake.wait(timeout)
+                    log.idle = False
+                    timeout = self._sync_due()
+                if log.closing and not log.queue:
+                    break
+            self._batch()
+        self._finish()
+
+    def _batch(self) -> None:
+        """All that is queued: written together, synced once, told once."""
         log = self._log
         with log.lock:
-            while not log.queue and not log.closing:
-                timeout = self._sync_due()
-                log.idle = True
-                log.wake.wait(timeout)
-                log.idle = False
-                if timeout is not None and self._sync_due() == 0.0:
-                    break
             items, log.queue = log.queue, []
             log.queued_bytes = 0
             checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
-            closing = log.closing
-        if not items and closing:
-            return False
         force = not items or self._write(items)
         dones = [done for _, _, _, done in items if done is not None]
         if force or log.options.sync is SyncMode.ALWAYS:
@@ -129,7 +150,6 @@ class Appender:
         if dones:
             log.dispatch(dones)
         self._mark_synced()
-        return True
 
     def _sync_due(self) -> float | None:
         """Seconds until a sync is due in mode `interval`; None while there is nothing to sync."""
@@ -148,7 +168,7 @@ class Appender:
         for state, entries, record, _ in items:
             if entries is not None:
                 assert state is not None
-                group = self._add_entries(group, state, entries, limit)
+                self._add_entries(group, state, entries)
             elif isinstance(record, Record):
                 assert state is not None
                 self._add_record(group, state, record)
@@ -163,7 +183,8 @@ class Appender:
         self._log.stats.batches += 1
         return force
 
-    def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry], limit: int) -> _Group:
+    def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry]) -> None:
+        """One call's entries stand in one group: a crash leaves all of them or none."""
         tablet, replica = state.raw
         pack, kind_entry = RECORD.pack, int(Kind.ENTRY)
         pieces = group.pieces
@@ -171,20 +192,15 @@ class Appender:
         for e in entries:
             payload = e.payload
             length = len(payload)
-            if e.term != term or group.size >= limit:
-                if e.index > first:
-                    group.index.append((state, kind_entry, first, e.index - 1, term))
+            if e.term != term:
+                group.index.append((state, kind_entry, first, e.index - 1, term))
                 first, term = e.index, e.term
-                if group.size >= limit:
-                    group = self._stage(group)
-                    pieces = group.pieces
             pieces.append(pack(kind_entry, e.kind, 0, length, tablet, replica, e.term, e.index, e.timestamp))
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
-            group.count += 1
             self._fifo_new.append((state, e))
+        group.count += len(entries)
         group.index.append((state, kind_entry, first, entries[-1].index, term))
-        return group
 
     def _add_record(self, group: _Group, state: State, r: Record) -> None:
         group.pieces.append(RECORD.pack(r.kind, r.detail, 0, len(r.blob), r.tablet, r.replica, r.a, r.b, r.c))

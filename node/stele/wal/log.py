@@ -73,6 +73,7 @@ class Log:
         self._appender: Appender | None = None
         self._keeper: Keeper | None = None
         self._collecting = threading.Lock()
+        self._threads = True
 
     @classmethod
     def open(
@@ -84,11 +85,13 @@ class Log:
         *,
         files: Files | None = None,
         on_failure: Callable[[Exception], None] | None = None,
+        threads: bool = True,
     ) -> Log:
         """Recover the log in `directory`, or begin one. Blocks; what it read is durable when it returns.
 
         `dispatch` gets the callbacks of one sync, in the appender's thread. `on_failure` is dispatched once if a
-        write or sync fails.
+        write or sync fails. Without `threads` the log writes only within `turn`, `collect` and `close`: for owners
+        that drive time themselves.
 
         Raises:
             Rejected: bad options; UNSUPPORTED_VERSION; WRONG_NODE, the files belong to another node.
@@ -103,9 +106,11 @@ class Log:
         active, chain = recover(log)
         log.refresh_space()
         log._next_sequence = active.sequence + 1
+        log._threads = threads
         log._appender = Appender(log, active, chain)
-        log._appender.start()
-        if options.prepare:
+        if threads:
+            log._appender.start()
+        if threads and options.prepare:
             log._keeper = Keeper(log)
             log._keeper.start()
         return log
@@ -170,6 +175,11 @@ class Log:
         with self.lock:
             self.admit_control()
             self.push((None, None, None, done), 0)
+
+    def turn(self) -> None:
+        """Write, sync and dispatch what is queued; only for a log opened without threads."""
+        assert self._appender is not None
+        self._appender.turn()
 
     # --- space
 
@@ -350,6 +360,8 @@ class Log:
         with self.lock:
             self.admit_control()
             self.push((None, None, checkpoint, None), 0)
+        if not self._threads:
+            self.turn()
         while not checkpoint.ready.wait(0.05):
             if self.failed is not None:
                 raise Corrupt(f"log {self.directory} has failed: {self.failed}", code=Code.IO_ERROR)

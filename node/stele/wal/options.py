@@ -27,7 +27,8 @@ class LogOptions:
     """Sizes in bytes, times in milliseconds.
 
     `segment_bytes`: length of a prepared segment. `queue_bytes_max`: appended and not yet written; past it entries are
-    THROTTLED. `group_bytes_max`: a batch is cut into groups of about that. `record_bytes_max`: the largest payload.
+    THROTTLED. `group_bytes_max`: a batch is cut into groups of about that. `append_bytes_max`: the largest append, which
+    is whole or absent after a crash.
     `cache_bytes_max`: recent entries of all streams kept in memory. `compression`: None, "lz4" or "zstd".
     `low_space_bytes`: with less free space than this, entries are refused with DISK_FULL while hard state still goes.
     `anchor_bytes_max`: an anchor that holds more log than this is dropped and reported. `prepare`: whether segments are
@@ -37,7 +38,7 @@ class LogOptions:
     segment_bytes: int = 64 << 20
     queue_bytes_max: int = 64 << 20
     group_bytes_max: int = 1 << 20
-    record_bytes_max: int = 256 << 20
+    append_bytes_max: int = 256 << 20
     cache_bytes_max: int = 32 << 20
     compression: str | None = None
     sync: SyncMode = SyncMode.ALWAYS
@@ -53,8 +54,8 @@ class LogOptions:
         faults = []
         if self.segment_bytes < HEADER_BYTES * 2:
             faults.append(f"segment_bytes is {self.segment_bytes}, at least {HEADER_BYTES * 2} are needed")
-        if not 0 < self.record_bytes_max < 1 << 30:
-            faults.append(f"record_bytes_max is {self.record_bytes_max}, expected 1 to {(1 << 30) - 1}")
+        if not 0 < self.append_bytes_max < 1 << 30:
+            faults.append(f"append_bytes_max is {self.append_bytes_max}, expected 1 to {(1 << 30) - 1}")
         if not 0 < self.group_bytes_max < 1 << 30:
             faults.append(f"group_bytes_max is {self.group_bytes_max}, expected 1 to {(1 << 30) - 1}")
         if self.compression not in (None, "lz4", "zstd"):

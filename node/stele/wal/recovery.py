@@ -169,6 +169,8 @@ def _replay_parts(
             if group.kind != GroupKind.RECORDS:
                 continue
             covered = (sequence, group.offset) < (position.sequence, position.offset)
+            if not covered:
+                replay.at_position()
             for record in decode_records(group_body(group, data, group.offset), group.record_count):
                 replay.apply(record, sequence, group.offset, covered)
                 if is_last:
@@ -176,6 +178,7 @@ def _replay_parts(
         for group in part.suffix:
             if group.kind == GroupKind.RECORDS:
                 suffix.append((group_body(group, data, group.offset), group.record_count))
+    replay.at_position()
     return suffix
 
 

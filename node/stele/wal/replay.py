@@ -24,10 +24,20 @@ class Replay:
         self.forgotten: set[Raw] = set()
         self.broken: dict[Raw, str] = {}
         self._cache = cache
+        self._unchecked: list[tuple[State, OpId]] = []
         if metadata is not None:
             for saved in metadata.streams:
                 state = State.from_saved(saved)
                 self.states[state.raw] = state
+                if not saved.damaged and not saved.tombstoned:
+                    self._unchecked.append((state, saved.last))
+
+    def at_position(self) -> None:
+        """All that the metadata covers was replayed: every stream must end where the metadata says."""
+        for state, last in self._unchecked:
+            if state.last != last:
+                self.broken[state.raw] = f"its entries end at {state.last}, the metadata says {last}"
+        self._unchecked = []
 
     def apply(self, r: Record, sequence: int, offset: int, covered: bool) -> None:
         """One record, which stands in the group at `offset`. `covered`: it is before the metadata's position."""
@@ -43,7 +53,7 @@ class Replay:
             return
         if r.kind == Kind.ENTRY:
             if not state.tombstoned:
-                self._entry(state, raw, r, sequence, offset)
+                self._entry(state, raw, r, sequence, offset, covered)
         elif r.kind == Kind.TRUNCATE:
             at = max(r.b, state.start.index + 1)
             state.cut(at)
@@ -61,12 +71,14 @@ class Replay:
             del self.states[raw]
             self.forgotten.add(raw)
 
-    def _entry(self, state: State, raw: Raw, r: Record, sequence: int, offset: int) -> None:
+    def _entry(self, state: State, raw: Raw, r: Record, sequence: int, offset: int, covered: bool) -> None:
         if r.b <= state.start.index:
             state.cut(state.start.index + 1)
             state.runs.cut(state.start.index + 1)
             return
         if r.b > state.last.index + 1:
+            if covered:
+                return  # what stood before it was voided later, and went with its segment: so is this one
             self.broken.setdefault(raw, f"entries between {state.last} and {OpId(r.a, r.b)} are missing")
             return
         entry = Entry(r.a, r.b, EntryKind(r.detail), r.c, r.blob)

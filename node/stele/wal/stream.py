@@ -101,19 +101,18 @@ class StreamLog:
         state, log = self._state, self._log
         ensure(bool(entries), f"log {state.key}: an append of no entries")
         size = 0
-        limit = log.options.record_bytes_max
         expected = entries[0].index
         for entry in entries:
             length = len(entry.payload)
             if entry.index != expected or not 0 <= entry.term < _U63 or not 0 <= entry.timestamp < 2 * _U63:
                 ensure(False, f"log {state.key}: entry {entry.opid} where index {expected} was expected")
-            if length > limit:
-                raise Rejected(
-                    f"log {state.key}: entry {entry.opid} has {length} bytes, at most {limit} are allowed",
-                    code=Code.TOO_LARGE,
-                )
             expected += 1
             size += length + RECORD_COST_BYTES
+        if size > log.options.append_bytes_max:
+            raise Rejected(
+                f"log {state.key}: {size} bytes in one append, at most {log.options.append_bytes_max} are allowed",
+                code=Code.TOO_LARGE,
+            )
         with log.lock:
             self._check_live()
             log.admit(size)

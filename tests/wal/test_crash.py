@@ -1,0 +1,185 @@
+"""Power cuts at every kind of moment: what was acknowledged is there, and what is there is a prefix of what was asked.
+
+One seed draws the calls, the moments at which the log writes, the file operation at which the power goes (also within
+open and within a collection), and what the disk keeps. Nothing is concurrent here, so a seed repeats itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import SteleError
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
+from stele.wal import Log, StreamLog
+from tests.wal.simfs import PowerOff, SimFiles
+from tests.wal.support import CONFIG, SMALL, key, loaded, open_still
+from tests.wal.twin import Twin, TwinStream
+
+SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "120"))
+Step = Callable[[Twin], None]
+
+
+class _Run:
+    """One seed's story: `twins[k]` is the state after k calls since the last boot; `acknowledged` counts them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        compression = self.rng.choice((None, None, "lz4", "zstd"))
+        self.options = replace(
+            SMALL,
+            segment_bytes=self.rng.choice((8 << 10, 12 << 10, 32 << 10)),
+            group_bytes_max=self.rng.choice((300, 2000, 1 << 20)),
+            cache_bytes_max=self.rng.choice((0, 2000, 1 << 20)),
+            compression=compression,
+        )
+        self.files = SimFiles()
+        self.twins = [Twin()]
+        self.acknowledged = 0
+        self.names = 0
+
+    def boot(self) -> Log | None:
+        """Open, with luck; then what is there must be a prefix that holds all that was acknowledged."""
+        if self.rng.random() < 0.3:
+            self.files.fail_after = self.rng.randrange(30)
+        try:
+            log = open_still(self.files, self.options)
+        except PowerOff:
+            self.files = self.files.crash(self.rng)
+            return None
+        assert not log.recovery.failed, log.recovery.failed
+        self.files.fail_after = None
+        shown = {k: loaded(log.stream(k)) for k in log.states}
+        for k in range(len(self.twins) - 1, self.acknowledged - 1, -1):
+            twin = self.twins[k]
+            if twin.streams.keys() == shown.keys() and all(
+                s.agrees(shown[n]) for n, s in twin.streams.items()
+            ):
+                break
+        else:
+            raise AssertionError(f"no prefix from call {self.acknowledged} on is what the log shows: {shown}")
+        self.twins = [twin.copy()]
+        for name, stream in self.twins[0].streams.items():
+            log.stream(name).set_flushed(stream.flushed)
+        self.acknowledged = 0
+        return log
+
+    def live(self, log: Log) -> None:
+        """Calls until the power goes or the log is closed."""
+        self.files.fail_after = self.rng.choice((None, self.rng.randrange(5, 60), self.rng.randrange(5, 200)))
+        try:
+            for _ in range(self.rng.randrange(5, 60)):
+                self._call(log)
+                if self.rng.random() < 0.4:
+                    log.turn()
+                if log.failed is not None:
+                    break
+            else:
+                if self.rng.random() < 0.5:
+                    log.close()
+                    if log.failed is None:
+                        self.acknowledged = len(self.twins) - 1
+        except OSError:
+            pass
+        except SteleError:
+            assert log.failed is not None
+        self.files = self.files.crash(self.rng)
+
+    def _call(self, log: Log) -> None:
+        rng = self.rng
+        names = sorted(self.twins[-1].streams)
+        if not names or (len(names) < 4 and rng.random() < 0.1):
+            self.names += 1
+            name = key(self.names)
+            self._done(lambda t: t.streams.update({name: TwinStream()}))
+            log.create_stream(name, OPID_NONE, CONFIG, self._ack())
+            return
+        name = rng.choice(names)
+        stream, twin = log.stream(name), self.twins[-1].streams[name]
+        what = rng.random()
+        if twin.tombstoned:
+            if what < 0.5:
+                self._done(lambda t: t.streams.pop(name) and None)
+                log.forget(name, self._ack())
+            return
+        if what < 0.55:
+            self._entries(stream, twin)
+        elif what < 0.65:
+            term, who = twin.term + rng.randrange(0, 2), ReplicaId(rng.randrange(1, 4))
+            self._done(lambda t: self._set(t, name, term=term, vote=who))
+            stream.append_vote(term, who, self._ack())
+        elif what < 0.72:
+            term = twin.term + 1
+            self._done(lambda t: self._set(t, name, term=term, vote=None))
+            stream.append_term(term, self._ack())
+        elif what < 0.79 and twin.last.index > twin.flushed:
+            at = rng.randint(twin.flushed + 1, twin.last.index + 1)
+            self._done(lambda t: t.streams[name].cut(at))
+            stream.pop_entries(at, self._ack())
+        elif what < 0.85:
+            self._snapshot(stream, twin)
+        elif what < 0.95:
+            flushed = rng.randint(twin.flushed, max(twin.last.index, twin.flushed))
+            self.twins[-1].streams[name].flushed = flushed
+            stream.set_flushed(flushed)
+            log.collect()
+        elif what < 0.97:
+            self._done(lambda t: self._set(t, name, tombstoned=True, entries=[]))
+            log.tombstone(name, self._ack())
+
+    def _entries(self, stream: StreamLog, twin: TwinStream) -> None:
+        rng = self.rng
+        first = max(twin.flushed + 1, twin.last.index + 1 - rng.choice((0, 0, 0, 1, 3)))
+        if first > twin.last.index + 1:
+            return
+        size = rng.choice((0, 10, 100, 3000))
+        new = tuple(
+            Entry(twin.last.term + 1, first + i, EntryKind.WRITE, rng.getrandbits(64), rng.randbytes(size))
+            for i in range(rng.randint(1, 4))
+        )
+        self._done(lambda t: t.streams[stream.key].put(new))
+        stream.append_entries(new, self._ack())
+
+    def _snapshot(self, stream: StreamLog, twin: TwinStream) -> None:
+        opids = [e.opid for e in twin.entries] + [OpId(twin.last.term + 1, twin.last.index + 3)]
+        opid = self.rng.choice(opids)
+        self._done(lambda t: t.streams[stream.key].snapshot(opid, CONFIG))
+        stream.begin_snapshot(opid)
+        stream.end_snapshot(opid, CONFIG, self._ack())
+
+    def _set(self, twin: Twin, name: StreamKey, **fields: object) -> None:
+        for field, value in fields.items():
+            setattr(twin.streams[name], field, value)
+
+    def _done(self, step: Step) -> None:
+        twin = self.twins[-1].copy()
+        step(twin)
+        self.twins.append(twin)
+
+    def _ack(self) -> Callable[[], None]:
+        number = len(self.twins) - 1
+
+        def acknowledged() -> None:
+            assert self.acknowledged < number
+            self.acknowledged = number
+
+        return acknowledged
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_power_cuts(block: int) -> None:
+    for seed in range(block, SEEDS, 4):
+        run = _Run(seed)
+        try:
+            for _ in range(8):
+                log = run.boot()
+                if log is not None:
+                    run.live(log)
+        except BaseException as exc:
+            exc.add_note(f"seed {seed}")
+            raise
