@@ -328,14 +328,15 @@ class TabletStore:
     # --- compaction ------------------------------------------------------------------------------------------------
 
     def plan_compaction(self, *, full: bool = False) -> CompactionJob | None:
-        """The next merge worth doing, or None; one at a time. `full`: all files into one sorted run.
+        """The next merge worth doing, or None; one at a time, and none is planned while a flush writes. Never blocks.
+        `full`: all files into one sorted run.
 
         The owner runs it (stele.tablet.worker), then calls `install_compaction`, or `abandon_compaction`.
         """
-        with self._manifest_lock:
+        if self._compacting or not self._manifest_lock.acquire(blocking=False):
+            return None  # a flush is writing: its file may be worth merging, too, so ask again later
+        try:
             current = self._state.manifest
-            if self._compacting:
-                return None
             chosen = choose(current.files, self.history_mark, full=full)
             if not chosen:
                 return None
@@ -349,6 +350,8 @@ class TabletStore:
                 chosen[-1] == current.files[-1],
                 current.schema.to_json(),
             )
+        finally:
+            self._manifest_lock.release()
 
     def abandon_compaction(self, job: CompactionJob) -> None:
         """The merge failed; what it wrote is removed, and it may be planned again."""

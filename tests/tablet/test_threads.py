@@ -1,0 +1,98 @@
+"""Views on other threads while the owner writes, flushes and merges: each sees whole entries of one moment."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stele.model import keys
+from stele.model.block import RowOp
+from stele.model.errors import Code, Rejected
+from stele.model.ids import HybridTime
+from stele.model.predicate import ScanSpec
+from stele.tablet.keyspace import KeySpace
+from stele.tablet.machine import StateMachine
+from stele.tablet.store import StoreOptions, TabletStore
+from tests.tablet.twin import FOREVER, SCHEMA, block_of, compact, flush, new_store, rows_of, write_entry
+
+_ROWS = 40
+
+
+def _block(n: int) -> bytes:
+    return block_of([{"k": "k", "n": i, "v": str(n), "w": n, "d": None} for i in range(_ROWS)], RowOp.UPSERT)
+
+
+def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t")
+    store.apply(write_entry(1, _block(1)))
+    stop = threading.Event()
+    faults: list[str] = []
+    seen = [0, 0]
+
+    def read(reader: int) -> None:
+        last = 0
+        key = pa.array([keys.encode_tuple(("k", 3), (pa.string(), pa.int32()))], pa.binary())
+        while not stop.is_set():
+            with store.view() as view:
+                rows = rows_of(view.scan(ScanSpec(ordered=bool(reader))))
+                one = view.get(key).to_pylist()
+            values = {row["w"] for row in rows}
+            if len(rows) != _ROWS or len(values) != 1 or min(values) < last or one[0]["w"] not in values:
+                faults.append(f"reader {reader}: {len(rows)} rows of {values} after {last}, got {one}")
+                return
+            last = min(values)
+            seen[reader] += 1
+
+    readers = [threading.Thread(target=read, args=(n,)) for n in range(2)]
+    for reader in readers:
+        reader.start()
+    index = 1
+    while not faults and (index < 60 or min(seen) < 3):
+        index += 1
+        store.apply(write_entry(index, _block(index)))
+        if index % 10 == 0:
+            flush(store)
+        if index % 20 == 0:
+            compact(store)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not faults
+
+
+def test_both_are_state_machines(tmp_path: Path) -> None:
+    table: StateMachine = new_store(tmp_path / "t")
+    space: StateMachine = KeySpace.create(tmp_path / "k")
+    for machine in (table, space):
+        assert machine.applied == machine.flushed
+        assert machine.begin_flush() is None
+        assert not machine.should_flush()
+        machine.close()
+
+
+def test_a_snapshot_below_the_history_mark_is_refused(tmp_path: Path) -> None:
+    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(history_us=3))
+    for index in range(1, 9):
+        store.apply(write_entry(index, _block(index)))
+    mark = store.history_mark
+    assert mark > 0
+    with store.view(HybridTime(mark)) as view:
+        assert {row["w"] for row in rows_of(view.scan())} == {5}
+    with pytest.raises(Rejected) as caught:
+        store.view(HybridTime(mark - 1))
+    assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+
+
+def test_a_key_that_is_too_long_is_an_error_of_its_row(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", FOREVER)
+    for index, count in enumerate((2, 60), start=1):
+        rows = [
+            {"k": "x" * (9000 if n == 1 else n), "n": n, "v": None, "w": 1, "d": None} for n in range(count)
+        ]
+        outcome = store.apply(write_entry(index, block_of(rows, RowOp.UPSERT)))
+        assert [(e.row, e.code) for e in outcome.row_errors] == [(1, Code.TOO_LARGE)]
+    with store.view() as view:
+        assert len(rows_of(view.scan())) == 59
