@@ -118,7 +118,8 @@ class Container:
         self._tell("Warning", "BackOff", told)
         self._on_change()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _once(self) -> int:
         program = self._prepare()
@@ -126,7 +127,7 @@ class Container:
         message_path.write_text("")
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = {**program.environment, "STELE_TERMINATION_LOG": str(message_path)}
-        with open(self.log_path(), "ab") as output:
+        with self.log_path().open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command,
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=environment,
@@ -138,9 +139,12 @@ class Container:
         self.ready = self.started and "readinessProbe" not in self.spec
         self._tell("Normal", "Started", f"Started container {self.spec['name']}")
         self._on_change()
-        code = await self._attend(process)
-        self.kill()
-        self._process = None
+        try:
+            code = await self._attend(process)
+        finally:  # also when the machine lost its power: nothing of the group may be left
+            self.kill()
+            await process.wait()
+            self._process = None
         self.ready = self.started = False
         self.state = {"terminated": self._ending(code, started_at, message_path)}
         log.info("container ended", container=self.spec["name"], code=code, restarts=self.restarts)
@@ -170,7 +174,8 @@ class Container:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(ended), self._grace_seconds)
+                    async with asyncio.timeout(self._grace_seconds):
+                        await asyncio.shield(ended)
                 self.kill()
             code = await ended
             return code if code >= 0 else 128 - code

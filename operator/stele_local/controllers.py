@@ -24,7 +24,9 @@ BATCH_SECONDS = 0.01  # changes that come together are looked at together
 
 
 class Loop:
-    """Runs `step` whenever something changed, and every `interval_seconds`."""
+    """Runs `step` whenever something changed, and every `interval_seconds`.
+
+    No `asyncio.wait_for` here or elsewhere: before Python 3.12 it can swallow a cancellation."""
 
     def __init__(self, name: str, step: Callable[[], None], interval_seconds: float) -> None:
         self._name, self._step, self._interval = name, step, interval_seconds
@@ -42,7 +44,8 @@ class Loop:
                 self._dirty.set()
             await asyncio.sleep(BATCH_SECONDS)
             try:
-                await asyncio.wait_for(self._dirty.wait(), self._interval)
+                async with asyncio.timeout(self._interval):
+                    await self._dirty.wait()
             except TimeoutError:
                 continue
             finally:

@@ -4,7 +4,6 @@ Invariant: a request that is not offered is answered 501 with a Status body, nev
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -245,9 +244,8 @@ class ApiServer:
                     body = _table(request, kind, [obj], obj["metadata"]["resourceVersion"], headed)
                     event, headed = {**event, "object": body}, False
                 await response.write(json.dumps(event).encode() + b"\n")
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
             log.debug("watcher left", plural=kind.plural)
-            raise
         return response
 
     # -- writing

@@ -96,6 +96,7 @@ class Pod:
                 task.cancel()
             for container in self.containers.values():
                 container.kill()
+            await asyncio.gather(*running, return_exceptions=True)
 
     def _deleted(self) -> bool:
         return "deletionTimestamp" in self._pod["metadata"]
@@ -129,7 +130,8 @@ class Pod:
                 self._waiting(why)
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS)
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
         return False
@@ -275,6 +277,7 @@ class Kubelet:
         self.logs = folder / "logs"
         self.recorder = Recorder(registry, "kubelet")
         self._pods: dict[str, Pod] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._begun: dict[str, int] = {}  # pod uid → incarnation of the machine it was begun in
 
     def incarnation(self, pod: Pod) -> int:
@@ -295,7 +298,7 @@ class Kubelet:
             if machine is not None and machine.on:
                 wanted[pod["metadata"]["uid"]] = pod
         for uid in [uid for uid in self._pods if uid not in wanted]:
-            self._pods.pop(uid).kill()
+            self._end(self._pods.pop(uid))
         for uid, pod in wanted.items():
             machine = self._machines[pod["spec"]["nodeName"]]
             if uid in self._pods:
@@ -308,7 +311,12 @@ class Kubelet:
         """SIGKILL to all of the machine's processes; its pods keep their last status."""
         machine.on = False
         for uid in [uid for uid, pod in self._pods.items() if pod.machine is machine]:
-            self._pods.pop(uid).kill()
+            self._end(self._pods.pop(uid))
+
+    def _end(self, pod: Pod) -> None:
+        pod.kill()
+        self._ending.add(pod.task)
+        pod.task.add_done_callback(self._ending.discard)
 
     def power_on(self, machine: Machine) -> None:
         if not machine.on:
@@ -316,10 +324,9 @@ class Kubelet:
             machine.on = True
 
     async def stop(self) -> None:
-        pods = list(self._pods.values())
-        for pod in pods:
-            pod.kill()
-        await asyncio.gather(*(pod.task for pod in pods), return_exceptions=True)
+        for pod in self._pods.values():
+            self._end(pod)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def read_log(self, pod: Json, query: Mapping[str, str]) -> str:
         """The log of one container; raises ApiError."""

@@ -97,7 +97,8 @@ async def stream(
         while not ended():
             until = min(deadline, bookmark_at) if options.bookmarks else deadline
             try:
-                change = await asyncio.wait_for(queue.get(), max(0.0, until - loop.time()))
+                async with asyncio.timeout_at(until):
+                    change = await queue.get()
             except TimeoutError:
                 if loop.time() >= deadline:
                     return

@@ -62,7 +62,7 @@ def pod(name: str, *command: str, claim: str = "", **spec: Any) -> Json:
         "command": list(command) or ["python", "-c", SERVE, "/data"],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 7080}, "periodSeconds": 0.1},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 7080}, "periodSeconds": 1},
     }
     container |= spec.pop("container", {})
     volume = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}

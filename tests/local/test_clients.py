@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from typing import Any
 
 import kopf
@@ -42,16 +43,13 @@ async def test_kopf_sees_every_event(cluster: LocalCluster, monkeypatch: pytest.
         seen.append((type, name, None))
 
     cluster.registry.create(kind, "default", crd.shelf("before", {"n": {}}))
-    stop, ready = asyncio.Event(), asyncio.Event()
-    settings = kopf.OperatorSettings()
+    stop = threading.Event()
+    # In a thread of its own: at its end kopf stops every task of its loop, and ours would be among them.
     operator = asyncio.create_task(
-        kopf.operator(
-            registry=registry,
-            settings=settings,
-            namespaces=["default"],
-            standalone=True,
-            stop_flag=stop,
-            ready_flag=ready,
+        asyncio.to_thread(
+            lambda: asyncio.run(
+                kopf.operator(registry=registry, namespaces=["default"], standalone=True, stop_flag=stop)
+            )
         )
     )
     await until(lambda: (None, "before", "A") in seen, "kopf lists")

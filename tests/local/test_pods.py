@@ -53,7 +53,7 @@ async def test_a_deaf_process_is_killed_after_the_grace(cluster: LocalCluster) -
 
 
 async def test_readiness_and_liveness(cluster: LocalCluster) -> None:
-    live = {"httpGet": {"path": "/livez", "port": "http"}, "periodSeconds": 0.1, "failureThreshold": 2}
+    live = {"httpGet": {"path": "/livez", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1}
     started = {
         "httpGet": {"path": "/startupz", "port": "http"},
         "periodSeconds": 0.1,
@@ -137,7 +137,7 @@ async def test_names_are_resolved(cluster: LocalCluster) -> None:
     for name, early in (("peers", True), ("masters", False)):
         spec = {**service, "publishNotReadyAddresses": early}
         cluster.registry.create(SERVICE, "default", {"metadata": {"name": name}, "spec": spec})
-    never = {"httpGet": {"path": "/", "port": 1}, "periodSeconds": 0.1}
+    never = {"httpGet": {"path": "/", "port": 1}, "periodSeconds": 1}
     cluster.registry.create(POD, "default", pod("a", hostname="a", subdomain="peers"))
     cluster.registry.create(
         POD, "default", pod("b", hostname="b", subdomain="peers", container={"readinessProbe": never})
