@@ -11,6 +11,7 @@ from stele.raft.effects import HardState, Persist, ReadReady
 from stele.raft.events import ProposeChange
 from stele.raft.membership import Refusal
 from stele.raft.messages import UpdateRequest, VoteRequest
+from tests.sim.plan import Weather
 
 
 class ForgetsItsVote(RaftCore):
@@ -83,12 +84,13 @@ class ChangesAtAnyTime(RaftCore):
 
 
 PLANTED = (
-    ForgetsItsVote,
-    CommitsOldTerms,
-    CountsItsUndurableCopy,
-    AnswersBeforeItsDisk,
-    VotesForShorterLogs,
-    TrustsItsWholeLog,
-    ReadsWithoutAsking,
-    ChangesAtAnyTime,
+    (ForgetsItsVote, Weather.DUEL, 31, 20),
+    (CommitsOldTerms, Weather.FIGURE_8, 11, 20),
+    (CountsItsUndurableCopy, Weather.FIGURE_8, 31, 20),
+    (AnswersBeforeItsDisk, Weather.STORM, 11, 20),
+    (VotesForShorterLogs, Weather.MIXED, 1, 20),
+    (TrustsItsWholeLog, Weather.FIGURE_8, 1, 20),
+    (ReadsWithoutAsking, Weather.MIXED, 1, 20),
+    (ChangesAtAnyTime, Weather.CHURN, 1, 20),
 )
+"""(bug, the weather that brings it out, first seed, how many seeds it may take)."""

@@ -53,10 +53,11 @@ class Weather(Enum):
         "storm"  # leaders die as soon as elected, voters as soon as they voted; messages as slow as elections
     )
     DUEL = "duel"  # several candidates at once, voters that forget and come back at once
+    CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
 
 
-_WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.FIGURE_8)
+_WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
 
 
 def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
@@ -105,6 +106,17 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
             alarms_per_s=0.0,
             loss=0.0,
             changes_per_s=0.0,
+            sync_ms=rng.choice((0.2, 15.0, 80.0)),
+        )
+    if weather is Weather.CHURN:
+        return replace(
+            plan,
+            voters=rng.choice((2, 3, 4)),
+            crash_after_vote=0.0,
+            crash_after_election=rng.uniform(0.0, 0.3),
+            crashes_per_s=rng.uniform(0.0, 1.0),
+            changes_per_s=rng.uniform(5.0, 15.0),
+            partitions_per_s=rng.uniform(0.5, 2.0),
         )
     return plan
 

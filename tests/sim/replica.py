@@ -206,7 +206,9 @@ class SimReplica:
         world = self.world
         match effect:
             case Persist(id=persist_id):
-                voted = effect.hard_state is not None and effect.hard_state.voted_for is not None
+                # Asked of the core, not of the effect: one that forgets to persist its vote has voted all the same.
+                assert self.core is not None
+                voted = effect.hard_state is not None and self.core.voted_for not in (None, self.replica_id)
                 write_persist(self.log, effect, lambda: self._persisted(persist_id, voted))
             case Send(after=after):
                 if after > self._durable_persist:

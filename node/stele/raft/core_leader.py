@@ -271,7 +271,7 @@ class LeaderPart(ElectionPart):
                 gone = progress.replica_id
                 continue
             if progress.state is PeerState.REPLICATE:
-                if progress.inflight and now - progress.moved_ms > self.options.election_max_ms:
+                if progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
                     progress.probe_from(progress.match + 1)
                 self._heartbeat(progress)
             elif progress.state is PeerState.PROBE:

@@ -1,0 +1,53 @@
+"""A bounded share of the simulation in every test run, named seeds for ever, and proof that bugs would be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stele.raft import RaftCore
+from tests.sim.bugs import PLANTED
+from tests.sim.plan import Weather, draw_plan
+from tests.sim.world import SimulationFailure, World
+
+pytestmark = pytest.mark.sim
+
+
+@pytest.mark.parametrize("first", range(1, 101, 10))
+def test_seeds(first: int) -> None:
+    for seed in range(first, first + 10):
+        World(draw_plan(seed)).run()
+
+
+def _regressions() -> list[tuple[int, Weather | None]]:
+    found = []
+    for line in (Path(__file__).parent / "regressions.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            seed, rest = line.split(" ", 1)
+            weather = next((w for w in Weather if rest.startswith(w.value)), None)
+            found.append((int(seed), weather))
+    return found
+
+
+@pytest.mark.parametrize(("seed", "weather"), _regressions())
+def test_regressions(seed: int, weather: Weather | None) -> None:
+    World(draw_plan(seed, weather)).run()
+
+
+def test_a_seed_always_tells_the_same_story() -> None:
+    assert World(draw_plan(7)).run() == World(draw_plan(7)).run()
+
+
+@pytest.mark.parametrize(
+    ("bug", "weather", "first", "count"), PLANTED, ids=lambda v: getattr(v, "__name__", None)
+)
+def test_planted_bugs_are_caught(bug: type[RaftCore], weather: Weather, first: int, count: int) -> None:
+    """Within `count` seeds from `first`; the same seeds run clean with the sound core."""
+    for seed in range(first, first + count):
+        try:
+            World(draw_plan(seed, weather), bug).run()
+        except SimulationFailure:
+            World(draw_plan(seed, weather)).run()
+            return
+    pytest.fail(f"{bug.__name__} went unseen through {count} seeds")
