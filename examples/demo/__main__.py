@@ -6,6 +6,7 @@ Exit status: 0 if everything that was acknowledged was read back, 1 if not or if
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -237,6 +238,7 @@ def main(keep: bool, folder: Path | None) -> None:
     console = Console(soft_wrap=True)
     folder = folder or Path(tempfile.mkdtemp(prefix="stele-demo-"))
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, _interrupt)
     console.rule(f"[bold]1/{_STEPS}[/bold]  Stele, installed in {sys.prefix}", align="left")
     try:
         with LocalPlace(folder, keep=keep) as place:
@@ -255,6 +257,10 @@ def main(keep: bool, folder: Path | None) -> None:
         console.print(f"[bold red]FAILED[/bold red]: {exc}\nLogs are in {folder}", highlight=False)
         sys.exit(1)
     console.print(f"[bold green]The demo succeeded[/bold green] in {time.monotonic() - started:.0f} s.")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt  # SIGTERM ends the demo as Ctrl-C does: nothing is left running
 
 
 def _print_lines_to_try(console: Console, place: LocalPlace, demo: Demo) -> None:
