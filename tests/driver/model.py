@@ -39,7 +39,7 @@ from stele.driver.view import (
     TabletView,
 )
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.ids import CATALOG_TABLET_ID, NodeId, OpId, ReplicaId, TableId, TabletId
+from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 
 COPY_ROUNDS = 2
 POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3)
@@ -379,6 +379,3 @@ class Cluster:
 
 def _short(p: Peer) -> str:
     return f"{p.replica_id}@{p.node_id[-2:]}{'' if p.member_type is MemberType.VOTER else p.member_type.name}"
-
-
-__all__ = ["CATALOG_TABLET_ID", "COPY_ROUNDS", "POLICY", "Cluster", "ModelNode", "Refused", "node_name"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
-from stele.driver.situation import Member, Situation, is_dead, judge, majority
+from stele.driver.situation import Member, Situation, judge, majority
 from stele.driver.steps import (
     AddPreFollower,
     AddWitness,
@@ -18,12 +19,10 @@ from stele.driver.steps import (
     Blocked,
     CancelCopy,
     DemotePeer,
-    DrainNode,
     EndIntent,
     MoveLeader,
     PromoteBack,
     RemovePeer,
-    RetireNode,
     StartCopy,
     Step,
     TakeOverIntent,
@@ -58,7 +57,7 @@ def plan(view: ClusterView, policy: Policy) -> tuple[Step, ...]:
     )
     planner = _Planner(view, policy, situations)
     steps = [step for s in situations if (step := planner.tablet(s)) is not None]
-    return tuple(steps) + tuple(_node_steps(view, policy))
+    return tuple(steps) + tuple(node_steps(view, policy))
 
 
 class _Planner:
@@ -69,7 +68,7 @@ class _Planner:
         self.policy = policy
         self.epoch = view.claim.epoch if view.claim is not None else 0
         self.load = Load(view)
-        self.silent = {role: _silent_nodes(situations, role, policy) for role in ("node", "master")}
+        self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.copies = sum(
             s.intent is not None and (s.joining is None or s.joining.peer.member_type is not MemberType.VOTER)
             for s in situations
@@ -383,36 +382,6 @@ class _Planner:
         return WaitCopy(
             at[0], at[1], reason, peer.replica_id, peer.node_id, copy.bytes_done, copy.bytes_total, True
         )
-
-
-def _node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost nodes drain; DRAINING nodes that nothing names retire."""
-    if not policy.retire:
-        return
-    named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
-    named.update(i.target_node for i in view.intents)
-    for node in sorted(view.nodes, key=lambda n: n.node_id):
-        if node.state is NodeState.ACTIVE and node.node_id in policy.lost and is_dead(node, policy):
-            reason = f"declared lost, and silent for {node.heartbeat_age_ms / 1000:.0f} s"
-            yield DrainNode(TabletId(""), -1, reason, node.node_id)
-        elif node.state is NodeState.DRAINING and node.node_id not in named:
-            yield RetireNode(TabletId(""), -1, "no configuration and no intent names it", node.node_id)
-
-
-def _is_current(state: str) -> bool:
-    return state in ("PREPARING", "CREATING", "RUNNING")
-
-
-def _silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
-    """Dead nodes of a role that a configuration still names and that are not declared lost; sorted."""
-    silent = {
-        m.peer.node_id
-        for s in situations
-        if s.tablet.node_role == role
-        for m in s.members
-        if m.dead and m.peer.node_id not in policy.lost
-    }
-    return tuple(sorted(silent))
 
 
 def _to_replace(s: Situation) -> Member | None:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from stele.master.records import encode, key_of
 from stele.model.config import Configuration
-from stele.model.ids import NodeId
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.tablet.keyspace import KeySpace
 
@@ -80,6 +79,3 @@ def unchanged(record: Any) -> KeyOperation:
 def drop(record: Any) -> KeyOperation:
     """Delete the row if it still holds this; else the batch fails with CAS_FAILED."""
     return KeyOperation(KeyOp.DELETE, key_of(record), expected=encode(record))
-
-
-__all__ = ["CatalogLog", "NodeId", "drop", "insert", "put", "swap", "unchanged"]

@@ -1,0 +1,44 @@
+"""What becomes of whole nodes: which are silent, which drain, which retire. Called by planner; pure.
+
+Invariant: a node retires only when no configuration that is in force, and no intent, names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation, is_dead
+from stele.driver.steps import DrainNode, RetireNode, Step
+from stele.driver.view import ClusterView, NodeState
+from stele.model.ids import TabletId
+
+
+def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
+    """Lost nodes drain; DRAINING nodes that nothing names retire."""
+    if not policy.retire:
+        return
+    named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
+    named.update(i.target_node for i in view.intents)
+    for node in sorted(view.nodes, key=lambda n: n.node_id):
+        if node.state is NodeState.ACTIVE and node.node_id in policy.lost and is_dead(node, policy):
+            reason = f"declared lost, and silent for {node.heartbeat_age_ms / 1000:.0f} s"
+            yield DrainNode(TabletId(""), -1, reason, node.node_id)
+        elif node.state is NodeState.DRAINING and node.node_id not in named:
+            yield RetireNode(TabletId(""), -1, "no configuration and no intent names it", node.node_id)
+
+
+def _is_current(state: str) -> bool:
+    return state in ("PREPARING", "CREATING", "RUNNING")
+
+
+def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
+    """Dead nodes of a role that a configuration still names and that are not declared lost; sorted."""
+    silent = {
+        m.peer.node_id
+        for s in situations
+        if s.tablet.node_role == role
+        for m in s.members
+        if m.dead and m.peer.node_id not in policy.lost
+    }
+    return tuple(sorted(silent))
