@@ -20,7 +20,6 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
-from stele.rpc.client_stream import request_id_of
 from stele.rpc.errors import error_from_json, error_from_pb, error_to_json, error_to_pb, status_of
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.logging import OncePer
@@ -277,15 +276,6 @@ def test_errors_on_streams_and_in_flight() -> None:
             assert (type(back), back.code, back.args) == (type(error), error.code, error.args)
     assert error_from_json(b"something else") is None
     assert status_of(Code.STALE_EPOCH) is grpc.StatusCode.FAILED_PRECONDITION
-
-
-def test_the_number_of_a_request_is_read_without_decoding_it() -> None:
-    for number in (1, 127, 128, 2**40):
-        raw = tserver_pb2.ClientRequest(
-            request_id=number, kv=tserver_pb2.KvRequest(key=b"x")
-        ).SerializeToString()
-        assert request_id_of(raw) == number
-    assert request_id_of(b"") == request_id_of(b"\xff" * 20) == request_id_of(b"\x08" + b"\xff" * 20) == 0
 
 
 def test_a_source_is_logged_once_a_minute() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ import pytest
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
-from stele.rpc.frames import append_message
+from stele.rpc.client_stream import request_ids_of
+from stele.rpc.frames import client_requests, client_responses, peer_frame
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import PeerInbound
 from stele.rpc.peers import PeerOptions, PeerTransport
-from stele.rpc.proto import consensus_pb2
+from stele.rpc.proto import consensus_pb2, tserver_pb2
 from stele.rpc.server import bind, make_server
 
 CLUSTER = ClusterId(new_id())
@@ -170,10 +172,39 @@ async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
         assert caught.value.code is Code.INVALID_ARGUMENT
 
 
-def test_a_frame_is_what_protobuf_would_write() -> None:
-    for sizes in ([], [0], [1, 127, 128, 300], [70_000, 5]):
-        messages = [message(n, size) for n, size in enumerate(sizes)]
-        parts: list[bytes] = []
-        for each in messages:
-            append_message(parts, each.SerializeToString())
-        assert b"".join(parts) == consensus_pb2.PeerFrame(messages=messages).SerializeToString()
+@pytest.mark.parametrize("sizes", [[0], [1, 127, 128, 300], [70_000, 5], [2 << 20, 1, 2], [1, 2 << 20]])
+def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
+    messages = [message(n, size) for n, size in enumerate(sizes)]
+    queue = deque(m.SerializeToString() for m in messages)
+    read: list[consensus_pb2.ConsensusMessage] = []
+    while queue:
+        read.extend(consensus_pb2.PeerFrame.FromString(peer_frame(queue)).messages)
+    assert read == messages
+    requests = [
+        tserver_pb2.ClientRequest(request_id=n + 1, kv=tserver_pb2.KvRequest(key=b"k" * size))
+        for n, size in enumerate(sizes)
+    ]
+    queue = deque(r.SerializeToString() for r in requests)
+    got: list[tserver_pb2.ClientRequest] = []
+    while queue:
+        raw = client_requests(queue)
+        one = tserver_pb2.ClientRequest.FromString(raw)
+        several = list(one.many.requests) if one.HasField("many") else [one]
+        assert request_ids_of(raw) == [r.request_id for r in several]
+        got.extend(several)
+    assert got == requests
+    responses = [tserver_pb2.ClientResponse(request_id=n + 1) for n in range(3)]
+    queue = deque(r.SerializeToString() for r in responses)
+    assert list(tserver_pb2.ClientResponse.FromString(client_responses(queue)).many.responses) == responses
+
+
+def test_numbers_of_requests_in_garbage() -> None:
+    for raw in (
+        b"",
+        b"\xff" * 20,
+        b"\x08" + b"\xff" * 20,
+        b"\x32",
+        b"\x32\x05\x0a",
+        b"\x32\x05\x0a\x02\x10\x01",
+    ):
+        assert request_ids_of(raw) == []

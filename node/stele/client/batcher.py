@@ -1,7 +1,7 @@
 """Packs what concurrent callers write, one row each, into one block per tablet. Owned by an open table.
 
-Rows of one turn of the event loop are converted and assigned to tablets together; while a tablet has a block under
-way, its rows wait and leave as the next one. Invariant: each row's future ends exactly once.
+Rows of one turn of the event loop are converted and assigned to tablets together; while a node has blocks under way,
+rows for its tablets wait and leave as the next ones. Invariant: each row's future ends exactly once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from stele.model.schema import Schema
 from stele.rpc.errors import error_from
 
 BLOCK_ROWS_MAX = 8_192
+GATE_S = 0.01
+"""How long one tablet's block may keep the blocks for other tablets of the same node waiting."""
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
@@ -60,6 +62,7 @@ class Batcher:
         self._rows: list[tuple[RowOp, Row, Done]] = []
         self._waiting: dict[int, deque[_Part]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._gates: dict[str, asyncio.Task[None]] = {}
 
     def put(self, op: RowOp, row: Row) -> Done:
         """Write one row with whatever else this turn of the loop writes. The future gives its hybrid time.
@@ -75,8 +78,8 @@ class Batcher:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        while self._rows or self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        while self._rows or self._tasks or self._gates:
+            await asyncio.gather(*self._tasks.values(), *self._gates.values(), return_exceptions=True)
             await asyncio.sleep(0)
 
     def _route(self) -> None:
@@ -108,25 +111,60 @@ class Batcher:
                 [futures[i] for i in positions.tolist()],
             )
             self._waiting.setdefault(ordinal, deque()).append(part)
-            if ordinal not in self._tasks:
-                self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
+            self._open_gate(ordinal)
+
+    def _open_gate(self, ordinal: int) -> None:
+        """See that somebody sends to the node of this tablet."""
+        node_id = self._node_of(ordinal)
+        if node_id not in self._gates:
+            self._gates[node_id] = asyncio.get_running_loop().create_task(self._send_to(node_id))
+
+    def _node_of(self, ordinal: int) -> str:
+        try:
+            return self._tablet_of(ordinal).place.target().node_id
+        except SteleError:
+            return ""
+
+    async def _send_to(self, node_id: str) -> None:
+        """Send what waits for a node's tablets, a block to each at once, until nothing waits.
+
+        The next blocks leave together when these are answered, so that a node works on all its tablets in one turn
+        and with one sync. A tablet that takes long holds the others up for GATE_S only.
+        """
+        try:
+            while True:
+                ready = [o for o in self._waiting if o not in self._tasks and self._node_of(o) == node_id]
+                if not ready:
+                    return
+                for ordinal in ready:
+                    self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
+                await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
+        finally:
+            del self._gates[node_id]
+            for ordinal in self._waiting:  # some may have found another leader meanwhile
+                if ordinal not in self._tasks:
+                    self._open_gate(ordinal)
 
     async def _send(self, ordinal: int) -> None:
-        """Send what waits for a tablet, a block at a time, until nothing waits."""
+        """Send one block of what waits for a tablet."""
         waiting = self._waiting[ordinal]
+        parts = [waiting.popleft()]
+        rows = len(parts[0].futures)
+        while (
+            waiting
+            and waiting[0].column_ids == parts[0].column_ids
+            and rows + len(waiting[0].futures) <= BLOCK_ROWS_MAX
+        ):
+            rows += len(waiting[0].futures)
+            parts.append(waiting.popleft())
+        if not waiting:
+            del self._waiting[ordinal]
         try:
-            while waiting:
-                parts, rows = [waiting.popleft()], 0
-                while (
-                    waiting
-                    and waiting[0].column_ids == parts[0].column_ids
-                    and rows + len(waiting[0].futures) <= BLOCK_ROWS_MAX
-                ):
-                    rows += len(waiting[0].futures)
-                    parts.append(waiting.popleft())
-                await self._send_block(ordinal, parts)
+            await self._send_block(ordinal, parts)
         finally:
             del self._tasks[ordinal]
+            if ordinal in self._waiting:
+                self._open_gate(ordinal)
 
     async def _send_block(self, ordinal: int, parts: list[_Part]) -> None:
         futures = [future for part in parts for future in part.futures]

@@ -17,6 +17,7 @@ from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import MESSAGE_BYTES_MAX, dial
 from stele.rpc.errors import error_from_pb, from_rpc_error
+from stele.rpc.frames import client_requests
 from stele.rpc.identity import Identity, caller_from_hello
 from stele.rpc.proto import tserver_pb2
 
@@ -168,17 +169,22 @@ class NodeStream:
             if raw is grpc.aio.EOF:
                 raise await _end_of(call, self._address)
             response = Response.FromString(raw)
-            future = self._waiting.get(response.request_id)
-            if future is not None and not future.done():
-                future.set_result(response)
+            for each in response.many.responses if response.WhichOneof("body") == "many" else (response,):
+                future = self._waiting.get(each.request_id)
+                if future is not None and not future.done():
+                    future.set_result(each)
 
     async def _write(self, call: Any) -> None:
         while True:
             while self._queue:
-                request_id, raw = self._queue.popleft()
-                if request_id in self._waiting:
-                    self._sent.add(request_id)
-                    await call.write(raw)
+                ready: deque[bytes] = deque()
+                while self._queue:
+                    request_id, raw = self._queue.popleft()
+                    if request_id in self._waiting:
+                        self._sent.add(request_id)
+                        ready.append(raw)
+                while ready:
+                    await call.write(client_requests(ready))
             self._wanted.clear()
             await self._wanted.wait()
 

@@ -26,6 +26,17 @@ class Charge:
         size, self.size_bytes = self.size_bytes, 0
         self._budget._give_back(size)
 
+    def split(self, parts: int) -> list[Charge]:
+        """This charge in `parts` of its own to release; together they are as large. This one is spent."""
+        share, rest = divmod(self.size_bytes, max(1, parts))
+        self.size_bytes = 0
+        charges = [Charge(self._budget, share) for _ in range(parts)]
+        if charges:
+            charges[0].size_bytes += rest
+        else:
+            self._budget._give_back(rest + share)
+        return charges
+
     def __enter__(self) -> Charge:
         return self
 

@@ -1,7 +1,7 @@
 """What clients send: the server's half of ClientStream. The node gives one coroutine that answers a request.
 
 Invariant: a request is charged before it is decoded and until it is answered; past the budget it is answered
-THROTTLED with only its number read. Answers leave in the order in which they are ready.
+THROTTLED with only its numbers read. Answers leave in the order in which they are ready.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.budget import ByteBudget, Charge
 from stele.rpc.errors import abort_with, as_stele_error, error_to_pb
+from stele.rpc.frames import client_responses
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
 from stele.rpc.logging import OncePer
 from stele.rpc.proto import tserver_pb2
@@ -112,13 +113,22 @@ class _Stream:
         try:
             charge = self._budget.charge(len(raw))
         except Retryable as exc:
-            self._put(tserver_pb2.ClientResponse(request_id=request_id_of(raw), error=error_to_pb(exc)))
+            for request_id in request_ids_of(raw):
+                self._put(tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(exc)))
             return
         try:
             request = _decode(raw)
         except Rejected:
             charge.release()
             raise
+        if request.WhichOneof("body") == "many":
+            shares = charge.split(len(request.many.requests))
+            for each, share in zip(request.many.requests, shares):
+                self._start(each, share)
+        else:
+            self._start(request, charge)
+
+    def _start(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
         task = asyncio.get_running_loop().create_task(self._respond(request, charge))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -145,23 +155,42 @@ class _Stream:
         while True:
             self._wake.clear()
             while self._ready:
-                await self._context.write(self._ready[0])
-                self._ready.popleft()
+                await self._context.write(client_responses(self._ready))
             if self._ended:
                 return
             await self._wake.wait()
 
 
-def request_id_of(raw: bytes) -> int:
-    """The request_id of an encoded ClientRequest, read without decoding the rest; 0 if it does not stand first."""
-    if len(raw) < 2 or raw[0] != 0x08:
-        return 0
+def request_ids_of(raw: bytes) -> list[int]:
+    """The request_id of each request in an encoded ClientRequest, without decoding what they carry.
+
+    Reads what our own client writes (`stele.rpc.frames`); of anything else, nothing.
+    """
+    if raw[:1] != _MANY_TAG:
+        request_id, _ = _varint(raw, 1) if raw[:1] == _ID_TAG else (0, 0)
+        return [request_id] if request_id else []
+    found = []
+    _, at = _varint(raw, 1)
+    while at and raw[at : at + 1] == _REQUEST_TAG:
+        size, start = _varint(raw, at + 1)
+        if not start or raw[start : start + 1] != _ID_TAG:
+            break
+        found.append(_varint(raw, start + 1)[0])
+        at = start + size
+    return found
+
+
+_ID_TAG, _REQUEST_TAG, _MANY_TAG = b"\x08", b"\x0a", b"\x32"
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """(value, where it ends) of a varint; (0, 0) if there is none."""
     value = 0
-    for position, byte in enumerate(raw[1:11]):
+    for position, byte in enumerate(raw[at : at + 10]):
         value |= (byte & 0x7F) << (7 * position)
         if byte < 0x80:
-            return value
-    return 0
+            return value, at + position + 1
+    return 0, 0
 
 
 def _decode(raw: bytes) -> tserver_pb2.ClientRequest:

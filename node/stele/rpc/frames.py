@@ -1,28 +1,68 @@
-"""Frames between peers, put together from messages that are encoded already. Called by peers.py.
+"""Several messages in one, put together from messages that are encoded already: a gRPC message costs 55 to 250 µs
+whatever its size. Called by both halves of both streams.
 
-Invariant: what `append_message` builds is exactly what protobuf would write for PeerFrame.messages.
+Invariant: what is built here is exactly what protobuf would write.
 """
 
 from __future__ import annotations
 
-from stele.rpc.proto import consensus_pb2
+from collections import deque
+
+from stele.rpc.proto import consensus_pb2, tserver_pb2
 
 FRAME_BYTES = 1 << 20
 """No message is added to a frame that has come to this; one larger message fills a frame of its own."""
 
-_FIELD = consensus_pb2.PeerFrame.DESCRIPTOR.fields_by_name["messages"].number
-_TAG = bytes([_FIELD << 3 | 2])  # wire type 2: length-delimited
+
+def _tag(descriptor: object, field: str) -> bytes:
+    number: int = descriptor.fields_by_name[field].number  # type: ignore[attr-defined]
+    return bytes([number << 3 | 2])  # wire type 2: length-delimited
 
 
-def append_message(parts: list[bytes], raw: bytes) -> int:
-    """Add an encoded ConsensusMessage to the parts of a frame. Returns the bytes it adds."""
-    head = _TAG + _varint(len(raw))
-    parts.append(head)
-    parts.append(raw)
-    return len(head) + len(raw)
+_PEER_MESSAGE = _tag(consensus_pb2.PeerFrame.DESCRIPTOR, "messages")
+_REQUEST = _tag(tserver_pb2.ClientRequests.DESCRIPTOR, "requests")
+_REQUESTS = _tag(tserver_pb2.ClientRequest.DESCRIPTOR, "many")
+_RESPONSE = _tag(tserver_pb2.ClientResponses.DESCRIPTOR, "responses")
+_RESPONSES = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "many")
+
+
+def peer_frame(messages: deque[bytes]) -> bytes:
+    """A PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
+    return b"".join(_parts(messages, _PEER_MESSAGE))
+
+
+def client_requests(requests: deque[bytes]) -> bytes:
+    """One ClientRequest of as many encoded ones as fit, one at least; they leave the queue."""
+    return _wrapped(requests, _REQUEST, _REQUESTS)
+
+
+def client_responses(responses: deque[bytes]) -> bytes:
+    """One ClientResponse of as many encoded ones as fit, one at least; they leave the queue."""
+    return _wrapped(responses, _RESPONSE, _RESPONSES)
+
+
+def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
+    if len(queue) == 1 or len(queue[0]) >= FRAME_BYTES:
+        return queue.popleft()
+    body = b"".join(_parts(queue, inner))
+    return b"".join((outer, _varint(len(body)), body))
+
+
+def _parts(queue: deque[bytes], tag: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    size = 0
+    while queue and (not parts or size + len(queue[0]) < FRAME_BYTES):
+        raw = queue.popleft()
+        head = tag + _varint(len(raw))
+        parts.append(head)
+        parts.append(raw)
+        size += len(head) + len(raw)
+    return parts
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -64,13 +64,15 @@ class PeerInbound:
         if earlier is not None:
             earlier.cancel()
         self._streams[key] = task
+        frames = metrics.peer_frames.labels(channel, "received")
+        size = metrics.peer_bytes.labels(channel, "received")
         try:
             while True:
                 raw = await context.read()
                 if raw is grpc.aio.EOF:
                     return
-                metrics.peer_frames.labels(channel, "received").inc()
-                metrics.peer_bytes.labels(channel, "received").inc(len(raw))
+                frames.inc()
+                size.inc(len(raw))
                 await self._take(node_id, raw)
         finally:
             if self._streams.get(key) is task:

@@ -52,6 +52,7 @@ class ClientRequest(_message.Message):
     WRITE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    MANY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.Hello: ...
@@ -61,6 +62,10 @@ class ClientRequest(_message.Message):
     def read(self) -> Global___ReadRequest: ...
     @_builtins.property
     def kv(self) -> Global___KvRequest: ...
+    @_builtins.property
+    def many(self) -> Global___ClientRequests:
+        """what one turn of the client's loop wrote; request_id 0"""
+
     def __init__(
         self,
         *,
@@ -69,16 +74,37 @@ class ClientRequest(_message.Message):
         write: Global___WriteRequest | None = ...,
         read: Global___ReadRequest | None = ...,
         kv: Global___KvRequest | None = ...,
+        many: Global___ClientRequests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv", "many"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ClientRequest: _TypeAlias = ClientRequest  # noqa: Y015
+
+@_typing.final
+class ClientRequests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ClientRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientRequests: _TypeAlias = ClientRequests  # noqa: Y015
 
 @_typing.final
 class ClientResponse(_message.Message):
@@ -90,6 +116,7 @@ class ClientResponse(_message.Message):
     WRITE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    MANY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.ErrorPB:
@@ -103,6 +130,10 @@ class ClientResponse(_message.Message):
     def read(self) -> Global___ReadResponse: ...
     @_builtins.property
     def kv(self) -> Global___KvResponse: ...
+    @_builtins.property
+    def many(self) -> Global___ClientResponses:
+        """what became ready in one turn of the node's loop; request_id 0"""
+
     def __init__(
         self,
         *,
@@ -112,16 +143,37 @@ class ClientResponse(_message.Message):
         write: Global___WriteResponse | None = ...,
         read: Global___ReadResponse | None = ...,
         kv: Global___KvResponse | None = ...,
+        many: Global___ClientResponses | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv", "many"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ClientResponse: _TypeAlias = ClientResponse  # noqa: Y015
+
+@_typing.final
+class ClientResponses(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientResponse]: ...
+    def __init__(
+        self,
+        *,
+        responses: _abc.Iterable[Global___ClientResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["responses", b"responses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientResponses: _TypeAlias = ClientResponses  # noqa: Y015
 
 @_typing.final
 class WriteRequest(_message.Message):
