@@ -22,8 +22,7 @@ def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
     named.update(i.target_node for i in view.intents)
     for node in sorted(view.nodes, key=lambda n: n.node_id):
         if node.state is NodeState.ACTIVE and node.node_id in policy.lost and is_dead(node, policy):
-            reason = f"declared lost, and silent for {node.heartbeat_age_ms / 1000:.0f} s"
-            yield DrainNode(TabletId(""), -1, reason, node.node_id)
+            yield DrainNode(TabletId(""), -1, "declared lost, and silent", node.node_id)
         elif node.state is NodeState.DRAINING and node.node_id not in named:
             yield RetireNode(TabletId(""), -1, "no configuration and no intent names it", node.node_id)
 

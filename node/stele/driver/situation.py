@@ -74,7 +74,7 @@ class Member:
                 return "its node is unknown to the catalog"
             if self.node.state is NodeState.RETIRED:
                 return "its node is RETIRED"
-            return f"its node has been silent for {self.node.heartbeat_age_ms / 1000:.0f} s"
+            return "its node is silent"  # how long is no part of a reason: each pass would give another
         if self.failed:
             error = self.report.error if self.report is not None else ""
             return f"it has FAILED: {error}" if error else "it has FAILED"
