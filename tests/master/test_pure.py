@@ -161,3 +161,15 @@ def test_silence_counts_from_the_beginning_of_leading() -> None:
     assert life.age_ms(N2, 1_500) == 500
     life.heard(beat(2), 1_600)
     assert life.age_ms(N1, 1_700) == 100 and life.ever_heard(N1)
+
+
+def test_after_a_stall_of_its_own_a_master_takes_nobody_for_silent() -> None:
+    life = Liveness(0)
+    life.heard(beat(1), 1_000)
+    for now in range(2_000, 9_000, 1_000):
+        life.awake(now)
+    assert life.age_ms(N1, 9_000) == 8_000
+    life.awake(60_000)  # stopped, and continued
+    assert life.age_ms(N1, 60_500) == 500 and not life.ever_heard(N1)
+    life.heard(beat(2), 60_600)
+    assert life.ever_heard(N1) and life.age_ms(N2, 61_000) == 1_000

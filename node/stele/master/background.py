@@ -61,6 +61,7 @@ class Background:
         """One pass. What it could not finish stays due."""
         lead = self._lead
         now = lead.now_ms()
+        lead.liveness.awake(now)
         await record_registrations(lead)
         if now - self._swept_ms >= lead.options.sweep_ms:
             self._swept_ms = now

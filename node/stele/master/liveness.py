@@ -14,6 +14,9 @@ from stele.model.errors import Code, Rejected
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
+STALL_MS = 3_000
+"""A master that was not awake for so long heard nobody meanwhile: silence counts anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -45,12 +48,20 @@ class Liveness:
 
     def __init__(self, now_ms: int) -> None:
         self.began_ms = now_ms
+        self._awake_ms = now_ms
         self.nodes: dict[str, NodeLife] = {}
         self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
 
+    def awake(self, now_ms: int) -> None:
+        """Called at least once a second while the process runs. After a stall (a process stopped, a machine suspended)
+        the nodes' silence was this master's own, so nobody is silent until a new one has passed."""
+        if now_ms - self._awake_ms > STALL_MS:
+            self.began_ms = now_ms
+        self._awake_ms = now_ms
+
     def begin_leading(self, now_ms: int) -> None:
         """Forget all reports (they may have been cleared by another leader's answer); silence counts from now."""
-        self.began_ms = now_ms
+        self.began_ms = self._awake_ms = now_ms
         self._by_tablet.clear()
         for life in self.nodes.values():
             life.full = False
@@ -63,6 +74,7 @@ class Liveness:
         Raises:
             Rejected: STALE_INCARNATION if a later start of the node was heard before.
         """
+        self.awake(now_ms)
         node_id = id_from_pb(request.node_id)
         life = self.nodes.setdefault(node_id, NodeLife(node_id))
         if request.incarnation < life.incarnation:

@@ -199,6 +199,7 @@ class Master:
 
     def scene(self) -> Scene:
         """What answers are built from, now."""
+        self.liveness.awake(self.now_ms())
         lead = self.lead
         return Scene(
             self.catalog,

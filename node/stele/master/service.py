@@ -144,7 +144,8 @@ class MasterService(MasterServiceServicer):
         """From the leader; from a follower that knows its leader, if the caller allows FOLLOWER_STALENESS_MS."""
         stale = request.max_staleness_ms >= FOLLOWER_STALENESS_MS and bool(self._master.log.leader_node)
         if not stale:
-            self._master.require_lead()
+            # A master that was replaced without knowing must not show a driver nodes that only it cannot hear.
+            await self._master.require_lead().log.read_barrier()
         return cluster_view(self._master.scene(), self._master.cluster_id)
 
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
