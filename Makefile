@@ -39,7 +39,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 types: venv
-	MYPYPATH=node:operator:pipeline $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark
+	MYPYPATH=node:operator:pipeline:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
 
 unit: venv
 	$(BIN)/python -m pytest
