@@ -19,26 +19,8 @@ from pathlib import Path
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import NodeId, OpId, ReplicaId
-from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import (
-    ChangeCommitted,
-    ChangeRefused,
-    Committed,
-    ConfigChanged,
-    Effect,
-    PeerNeedsCopy,
-    Persist,
-    ProposalLost,
-    ProposalRefused,
-    Proposed,
-    ReadLog,
-    ReadReady,
-    ReadRefused,
     Role,
-    RoleChanged,
-    Send,
-    TransferDone,
-    TransferFailed,
 )
 from stele.raft.events import (
     ChangeType,
@@ -46,29 +28,19 @@ from stele.raft.events import (
     DataArrived,
     Event,
     InitialState,
-    LogRead,
     PeerFailed,
-    Persisted,
     Propose,
     ProposeChange,
-    Received,
     ReportFailed,
     RequestRead,
-    Start,
     SyncStalled,
     Tick,
     TransferLeadership,
 )
-from stele.raft.invariants import check, check_group, check_step, facts
-from stele.raft.messages import Message
-from stele.raft.ports import fold_records, write_persist
-from tests.sim.disk import SimLog
+from stele.raft.invariants import check_group
+from tests.raft.group import Group, ScenarioError, describe_config
 
 _TYPES = {"voter": MemberType.VOTER, "learner": MemberType.NON_VOTER, "witness": MemberType.WITNESS}
-
-
-class ScenarioError(AssertionError):
-    """A sentence that is not understood, or not true."""
 
 
 def _peer(text: str) -> Peer:
@@ -87,55 +59,8 @@ def _opid(text: str) -> OpId:
     return OpId(int(term), int(index))
 
 
-def _name(replica_id: int | None) -> str:
-    return "nobody" if replica_id is None else f"n{replica_id}"
-
-
-def _describe_config(config: Configuration) -> str:
-    marks = {MemberType.VOTER: "", MemberType.NON_VOTER: " learner", MemberType.WITNESS: " witness"}
-    parts = (f"n{p.replica_id}{' pre-follower' if p.promote else marks[p.member_type]}" for p in config.peers)
-    return f"{config.opid_index} ({', '.join(parts)})"
-
-
-class _Staggered:
-    """Chance without chance: the lower a replica's number, the sooner it campaigns."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def randint(self, a: int, b: int, /) -> int:
-        """From `a` on, 40 apart."""
-        return min(a + 40 * (self._number - 1), b)
-
-
-class _Member:
-    def __init__(self, replica_id: int, initial: InitialState) -> None:
-        self.initial = initial
-        self.log = SimLog()
-        self.log.end_snapshot(initial.log_start, initial.config)
-        if initial.term:
-            self.log.append_term(initial.term)
-        if initial.entries:
-            self.log.append_entries(initial.entries)
-        self.log.sync(self.log.pending)
-        self.core: RaftCore | None = None
-        self.replica_id = ReplicaId(replica_id)
-        self.stalled = False
-        self.durable = 0
-        self.waiting: list[Send] = []
-
-
-class Scenario:
+class Scenario(Group):
     """One group and its story."""
-
-    def __init__(self) -> None:
-        self.now = 1000
-        self.members: dict[int, _Member] = {}
-        self.wire: list[tuple[int, int, Message]] = []
-        self.said: list[str] = []
-        self.blocked: list[tuple[int, int]] = []
-        self.contexts = 0
-        self.options = RaftOptions()
 
     def run(self, text: str, *, rewrite: bool) -> str:
         """Take a file's sentences; the file as it should be.
@@ -214,27 +139,6 @@ class Scenario:
         initial = InitialState(opid.term, None, opid, config, commit_index=opid.index)
         self._add(int(number), replace(initial, witness_without_data=kind is not None))
 
-    def _add(self, number: int, initial: InitialState) -> None:
-        member = self.members[number] = _Member(number, initial)
-        self._start(member, None)
-
-    def _start(self, member: _Member, hint: int | None) -> None:
-        loaded = fold_records(member.log.load())
-        assert loaded.config is not None
-        initial = replace(
-            member.initial,
-            term=loaded.hard_state.term,
-            voted_for=loaded.hard_state.voted_for,
-            log_start=loaded.start,
-            config=loaded.config,
-            entries=loaded.entries,
-            commit_index=loaded.start.index,
-            leader_hint=None if hint is None else ReplicaId(hint),
-        )
-        member.durable = 0
-        member.core = RaftCore(self.options, member.replica_id, initial, _Staggered(member.replica_id))
-        self._feed(member.replica_id, Start(self.now))
-
     # Sentences: what happens
 
     def campaigns(self, number: str) -> None:
@@ -255,12 +159,6 @@ class Scenario:
                 self._deliver_at(at)
                 return
         raise ScenarioError(f"nothing is under way from n{sender} to n{to}")
-
-    def _deliver_at(self, at: int) -> None:
-        sender, to, message = self.wire.pop(at)
-        if (sender, to) in self.blocked or self.members[to].core is None:
-            return
-        self._feed(to, Received(ReplicaId(sender), message, self.now))
 
     def drop_all(self) -> None:
         self.wire.clear()
@@ -356,7 +254,7 @@ class Scenario:
         self._demand(seen == int(index), f"n{number} has committed up to {seen}")
 
     def has_config(self, number: str, config: str) -> None:
-        seen = _describe_config(self._core(number).config)
+        seen = describe_config(self._core(number).config)
         self._demand(seen == config, f"n{number} has configuration {seen}")
 
     def all_agree(self) -> None:
@@ -371,93 +269,6 @@ class Scenario:
     def _demand(self, true: bool, seen: str) -> None:
         if not true:
             raise ScenarioError(f"not so: {seen}")
-
-    # The machinery
-
-    def _core(self, number: str) -> RaftCore:
-        core = self.members[int(number)].core
-        if core is None:
-            raise ScenarioError(f"n{number} is down")
-        return core
-
-    def _feed(self, number: int, event: Event) -> None:
-        member = self.members[number]
-        core = member.core
-        if core is None:
-            raise ScenarioError(f"n{number} is down")
-        before = facts(core)
-        effects = core.step(event)
-        check_step(before, facts(core))
-        check(core)
-        for effect in effects:
-            self._do(member, effect)
-        if not member.stalled:
-            self._sync(number)
-
-    def _sync(self, number: int) -> None:
-        member = self.members[number]
-        while member.log.pending and not member.stalled:
-            member.log.sync(member.log.pending)
-
-    def _do(self, member: _Member, effect: Effect) -> None:
-        me = f"n{member.replica_id}"
-        say = self.said.append
-        match effect:
-            case Persist(id=persist_id):
-                write_persist(member.log, effect, lambda: self._persisted(member, persist_id))
-            case Send(after=after):
-                if after > member.durable:
-                    member.waiting.append(effect)
-                else:
-                    self._post(member, effect)
-            case Committed(entries):
-                say(f"{me} commits {', '.join(_tell(e) for e in entries)}")
-            case Proposed(_, opid):
-                say(f"{me} proposes {opid}")
-            case ProposalRefused(_, code, message) | ReadRefused(_, code, message):
-                say(f"{me} refuses: {code.name}: {message}")
-            case ChangeRefused(_, code, message):
-                say(f"{me} refuses the change: {code.name}: {message}")
-            case TransferFailed(_, code, message):
-                say(f"{me} gives up the transfer: {code.name}: {message}")
-            case ProposalLost(opid):
-                say(f"{me} loses {opid}")
-            case ReadReady(_, index):
-                say(f"{me} may serve the read at {index}")
-            case RoleChanged(role, term, leader, cause, serves):
-                extra = " and does not serve" if role is Role.LEADER and not serves else ""
-                say(f"{me} is {role.value.lower()} of term {term}{extra}, led by {_name(leader)}: {cause}")
-            case ConfigChanged(config, committed, cause):
-                say(
-                    f"{me} {'has committed' if committed else 'takes'} configuration {_describe_config(config)}: {cause}"
-                )
-            case ChangeCommitted():
-                say(f"{me} has made the change")
-            case TransferDone():
-                say(f"{me} has handed over")
-            case PeerNeedsCopy(replica_id, cause):
-                say(f"{me} finds that n{replica_id} needs a copy: {cause}")
-            case ReadLog(to, first_index, _):
-                say(f"{me} reads its log from {first_index} for n{to}")
-                entries = []
-                while (entry := member.log.entry(first_index + len(entries))) is not None:
-                    entries.append(entry)
-                self._feed(member.replica_id, LogRead(to, first_index, tuple(entries)))
-
-    def _persisted(self, member: _Member, persist_id: int) -> None:
-        member.durable = persist_id
-        ready = [s for s in member.waiting if s.after <= persist_id]
-        member.waiting = [s for s in member.waiting if s.after > persist_id]
-        for send in ready:
-            self._post(member, send)
-        self._feed(member.replica_id, Persisted(persist_id))
-
-    def _post(self, member: _Member, send: Send) -> None:
-        self.wire.append((member.replica_id, send.to, send.message))
-
-
-def _tell(entry: Entry) -> str:
-    return f"{entry.opid}" if entry.kind is EntryKind.WRITE else f"{entry.opid} {entry.kind.name}"
 
 
 _N = r"n(\d+)"

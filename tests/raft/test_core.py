@@ -1,0 +1,269 @@
+"""What the core promises its owner beyond the paper: turns are coalesced, memory and flight are bounded, rules refused."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
+from stele.raft import RaftCore, RaftOptions
+from stele.raft.effects import (
+    Committed,
+    Effect,
+    PeerNeedsCopy,
+    Persist,
+    ProposalRefused,
+    Proposed,
+    ReadLog,
+    ReadReady,
+    Role,
+    Send,
+)
+from stele.raft.events import (
+    Compacted,
+    InitialState,
+    LogRead,
+    Persisted,
+    Propose,
+    Received,
+    RequestRead,
+    Start,
+    Tick,
+)
+from stele.raft.log import LogView
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+
+
+def configuration(count: int) -> Configuration:
+    """Voters 1 to `count`."""
+    return Configuration(-1, tuple(Peer(NodeId(f"{n:032x}"), ReplicaId(n), "") for n in range(1, count + 1)))
+
+
+def entries(*terms: int) -> tuple[Entry, ...]:
+    """A log by the terms of its entries."""
+    return tuple(Entry(t, i, EntryKind.WRITE, 0, b"x" * 52) for i, t in enumerate(terms, start=1))
+
+
+def initial(count: int, log: tuple[Entry, ...] = (), commit: int = 0) -> InitialState:
+    """A replica named 1, named to lead."""
+    term = log[-1].term if log else 0
+    return InitialState(term, None, OPID_NONE, configuration(count), log, commit, leader_hint=ReplicaId(1))
+
+
+def lead(core: RaftCore) -> list[Effect]:
+    """Let replica 1 win with the votes of 2, all on a disk that is done at once."""
+    effects = core.step(Start(0))
+    effects += vote(core, pre_vote=True)
+    effects += settle(core, effects)
+    effects += vote(core, pre_vote=False)
+    effects += settle(core, effects)
+    assert core.role is Role.LEADER
+    return effects
+
+
+def vote(core: RaftCore, *, pre_vote: bool) -> list[Effect]:
+    """The vote of 2."""
+    term = core.term + 1 if pre_vote else core.term
+    answer = VoteResponse(core.term, True, pre_vote, term, True)
+    return core.step(Received(ReplicaId(2), answer, 1))
+
+
+def settle(core: RaftCore, effects: list[Effect]) -> list[Effect]:
+    """The disk is done."""
+    return core.step(Persisted(max((e.id for e in effects if isinstance(e, Persist)), default=0)))
+
+
+def updates(effects: list[Effect], to: int) -> list[UpdateRequest]:
+    """What goes to one peer."""
+    return [
+        e.message
+        for e in effects
+        if isinstance(e, Send) and e.to == to and isinstance(e.message, UpdateRequest)
+    ]
+
+
+def accept(
+    core: RaftCore, peer: int, index: int, *, preceding: int = 0, read: int = 0, now: int = 5
+) -> list[Effect]:
+    """A peer has everything up to `index` on its disk."""
+    opid = OpId(core.log.term_at(index) or 0, index)
+    answer = UpdateResponse(core.term, True, opid, read_context=read, preceding_index=preceding)
+    return core.step(Received(ReplicaId(peer), answer, now))
+
+
+def leader_in_step(options: RaftOptions | None = None) -> RaftCore:
+    """A leader of three whose peers hold its no-op."""
+    core = RaftCore(options or RaftOptions(), ReplicaId(1), initial(3), random.Random(1))
+    lead(core)
+    accept(core, 2, 1)
+    accept(core, 3, 1)
+    assert core.commit_index == 1
+    return core
+
+
+def test_one_turn_makes_one_persist_and_one_message_per_peer() -> None:
+    core = leader_in_step()
+    effects = core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(100)])
+    persists = [e for e in effects if isinstance(e, Persist)]
+    assert [len(p.entries) for p in persists] == [100]
+    for peer in (2, 3):
+        assert [len(u.entries) for u in updates(effects, peer)] == [100]
+    assert [e.opid.index for e in effects if isinstance(e, Proposed)] == list(range(2, 102))
+    order = [Persist, Send, object]
+    ranks = [next(r for r, kind in enumerate(order) if isinstance(e, kind)) for e in effects]
+    assert ranks == sorted(ranks)
+
+
+def test_what_is_under_way_to_a_peer_is_bounded() -> None:
+    core = leader_in_step(RaftOptions(inflight_bytes_max=1000, batch_bytes_max=300))
+    effects = core.step_many([Propose(n, EntryKind.WRITE, b"x" * 52) for n in range(50)])
+    sent = updates(effects, 2)
+    assert [len(u.entries) for u in sent] == [3, 3, 3, 3]
+    effects = accept(core, 2, 4, preceding=1)
+    assert [(u.entries[0].index, len(u.entries)) for u in updates(effects, 2)] == [(14, 3)]
+
+
+def test_proposals_are_throttled_before_memory_is_full() -> None:
+    core = leader_in_step(RaftOptions(uncommitted_bytes_max=1000))
+    effects = core.step_many([Propose(n, EntryKind.WRITE, b"x" * 52) for n in range(50)])
+    refused = [e for e in effects if isinstance(e, ProposalRefused)]
+    assert refused and all(e.code is Code.THROTTLED for e in refused)
+    assert len([e for e in effects if isinstance(e, Proposed)]) == 11
+
+
+def test_a_slow_peer_is_served_from_the_owners_log() -> None:
+    core = leader_in_step(RaftOptions(tail_bytes_max=1000))
+    for n in range(100):
+        effects = core.step(Propose(n, EntryKind.WRITE, b"x" * 52))
+        settle(core, effects)
+        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
+    assert core.log.tail_first > 50
+    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
+    effects = core.step(Received(ReplicaId(3), refusal, 6))
+    effects += accept(core, 3, 1, preceding=1)
+    asked = [e for e in effects if isinstance(e, ReadLog)]
+    assert [(e.to, e.first_index) for e in asked] == [(3, 2)]
+    read = tuple(Entry(1, i, EntryKind.WRITE, 0, b"x" * 52) for i in range(2, 9))
+    effects = core.step(LogRead(ReplicaId(3), 2, read))
+    assert updates(effects, 3)[0].entries == read
+
+
+def test_a_peer_below_the_logs_start_needs_a_copy() -> None:
+    core = leader_in_step()
+    for n in range(5):
+        settle(core, core.step(Propose(n, EntryKind.WRITE, b"w")))
+        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
+    core.step(Compacted(OpId(1, 4)))
+    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
+    effects = core.step(Received(ReplicaId(3), refusal, 6))
+    assert [e.replica_id for e in effects if isinstance(e, PeerNeedsCopy)] == [3]
+
+
+def test_reads_of_a_turn_share_one_round() -> None:
+    core = leader_in_step()
+    effects = core.step_many([RequestRead(n) for n in range(10)])
+    asked = updates(effects, 2)
+    assert len(asked) == 1 and asked[0].read_context == 1
+    effects = accept(core, 2, 1, read=1)
+    assert [(e.context, e.index) for e in effects if isinstance(e, ReadReady)] == [(n, 1) for n in range(10)]
+
+
+def test_nothing_is_handed_out_before_it_is_on_the_own_disk() -> None:
+    core = leader_in_step()
+    effects = core.step(Propose(1, EntryKind.WRITE, b"w"))
+    assert not [
+        e
+        for e in accept(core, 2, 2, preceding=1) + accept(core, 3, 2, preceding=1)
+        if isinstance(e, Committed)
+    ]
+    assert core.commit_index == 2
+    assert [e.entries[0].index for e in settle(core, effects) if isinstance(e, Committed)] == [2]
+
+
+def test_answers_of_two_turns_in_one_do_not_vouch_for_a_dropped_suffix() -> None:
+    """Two leaders' entries in one turn: what was vouched for gets a Persist of its own before it goes."""
+    core = RaftCore(RaftOptions(), ReplicaId(2), initial(3), random.Random(1))
+    core.step(Start(0))
+    first = UpdateRequest(1, OPID_NONE, entries(1, 1), 0)
+    second = UpdateRequest(2, OPID_NONE, (Entry(2, 1, EntryKind.WRITE, 0, b""),), 0)
+    effects = core.step_many([Received(ReplicaId(1), first, 1), Received(ReplicaId(3), second, 2)])
+    persists = [e for e in effects if isinstance(e, Persist)]
+    assert [(p.truncate_from, len(p.entries)) for p in persists] == [(None, 2), (1, 1)]
+    assert [(e.to, e.after) for e in effects if isinstance(e, Send)] == [
+        (1, persists[0].id),
+        (3, persists[1].id),
+    ]
+
+
+def test_a_tick_is_asked_for_only_when_it_is_due() -> None:
+    core = leader_in_step()
+    assert core.next_deadline_ms == 1 + 75
+    assert core.step(Tick(50)) == []
+    assert len(updates(core.step(Tick(80)), 2)) == 1
+
+
+def test_a_learner_does_not_vote_in_its_own_right() -> None:
+    peers = (*configuration(1).peers, Peer(NodeId("f" * 32), ReplicaId(2), "", MemberType.NON_VOTER))
+    core = RaftCore(
+        RaftOptions(),
+        ReplicaId(2),
+        InitialState(0, None, OPID_NONE, Configuration(-1, peers)),
+        random.Random(1),
+    )
+    core.step(Start(0))
+    assert not [
+        e for e in core.step(Tick(10_000)) if isinstance(e, Send) and isinstance(e.message, VoteRequest)
+    ]
+    assert core.role is Role.LEARNER
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=7), st.integers(0, 30))
+def test_the_commit_index_is_what_sorting_and_counting_says(peers: list[tuple[int, bool]], own: int) -> None:
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(len(peers) + 1), random.Random(1))
+    core.step(Start(0))
+    core.role = Role.LEADER
+    core._become_leader("test")
+    core.log.take_persist(1)
+    core.step_many([Propose(n, EntryKind.WRITE, b"") for n in range(30)])
+    core.log.durable_index = own
+    for number, (match, failed) in enumerate(peers, start=2):
+        core._progress[number].match = match
+        core._progress[number].failed = failed
+    counted = [own, *(0 if failed else match for match, failed in peers)]
+    need = len(counted) // 2 + 1
+    dumb = max(i for i in range(31) if sum(1 for c in counted if c >= i) >= need)
+    core._advance_commit()
+    assert core.commit_index == dumb
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), max_size=60), st.randoms(use_true_random=False))
+def test_the_log_view_is_a_list_with_a_short_memory(steps: list[int], rng: random.Random) -> None:
+    view = LogView(OPID_NONE, configuration(1), (), 0, 300)
+    twin: list[Entry] = []
+    term, persist_id = 1, 0
+    for step in steps:
+        if step == 0:
+            term += rng.randint(0, 2)
+            entry = Entry(term, len(twin) + 1, EntryKind.WRITE, 0, b"x" * rng.randint(0, 60))
+            view.append(entry)
+            twin.append(entry)
+        elif step == 1:
+            persist_id += 1
+            view.take_persist(persist_id)
+            view.persisted(persist_id)
+            view.hand_out(rng.randint(view.handed_index, view.last_index))
+        elif view.handed_index < view.last_index and not view.dirty:
+            cut = rng.randint(view.handed_index + 1, view.last_index)
+            assert view.truncate(cut) == tuple(twin[cut - 1 :])
+            del twin[cut - 1 :]
+        assert view.last_index == len(twin)
+        assert [view.term_at(i) for i in range(1, len(twin) + 1)] == [e.term for e in twin]
+        assert view.tail() == tuple(twin[view.tail_first - 1 :])
+        assert view.unhanded_bytes == sum(e.size_bytes for e in twin[view.handed_index :])
