@@ -95,6 +95,21 @@ async def test_restart_of_everything_keeps_everything(group_of: MakeGroup) -> No
     await group.write(rows([200]))
 
 
+async def test_a_new_leaders_snapshot_waits_for_what_earlier_ones_committed(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    for i in range(60):
+        await group.write(rows(range(i * 50, i * 50 + 50)))
+    group.nodes = [await n.restart() for n in nodes]
+    while True:
+        leaders = [r for r in group.replicas() if r.is_leader]
+        if leaders:
+            break
+        await asyncio.sleep(0)
+    snapshot = leaders[0].timestamps.now()
+    await leaders[0].snapshot_ready(snapshot)
+    assert len(table(leaders[0], snapshot)) == 3000
+
+
 async def test_one_restarted_follower_needs_no_new_entry(group_of: MakeGroup) -> None:
     group, _nodes = await group_of()
     await group.write(rows([1]))

@@ -93,7 +93,7 @@ class Replica:
         self.needs_copy: dict[ReplicaId, str] = {}
         self._flushed_marks: deque[tuple[int, int]] = deque()
         self._configs: list[Configuration] = []
-        self.last_write_ms = 0
+        self.last_applied_ms = 0
         self.committed_opid = OPID_NONE
         self.leading_since_ms = 0
         self._serves = False
@@ -315,7 +315,6 @@ class Replica:
         runtime = self._runtime
         if runtime is None or not self.is_leader or not self._proposals.waiting:
             return
-        self.last_write_ms = self.host.now_ms()
         while self._proposals.waiting:
             timestamp = self.timestamps.assign()
             if timestamp is None:
@@ -425,6 +424,9 @@ class Replica:
                 self._ceiling_waiters.append(future)
                 self._want_ceiling(snapshot)
                 await future
+            # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
+            if self._applier is not None:
+                await self._applier.wait(self._applier.committed_index)
             outstanding = self._proposals.outstanding(snapshot)
             if outstanding:
                 await asyncio.wait(outstanding)
@@ -636,6 +638,7 @@ class Replica:
         if entry.timestamp > self.timestamps.applied:
             self.timestamps.applied = entry.timestamp
         if entry.kind is EntryKind.WRITE:
+            self.last_applied_ms = self.host.now_ms()
             self._proposals.applied(entry, outcome)
 
     def _slice_done(self, index: int) -> None:

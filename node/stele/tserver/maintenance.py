@@ -9,8 +9,10 @@ Invariant: no step of it blocks the event loop, and a failing replica does not s
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import structlog
 
 from stele.consensus.replica import Replica
@@ -25,6 +27,9 @@ log = structlog.get_logger("stele.tserver.maintenance")
 _ROUND_S = 0.5
 _SLOW_EVERY = 10  # rounds
 FLUSH_AGE_MS = 120_000
+QUIET_MS = 10_000
+"""A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
+QUIET_BYTES = 1 << 20
 LOG_BYTES_FLUSH = 256 << 20
 """An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
@@ -82,12 +87,14 @@ class Maintenance:
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
-        return pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
+        quiet = now - replica.last_applied_ms > QUIET_MS and getattr(machine, "memory_bytes", 0) > QUIET_BYTES
+        return quiet or pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
 
     async def _flush(self, replica: Replica) -> None:
         self._since.pop((replica.tablet_id, replica.replica_id), None)
         try:
             await replica.flush()
+            await self._node.in_thread(give_memory_back)
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
@@ -123,3 +130,9 @@ class Maintenance:
             replica.fail(f"compaction: {error}")
         else:
             log.warning("compaction", tablet=replica.tablet_id, error=str(error))
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system: Arrow's pool and glibc's heap keep what a flush let go."""
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -59,7 +59,7 @@ from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import NodeOptions
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
-from stele.tserver.ticker import Ticker
+from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Volume
 
 log = structlog.get_logger("stele.tserver")
@@ -108,6 +108,7 @@ class Node:
         self._disk_bytes = (0, 0)
         self._low_space = False
         self._starting: asyncio.Task[None] | None = None
+        self.clock = ReplicaClock()
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
         self._server: grpc.aio.Server | None = None
@@ -117,8 +118,8 @@ class Node:
     # --- Host
 
     def now_ms(self) -> int:
-        """Milliseconds of the monotonic clock."""
-        return time.monotonic_ns() // 1_000_000
+        """Milliseconds as the replicas count them."""
+        return self.clock.now_ms()
 
     def wall_us(self) -> int:
         """Microseconds since 1970."""
@@ -196,7 +197,7 @@ class Node:
         await self._measure_disk()
         await self._serve(host)
         self.heartbeater.start(record.masters)
-        self._ticker = Ticker(self.manager.tick, self._watch)
+        self._ticker = Ticker(self.clock, self.manager.tick, self._watch)
         self._starting = self._loop.create_task(self._open_replicas())
 
     async def _serve(self, host: str) -> None:

@@ -39,6 +39,9 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     node = make_node(options)
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -51,9 +54,6 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     if error is not None:
         stopping.cancel()
         return _end(error)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
     log.info("serving", address=node.address, node=node.node_id, incarnation=node.incarnation)
     await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

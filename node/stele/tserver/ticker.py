@@ -1,5 +1,8 @@
 """One clock for all replicas of a node: a tick every 25 ms, and a slow round every second.
 
+Raft's time goes at most `STEP_MS` further per tick: on a loop that stalls or a processor that is overrun, time-outs
+stretch with the time that messages take, instead of one election chasing the next.
+
 Invariant: after a stall of the event loop what came in meanwhile is read before time is counted, so that a stall of
 ours is not taken for silence of others.
 """
@@ -15,17 +18,44 @@ import structlog
 log = structlog.get_logger("stele.tserver")
 
 TICK_MS = 25
-STALL_MS = 100
-_CATCH_UP_S = 0.01
+STEP_MS = 50
+STALL_MS = 200
 _SLOW_MS = 1_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class ReplicaClock:
+    """Milliseconds as the replicas of one node count them."""
+
+    def __init__(self, monotonic_ms: Callable[[], int] = _monotonic_ms) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._real = self._counted = monotonic_ms()
+
+    def now_ms(self) -> int:
+        """The present time; between two ticks it goes at most STEP_MS further."""
+        return self._counted + min(self._monotonic_ms() - self._real, STEP_MS)
+
+    def tick(self) -> int:
+        """A tick has come; how many ms really passed since the one before."""
+        self._counted = self.now_ms()
+        real = self._monotonic_ms()
+        passed, self._real = real - self._real, real
+        return passed
 
 
 class Ticker:
     """Calls `tick(now_ms)` on the event loop, and awaits `slow()` once a second."""
 
-    def __init__(self, tick: Callable[[int], None], slow: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, clock: ReplicaClock, tick: Callable[[int], None], slow: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._clock = clock
         self._tick = tick
         self._slow = slow
+        clock.tick()
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._run_slow())]
 
     async def close(self) -> None:
@@ -35,18 +65,13 @@ class Ticker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        due = time.monotonic_ns() // 1_000_000 + TICK_MS
         while True:
-            now = time.monotonic_ns() // 1_000_000
-            await asyncio.sleep(max(due - now, 1) / 1000)
-            now = time.monotonic_ns() // 1_000_000
-            if now - due > STALL_MS:
-                log.warning("the event loop stalled", ms=now - due)
-                await asyncio.sleep(_CATCH_UP_S)
-                now = time.monotonic_ns() // 1_000_000
-            due = now + TICK_MS
+            await asyncio.sleep(TICK_MS / 1000)
+            passed = self._clock.tick()
+            if passed > STALL_MS:
+                log.warning("the event loop stalled", ms=passed)
             try:
-                self._tick(now)
+                self._tick(self._clock.now_ms())
             except Exception:
                 log.exception("a tick failed; time goes on")
 
