@@ -132,9 +132,9 @@ class Demo:
                 self.step("what the operator sees and does until every tablet has three healthy voters again")
                 self.narrator.say(f"machine {machine} is off for good: its disks are gone", "bold red")
                 self.place.power_off(machine, for_good=True)
-                checker = health.Checker(self.masters)
-                self._wait(lambda: checker.healed(machine), HEALED_WITHIN_S, "not healed")
-                self.narrator.say(f"healed: {checker.summary}", "bold green")
+                with health.Checker(self.masters) as checker:
+                    self._wait(lambda: checker.healed(machine), HEALED_WITHIN_S, "not healed")
+                    self.narrator.say(f"healed: {checker.summary()}", "bold green")
                 stream.terminate()
                 stream.wait(60)
             finally:

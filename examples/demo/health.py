@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
-from stele.client import AsyncClient
+from stele.client import Client
 from stele.client.admin import cluster_view
 from stele.model.errors import SteleError
 from stele.rpc.proto import common_pb2, master_pb2
 
 _SILENT_MS = 3_000
+_VIEW_EVERY_S = 0.3
+_VIEW_TIMEOUT_S = 3.0
 
 
 class Checker:
-    """Asks the masters, over and over. `masters` gives their addresses of the moment."""
+    """Asks the masters, over and over, in a thread of its own. `masters` gives their addresses of the moment.
+
+    `with Checker(...) as checker: checker.healed(machine)` answers at once, from the last view that it got.
+    """
 
     def __init__(self, masters: Callable[[], str]) -> None:
         self._masters = masters
-        self.summary = ""
-        self.faults: list[str] = []
+        self._view: master_pb2.GetClusterViewResponse | None = None
+        self._seen = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="health", daemon=True)
+        self.faults = ["the masters have not been asked yet"]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(2 * _VIEW_TIMEOUT_S)
+
+    @property
+    def seen(self) -> int:
+        """How many views have been got."""
+        return self._seen
 
     def healed(self, lost_machine: str) -> bool:
         """Whether every tablet, the catalog too, has all its voters on live machines, and no other members."""
-        try:
-            view = asyncio.run(self._view())
-        except SteleError as exc:
-            self.faults = [str(exc)]
+        view = self._view
+        if view is None:
             return False
         self.faults = [
             fault for tablet in view.tablets for fault in tablet_faults(tablet, view, lost_machine)
         ]
-        voters = sum(len(t.committed_config.peers) for t in view.tablets if t.state == "RUNNING")
-        self.summary = f"{len(view.tablets)} tablets, {voters} voters, none on {lost_machine}"
         return not self.faults
 
-    async def _view(self) -> master_pb2.GetClusterViewResponse:
-        async with AsyncClient(self._masters()) as client:
-            return await cluster_view(client.masters, timeout_s=3.0)
+    def summary(self) -> str:
+        """The last view in a few words."""
+        if self._view is None:
+            return "nothing is known"
+        tablets = [t for t in self._view.tablets if t.state == "RUNNING"]
+        return f"{len(tablets)} tablets, {sum(len(t.committed_config.peers) for t in tablets)} voters on live machines"
+
+    def _look(self) -> None:
+        while not self._stop.wait(_VIEW_EVERY_S):
+            try:
+                with Client(self._masters()) as client:
+                    while not self._stop.wait(_VIEW_EVERY_S):
+                        self._view = client.run(
+                            cluster_view(client.asynchronous.masters, timeout_s=_VIEW_TIMEOUT_S)
+                        )
+                        self._seen += 1
+            except SteleError as exc:
+                self._view = None
+                self.faults = [str(exc)]
 
 
 def tablet_faults(

@@ -85,7 +85,7 @@ class Kube:
         items = self._core.list_namespaced_event(self.namespace).items
         lines = [
             (
-                e.last_timestamp or e.event_time or e.metadata.creation_timestamp,
+                int(e.metadata.resource_version or 0),  # finer than the seconds of an event's time
                 EventLine(
                     key=(str(e.metadata.uid), e.count or 1),
                     kind=e.involved_object.kind,
@@ -98,7 +98,7 @@ class Kube:
             for e in items
             if e.involved_object.kind in PLURALS
         ]
-        return [line for _, line in sorted(lines, key=lambda pair: (pair[0], pair[1].key[0]))]
+        return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class Chaos:
 
     def _wait_healed(self) -> None:
         deadline = time.monotonic() + HEALED_WITHIN_S
-        while not self.checker.healed(self.machine_off):
+        fresh = self.checker.seen + 2  # the one under way may be from before the strike
+        while self.checker.seen < fresh or not self.checker.healed(self.machine_off):
             if not self.place.operator_alive():
                 raise Failure("the operator has ended by itself")
             if time.monotonic() > deadline:
@@ -143,6 +144,7 @@ def run(folder: Path, rounds: int, seconds: float, seed: int) -> None:
         output = folder / "stream.log"
         begun = time.monotonic()
         with (
+            chaos.checker,
             open(output, "wb") as log,
             subprocess.Popen(
                 command("stream", "--masters", chaos.masters()), stdout=log, stderr=log
