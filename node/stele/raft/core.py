@@ -148,9 +148,9 @@ class RaftCore(HandoverPart):
             self._hand_out()
         if self._promote_due:
             self._consider_promotion()
-        if self._transfer is not None or self.is_witness:
+        if self._transfer is not None or self._witness:
             self._consider_transfer()
-        ask = self._serve_reads()
+        ask = self._reads.pending and self._serve_reads()
         for progress in self._progress.values():
             if not self._replicate(progress) and ask:
                 self._heartbeat(progress)
@@ -209,6 +209,7 @@ class RaftCore(HandoverPart):
 
     def _on_data_arrived(self, event: DataArrived) -> None:
         self.has_data = True
+        self._judge_witness()
 
     def _on_compacted(self, event: Compacted) -> None:
         self.log.compact(event.opid)

@@ -59,6 +59,7 @@ class CoreBase:
         self.failed = initial.failed
         self.has_data = not initial.witness_without_data
         self._stalled_until_ms = 0
+        self._judge_witness()
         self.all_replicated_index = 0
         self._rng = rng
         self._hint = initial.leader_hint
@@ -109,8 +110,11 @@ class CoreBase:
     @property
     def is_witness(self) -> bool:
         """Whether this replica votes without rows."""
+        return self._witness
+
+    def _judge_witness(self) -> None:
         me = self.config.peer(self.self_replica)
-        return not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
+        self._witness = not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
 
     def _resting_role(self) -> Role:
         me = self.config.peer(self.self_replica)
@@ -225,6 +229,7 @@ class CoreBase:
             self._config_changed(f"undone: {cause}")
 
     def _config_changed(self, cause: str) -> None:
+        self._judge_witness()
         self._out.append(ConfigChanged(self.config, False, cause))
         role = self._resting_role()
         if self.role is Role.LEADER:

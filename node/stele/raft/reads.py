@@ -30,6 +30,11 @@ class ReadRounds:
         """Whether a round waits for its majority."""
         return bool(self._asked)
 
+    @property
+    def pending(self) -> bool:
+        """Whether any read is not answered yet."""
+        return bool(self._asked or self.waiting)
+
     def begin(self, commit_index: int) -> None:
         """Start a round for all that wait."""
         self.round_id += 1
