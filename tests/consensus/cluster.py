@@ -36,7 +36,10 @@ from stele.wal.options import LogOptions
 T = TypeVar("T")
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
-OPTIONS = ReplicaOptions(raft=RaftOptions(heartbeat_ms=30, election_min_ms=150, election_max_ms=300))
+OPTIONS = ReplicaOptions(
+    raft=RaftOptions(heartbeat_ms=30, election_min_ms=150, election_max_ms=300),
+    apply_slice_ms=0.0,  # one entry per turn of the loop, so that everything meets half-applied logs
+)
 LOG_OPTIONS = LogOptions(segment_bytes=1 << 20, low_space_bytes=1)
 
 
