@@ -80,10 +80,15 @@ class ConsensusMessage(_message.Message):
     VOTE_FIELD_NUMBER: _builtins.int
     VOTE_RESPONSE_FIELD_NUMBER: _builtins.int
     TIMEOUT_NOW_FIELD_NUMBER: _builtins.int
+    QUIET_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     from_replica: _builtins.int
     to_replica: _builtins.int
     tablet_incarnation: _builtins.int
+    quiet: _builtins.bool
+    """With an update: the group is quiet, its leader sends no more heartbeats until something happens. Meanwhile the
+    nodes hear each other: a message without a tablet says only that its sender's node lives.
+    """
     @_builtins.property
     def update(self) -> Global___UpdateConsensusRequest: ...
     @_builtins.property
@@ -106,10 +111,11 @@ class ConsensusMessage(_message.Message):
         vote: Global___VoteRequest | None = ...,
         vote_response: Global___VoteResponse | None = ...,
         timeout_now: Global___TimeoutNow | None = ...,
+        quiet: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "from_replica", b"from_replica", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "from_replica", b"from_replica", "quiet", b"quiet", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["update", "update_response", "vote", "vote_response", "timeout_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
