@@ -7,14 +7,16 @@ nothing is ordered without a policy, that is while too many are lost, the cluste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 
 import structlog
 
 from stele.driver.planner import plan as plan_steps
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress
+from stele.driver.steps import DrainNode, RetireNode, Step
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
@@ -24,13 +26,15 @@ log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
 """Of the driver, in one of ours: pods must not wait for a heal."""
 _PAUSE_S = 0.2
+_NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
+_SECONDS = re.compile(r"\b\d+ s\b")
+_COPIED = re.compile(r"\b\d+ of \d+ bytes\b")
 
 
 @dataclass(frozen=True, slots=True)
 class News:
     """Something the driver did or met that a user should hear of."""
 
-    table: str
     reason: str
     message: str
     warning: bool
@@ -44,37 +48,50 @@ class Healer:
         self._told: set[tuple[str, str, str]] = set()
         self._news: list[News] = []
 
-    def note(self, record: Progress) -> None:
-        """Take up a record of the driver; the same is told once."""
-        key = (record.tablet_id, record.kind, record.error or record.reason)
-        outcome = "failed" if record.error else "done"
-        metrics.STEPS.labels(record.step, outcome).inc()
-        if key in self._told or (record.error and not record.tablet_id):
-            return
-        self._told.add(key)
-        where = (
-            f"tablet {record.tablet_id[:8]} of {record.table_name or 'the catalog'}: "
-            if record.tablet_id
-            else ""
-        )
-        tail = f" (not yet: {record.error})" if record.error else ""
-        blocked = record.kind == "Blocked"
-        self._news.append(News(record.table_name, record.step, f"{where}{record.reason}{tail}", blocked))
+    def _note(self, step: Step, record: Progress, names: Mapping[str, str]) -> Progress:
+        """Take up a record of the driver; the same is told once, however long it goes on."""
+        record = replace(record, reason=_named(record.reason, names), error=_named(record.error, names))
+        metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
+        where = f"tablet {record.tablet_id[:8]} of {record.table_name}"
+        if isinstance(step, DrainNode | RetireNode):
+            where = names.get(step.node_id[:8], f"node {step.node_id[:8]}")
+        text = f"{where}: {record.reason}" + (f" (not yet: {record.error})" if record.error else "")
+        key = (record.tablet_id, record.kind, _COPIED.sub("", _SECONDS.sub("", text)))
+        if key not in self._told:
+            self._told.add(key)
+            self._news.append(News(record.step, text, record.kind == "Blocked"))
+        return record
 
     def news(self) -> tuple[News, ...]:
         """What is new since the last call."""
         fresh, self._news = tuple(self._news), []
         return fresh
 
-    async def run(self, link: MasterLink, view: ClusterView | None, policy: Policy | None) -> str:
-        """Let the driver work for a moment. Returns why it could not, or an empty text."""
+    async def run(
+        self,
+        link: MasterLink,
+        view: ClusterView | None,
+        policy: Policy | None,
+        names: Mapping[str, str],
+        on_round: Callable[[], Awaitable[None]],
+    ) -> str:
+        """Let the driver work for a moment. Returns why it could not, or an empty text.
+
+        `names`: of members, by the first eight digits of their UUIDs. `on_round` tells of each round at once.
+        """
         if view is None or policy is None or not view.settled or not plan_steps(view, policy):
-            await self._rest(link)
+            self.progress = ()
+            self._told.clear()
+            await link.driver.release()
             return ""
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                self.progress = report.progress
+                told = zip(report.outcomes, report.progress, strict=True)
+                records = [self._note(outcome.step, record, names) for outcome, record in told]
+                # Records without a tablet are about nodes, which stand with the members.
+                self.progress = tuple(r for r in records if r.tablet_id)
+                await on_round()
                 if report.idle:
                     break
                 await asyncio.sleep(_PAUSE_S)
@@ -83,12 +100,7 @@ class Healer:
             return str(exc)
         return ""
 
-    async def _rest(self, link: MasterLink) -> None:
-        self.progress = ()
-        self._told.clear()
-        await link.driver.release()
 
-
-def heals(records: Sequence[Progress]) -> list[Progress]:
-    """Records that are about tablets: those of nodes stand with the members."""
-    return [r for r in records if r.tablet_id]
+def _named(text: str, names: Mapping[str, str]) -> str:
+    """Nodes by the names of their pods, which is how users know them."""
+    return _NODE.sub(lambda match: names.get(match[1], match[0]), text)

@@ -6,11 +6,10 @@ Invariant: every call carries the cluster's UUID, so an address that another clu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stele.driver.executor import Executor
 from stele.driver.masters import Masters
-from stele.driver.progress import Progress
 from stele.driver.wire import view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
@@ -29,11 +28,11 @@ _ASK_TIMEOUT_S = 2.0
 class MasterLink:
     """Connections to the masters of one cluster, and its driver. Rebuilt at will; closing it loses nothing."""
 
-    def __init__(self, cluster_id: str, holder: str, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, cluster_id: str, holder: str) -> None:
         self.cluster_id = cluster_id
         self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id)))
         self._masters = Masters(self._pool, ())
-        self.driver = Executor(self._pool, (), holder=holder, on_progress=on_progress)
+        self.driver = Executor(self._pool, (), holder=holder)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.act import Actor, Outcome
-from stele_operator.heal import Healer, heals
+from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
 from stele_operator.masters import MasterLink
 from stele_operator.observe import cluster_of, observe_kubernetes, observe_masters, parse_group
@@ -27,7 +27,7 @@ from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.planner import BUSY_S, QUIET_S
-from stele_operator.plan.status import cluster_status, group_status, orphan_status
+from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
 from stele_operator.plan.tables import let_go
 from stele_operator.report import Reporter, timestamp
 
@@ -122,8 +122,8 @@ class ClusterTask:
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
-        trouble = await self._heal(view, plan)
-        await self._tell(raw, o, plan, outcomes, trouble)
+        await self._tell(raw, o, plan, outcomes)
+        await self._heal(raw, view, plan)
         await self._report(raw, groups, o, plan, outcomes)
         return BUSY_S if any(x.error for x in outcomes) else plan.wait_s
 
@@ -134,7 +134,7 @@ class ClusterTask:
             await self._hang_up()
         if self._link is None:
             holder = f"operator/{o.cluster.uid}"
-            self._link = MasterLink(o.identity.cluster_id, holder, self._healer.note)
+            self._link = MasterLink(o.identity.cluster_id, holder)
         reports, catalog, problem = await observe_masters(self._link, o)
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 
@@ -144,8 +144,22 @@ class ClusterTask:
         self._unsettled = self._unsettled + 1 if unsettled else 0
         return 0 < self._unsettled <= _SETTLE_MAX
 
-    async def _heal(self, view: ClusterView | None, plan: Plan) -> str:
-        return await self._healer.run(self._link, view, plan.policy) if self._link is not None else ""
+    async def _heal(self, raw: Json, view: ClusterView | None, plan: Plan) -> None:
+        """Let the driver work, telling of each of its rounds at once."""
+
+        async def tell() -> None:
+            now_s = time.time()
+            for news in self._healer.news():
+                await self._reporter.event(
+                    "TabletCluster", raw, news.reason, news.message, now_s, news.warning
+                )
+            await self._reporter.healing(raw, healing_status(self._healer.progress))
+
+        if self._link is not None:
+            names = {m.node_id[:8]: m.name for m in plan.members}
+            trouble = await self._healer.run(self._link, view, plan.policy, names, tell)
+            if trouble:
+                await self._reporter.event("TabletCluster", raw, "HealingWaits", trouble, time.time(), True)
 
     async def _orphans(self) -> float | None:
         """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""
@@ -170,7 +184,7 @@ class ClusterTask:
         self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
     ) -> None:
         now = timestamp(o.now_s)
-        active = heals(self._healer.progress)
+        active = self._healer.progress
         status = cluster_status(o, plan, active, now)
         await self._tell_changes(raw, o, status)
         await self._reporter.status("TabletCluster", raw, status, o.now_s)
@@ -183,9 +197,7 @@ class ClusterTask:
                 await self._reporter.status("TabletGroup", there, status, o.now_s)
         _measure(o, plan, len(active))
 
-    async def _tell(
-        self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome], trouble: str
-    ) -> None:
+    async def _tell(self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome]) -> None:
         """Events: what was done, what could not be, what was found. Findings are told when they come up."""
         for outcome in outcomes:
             action = outcome.action
@@ -200,14 +212,10 @@ class ClusterTask:
                 )
             elif not outcome.error and action.event:
                 await self._say(raw, o, action, action.event, action.reason, False)
-        for news in self._healer.news():
-            await self._reporter.event("TabletCluster", raw, news.reason, news.message, o.now_s, news.warning)
-        if trouble:
-            await self._reporter.event("TabletCluster", raw, "HealingWaits", trouble, o.now_s, True)
         await self._tell_findings(raw, o, plan)
 
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
-        """Ready that came or went, and Degraded that is over; what made it so was told as a finding."""
+        """Ready that came or went, and tablets that are whole again; what made it so was told as a finding."""
         before = {c.type: c.status for c in o.cluster.conditions}
         for condition in status["conditions"]:
             kind, holds = condition["type"], condition["status"] == "True"
@@ -217,8 +225,11 @@ class ClusterTask:
                 reason = "Ready" if holds else "NotReady"
                 text = condition["message"] if holds else f"{condition['reason']}: {condition['message']}"
                 await self._reporter.event("TabletCluster", raw, reason, text, o.now_s, not holds)
-            elif kind == "Degraded" and not holds:
-                await self._reporter.event("TabletCluster", raw, "Healed", condition["message"], o.now_s)
+        was, now = (raw.get("status") or {}).get("tablets") or {}, status.get("tablets") or {}
+        ailed = was.get("underReplicated", 0) > 0 and was.get("total") == now.get("total")
+        if ailed and now["healthy"] == now["total"]:
+            text = f"all {now['total']} tablets have all their voters on live machines again"
+            await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
         found = {(f.group, f.reason) for f in plan.findings if f.kind in _WORDS}

@@ -22,7 +22,7 @@ _REPEAT_AFTER_S = 60.0
 _REMEMBERED_MAX = 2_000
 _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
-_PROGRESS_FIELDS = ("bytesDone",)
+_PROGRESS_FIELDS = ("bytesDone", "reason")  # reasons tell for how long a node has been silent
 
 
 def timestamp(now_s: float) -> str:
@@ -60,6 +60,7 @@ class Reporter:
         self._instance = instance
         self._sent: OrderedDict[str, float] = OrderedDict()
         self._written_s: dict[str, float] = {}
+        self._healing: dict[str, str] = {}
 
     async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
         """Write a status if it says something new; bytes alone are news every 10 s. Returns whether it was written."""
@@ -79,6 +80,21 @@ class Reporter:
             raise
         self._written_s[uid] = now_s
         return True
+
+    async def healing(self, raw: Json, healing: Json) -> None:
+        """Write what the driver is doing now, in the middle of a pass, if it is at another step."""
+        uid = raw["metadata"]["uid"]
+        mark = str(without_progress({"healing": healing}))
+        if self._healing.get(uid) == mark:
+            return
+        self._healing[uid] = mark
+        patch = {"metadata": {"uid": uid}, "status": {"healing": healing}}
+        try:
+            await self._kube.patch(
+                "TabletCluster", raw["metadata"]["namespace"], raw["metadata"]["name"], patch, "status"
+            )
+        except KubeError as exc:
+            log.info("healing not written, the end of the pass writes it", error=str(exc))
 
     async def event(
         self, kind: str, raw: Json, reason: str, message: str, now_s: float, warning: bool = False
@@ -135,3 +151,4 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of an object that is gone."""
         self._written_s.pop(uid, None)
+        self._healing.pop(uid, None)

@@ -52,7 +52,7 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
         status["clusterUUID"] = o.identity.cluster_id
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
-        status["healing"] = {"active": [_heal(p) for p in heals[:HEALS_MAX]], "total": len(heals)}
+        status["healing"] = healing_status(heals)
     return status
 
 
@@ -80,6 +80,11 @@ def _member(m: Member) -> Json:
     if m.node is not None:
         entry["replicas"] = m.node.replicas
     return {key: value for key, value in entry.items() if value != ""}
+
+
+def healing_status(heals: Sequence[Progress]) -> Json:
+    """The part of a TabletCluster's status that tells what the driver is doing."""
+    return {"active": [_heal(p) for p in heals[:HEALS_MAX]], "total": len(heals)}
 
 
 def _heal(p: Progress) -> Json:
