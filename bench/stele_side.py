@@ -1,0 +1,161 @@
+"""Measures a Stele cluster: one master and four nodes on loopback, three replicas, every log synced.
+
+Called by __main__; each function measures one thing and says it to the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from bench import rows
+from bench.report import Report, milliseconds, percentile
+from stele.client import AsyncClient, AsyncTable
+from stele.model.block import RowOp
+from stele.model.errors import SteleError
+from stele.model.partition import assign
+from stele.model.rows import batch_from_rows
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
+from tests.harness import Cluster
+
+CALLERS = 64
+_STRANGER_REPLICA = 1_000_000  # of no configuration: a copy that is made only to be timed
+_COPY_TIMEOUT_S = 120.0
+
+
+async def at_rest(report: Report, cluster: Cluster) -> None:
+    """Resident memory of a node some seconds after its start, with a table that holds nothing."""
+    await asyncio.sleep(3)
+    sizes = [cluster.resident_bytes(node) for node in cluster.nodes]
+    report.put("rest", f"{max(sizes) / 1e6:.0f} MB", max(sizes))
+
+
+async def one_caller(report: Report, table: AsyncTable, seconds: float) -> None:
+    """Puts one after another."""
+    _, times = await put_for(table.put, 1, seconds, first=1 << 40)
+    report.put("one", f"p50 {milliseconds(percentile(times, 0.5))}", percentile(times, 0.5))
+
+
+async def many_callers(report: Report, table: AsyncTable, seconds: float) -> None:
+    """64 callers, each of whom awaits one put after another."""
+    await put_for(table.put, CALLERS, min(1.0, seconds), first=1 << 41)
+    rate, times = await put_for(table.put, CALLERS, seconds, first=1 << 42)
+    report.put("puts", f"{rate:,.0f}/s", rate)
+    report.put("p50", milliseconds(percentile(times, 0.5)), percentile(times, 0.5))
+    report.put("p99", milliseconds(percentile(times, 0.99)), percentile(times, 0.99))
+
+
+async def put_for(
+    put: Callable[[dict[str, object]], Awaitable[object]], callers: int, seconds: float, first: int
+) -> tuple[float, list[float]]:
+    """(puts per second, time of each) of so many callers for so long."""
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def call(number: int) -> None:
+        at = time.perf_counter()
+        while at < until:
+            await put(rows.row(number))
+            number += callers
+            now = time.perf_counter()
+            times.append(now - at)
+            at = now
+
+    started = time.perf_counter()
+    await asyncio.gather(*(call(first + number) for number in range(callers)))
+    return len(times) / (time.perf_counter() - started), times
+
+
+async def bulk(report: Report, table: AsyncTable, count: int) -> None:
+    """Arrow batches in blocks of 8,192 rows."""
+    batches = rows.batches(count, 65_536)
+    started = time.perf_counter()
+    result = await table.write_arrow(batches, timeout_s=120)
+    seconds = time.perf_counter() - started
+    report.put("bulk", f"{result.rows_written / seconds:,.0f} rows/s", result.rows_written / seconds)
+
+
+async def scans(report: Report, table: AsyncTable) -> None:
+    """The second of two scans each: files are mapped, connections stand."""
+    for key, columns in (("scan", None), ("narrow", rows.NARROW)):
+        await table.scan(columns).to_table()
+        started = time.perf_counter()
+        found = await table.scan(columns).to_table()
+        rate = found.num_rows / (time.perf_counter() - started)
+        report.put(key, f"{rate / 1e6:.1f}M rows/s", rate)
+
+
+async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:
+    """One flushed tablet to the node that has none of it."""
+    (place,) = table.locations.by_ordinal([0])
+    leader = place.target()
+    tablet_id = id_to_pb(place.tablet_id)
+    await client.pool.unary(
+        leader.address,
+        TabletServerAdminServiceStub,
+        "FlushTablet",
+        tserver_pb2.FlushTabletRequest(tablet_id=tablet_id),
+        timeout_s=60,
+    )
+    holders = {replica.node_id for replica in place.replicas}
+    (target,) = (node for node in cluster.nodes if node.node_id not in holders)
+    request = consensus_pb2.StartTabletCopyRequest(
+        tablet_id=tablet_id,
+        replica_id=_STRANGER_REPLICA,
+        source_node=id_to_pb(leader.node_id),
+        source_address=leader.address,
+        table_id=id_to_pb(table.locations.table_id),
+    )
+    started = time.perf_counter()
+    while True:
+        answer = await client.pool.unary(target.address, ConsensusServiceStub, "StartTabletCopy", request)
+        progress = answer.progress
+        seconds = time.perf_counter() - started
+        if progress.state == "Done":
+            break
+        if progress.state == "Failed" or seconds > _COPY_TIMEOUT_S:
+            report.put("copy", f"failed: {progress.error or progress.state}")
+            return
+        await asyncio.sleep(0.01)
+    rate = progress.bytes_total / seconds
+    report.put("copy", f"{rate / 1e6:,.0f} MB/s ({progress.bytes_total / 1e6:.0f} MB)", rate)
+
+
+async def fail_over(report: Report, table: AsyncTable, cluster: Cluster, times: int) -> None:
+    """kill -9 of the leader of a tablet, until the next write to that tablet is acknowledged."""
+    found: list[float] = []
+    for number in range(times):
+        ordinal = number % len(table.locations.tablets)
+        (place,) = table.locations.by_ordinal([ordinal])
+        row = _row_of(table, ordinal, (1 << 50) + number * 10_000)
+        await table.put(row)
+        victim = cluster.member(place.target().node_id)
+        cluster.kill(victim)
+        started = time.perf_counter()
+        await table.put(row)
+        found.append(time.perf_counter() - started)
+        cluster.restart(victim)
+        await cluster.wait_ready(victim)
+        await _settle(table)
+    median, worst = percentile(found, 0.5), max(found)
+    report.put("kill", f"{milliseconds(median)}, {milliseconds(worst)}", median)
+
+
+def _row_of(table: AsyncTable, ordinal: int, first: int) -> dict[str, object]:
+    """A row that belongs to this tablet."""
+    wanted = [rows.row(first + n) for n in range(64 * rows.TABLETS)]
+    batch, _, _, _ = batch_from_rows(wanted, table.schema, RowOp.UPSERT)
+    return wanted[assign(batch, table.schema, table.partitioning).tolist().index(ordinal)]
+
+
+async def _settle(table: AsyncTable) -> None:
+    """Until the tablet's next leader could be lost as well: everybody has caught up."""
+    await asyncio.sleep(1.5)
+    try:
+        await table.locations.refresh()
+    except SteleError:
+        await asyncio.sleep(1.0)
