@@ -100,6 +100,8 @@ class Cluster:
             node_name(i): ModelNode(node_name(i), f"m{i}", f"z{i % zones}") for i in range(1, machines + 1)
         }
         self.epoch = 1
+        self.new_leader_rounds = 0
+        """While positive, the leader master is new: it has not heard the dead, and does not know them dead."""
         self.intents: dict[str, Intent] = {}
         self.tablets: dict[str, ModelTablet] = {}
         self.history: list[str] = []
@@ -125,7 +127,8 @@ class Cluster:
                 n.zone,
                 f"{n.node_id[-2:]}:1",
                 n.state,
-                heartbeat_age_ms=100 if n.alive else 60_000,
+                heartbeat_age_ms=100 if n.alive or self.new_leader_rounds else 60_000,
+                ever_heard=n.alive or not self.new_leader_rounds,
             )
             for n in self.nodes.values()
         )
@@ -316,6 +319,7 @@ class Cluster:
 
     def advance(self) -> None:
         """One round: copies move, leaders are elected and promote, the master orders tombstones."""
+        self.new_leader_rounds = max(0, self.new_leader_rounds - 1)
         for t in self.tablets.values():
             intent = self.intents.get(t.tablet_id)
             for rid, r in t.replicas.items():

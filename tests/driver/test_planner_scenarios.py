@@ -185,6 +185,18 @@ def test_an_orphan_intent_is_taken_over() -> None:
     assert steps[4:] == ["TakeOverIntent", "RemovePeer", "EndIntent"]
 
 
+def test_a_new_leader_master_takes_nobody_for_returned() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def fails_over() -> None:
+        cluster.new_leader_rounds = 3
+
+    steps = story(cluster, after={"DemotePeer": fails_over})
+    assert steps == ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
+
+
 def test_a_lost_node_drains_and_retires() -> None:
     cluster, t = one()
     node = node_of(cluster, t, 2)

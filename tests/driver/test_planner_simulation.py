@@ -13,7 +13,20 @@ from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step
 from stele.driver.view import NodeState
 from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
 
-EVENTS = ("die", "return", "gone", "fail", "drain", "undrain", "crash", "new node", "late", "advance", "rf")
+EVENTS = (
+    "die",
+    "return",
+    "gone",
+    "fail",
+    "drain",
+    "undrain",
+    "crash",
+    "new node",
+    "late",
+    "advance",
+    "rf",
+    "new master",
+)
 
 
 def one_round(cluster: Cluster, prefix: int, late: list[Step], keep_late: bool) -> None:
@@ -57,6 +70,8 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
             node.state = NodeState.DRAINING
         case "undrain" if node.state is NodeState.DRAINING:
             node.state = NodeState.ACTIVE
+        case "new master":
+            cluster.new_leader_rounds = 2
         case "crash":
             cluster.epoch += 1
         case "new node":

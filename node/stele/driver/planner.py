@@ -74,6 +74,7 @@ class _Planner:
             for s in situations
         )
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
+            self.not_heard,
             self.lost_majority,
             self.no_leader,
             self.take_over,
@@ -98,6 +99,13 @@ class _Planner:
             if step is not None:
                 return step
         return None
+
+    def not_heard(self, s: Situation) -> Step | None:
+        """A new leader master neither takes a node for dead that it has not heard, nor for returned."""
+        names = ", ".join(m.name for m in s.members if m.unheard)
+        if not names:
+            return None
+        return _blocked(s, "NotHeard", f"the leader master is new and has not heard of {names} yet")
 
     def lost_majority(self, s: Situation) -> Step | None:
         if s.spare >= 0 and s.data_voters:

@@ -57,9 +57,14 @@ class Member:
     active: bool
 
     @property
+    def unheard(self) -> bool:
+        """Neither dead nor alive: the leader master, new in its place, has not heard the node yet."""
+        return not self.dead and self.node is not None and not self.node.ever_heard
+
+    @property
     def live(self) -> bool:
         """Heard, and not FAILED."""
-        return not self.dead and not self.failed
+        return not self.dead and not self.failed and not self.unheard
 
     @property
     def name(self) -> str:
