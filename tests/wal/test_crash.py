@@ -21,7 +21,7 @@ from tests.wal.simfs import PowerOff, SimFiles
 from tests.wal.support import CONFIG, SMALL, key, loaded, open_still
 from tests.wal.twin import Twin, TwinStream
 
-SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "120"))
+SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "60"))
 Step = Callable[[Twin], None]
 
 

@@ -54,12 +54,13 @@ class Checkpoint:
 class _Group:
     """Records on their way into one group, and what the index must learn of them."""
 
-    __slots__ = ("count", "index", "pieces", "size")
+    __slots__ = ("count", "entries", "index", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
         self.count = 0
+        self.entries: list[tuple[State, Entry]] = []
         self.index: list[tuple[State, int, int, int, int]] = []  # stream, kind, first, last, term or flag
 
 
@@ -198,7 +199,7 @@ class Appender:
             pieces.append(pack(kind_entry, e.kind, 0, length, tablet, replica, e.term, e.index, e.timestamp))
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
-            self._fifo_new.append((state, e))
+            group.entries.append((state, e))
         group.count += len(entries)
         group.index.append((state, kind_entry, first, entries[-1].index, term))
 
@@ -221,6 +222,7 @@ class Appender:
             else:
                 rows.touch(state.raw, offset, None, voids(kind, term, last))
         self._indexed.append((self.active.sequence, offset, group.index))
+        self._fifo_new += group.entries
         self._log.stats.records += group.count
         self._log.stats.groups += 1
         return _Group()
@@ -264,6 +266,8 @@ class Appender:
         # The next segment's first group says that all of this one was synced: so it must be.
         active.finish(cut=False)
         self._log.stats.syncs += 1
+        # A segment counts as closed, and may be collected, only once all its entries are indexed.
+        self._update_index()
         self._log.segment_opened(ready, active)
         self.active = ActiveSegment(ready, self.chain, self._log.options.compression)
 

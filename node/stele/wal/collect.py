@@ -26,7 +26,7 @@ def collect(log: Log) -> Collected:
     """As Log.collect."""
     with log.lock:
         dropped = _drop_anchors(log)
-        closed = sorted(s for s in log.segments if s < log._active_sequence())
+        closed = sorted(s for s in log.segments if s < log.active_sequence)
         keep_from = _lowest_needed(log)
         victims = [s for s in closed if s < keep_from]
         if not victims:
@@ -67,7 +67,7 @@ def _needed_from(state: State) -> int:
 
 def _lowest_needed(log: Log) -> int:
     """The lowest segment that holds an entry that someone needs; never above the active one."""
-    lowest = log._active_sequence()
+    lowest = log.active_sequence
     for state in log.states.values():
         if state.failed is not None:
             return 0

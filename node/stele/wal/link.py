@@ -58,7 +58,12 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
     position = metadata.position if metadata is not None else None
     expected = position.sequence if position is not None and position.offset > HEADER_BYTES else 0
     last = max(
-        (i for i, s in enumerate(scans) if s.groups or s.header is None or s.sequence == expected), default=-1
+        (
+            i
+            for i, s in enumerate(scans)
+            if s.groups or s.shortened or s.header is None or s.sequence == expected
+        ),
+        default=-1,
     )
     for scan in scans[last + 1 :]:
         linked.spare.append(scan.path)
@@ -168,7 +173,7 @@ def _tail(scan: Scan, metadata: Metadata | None, linked: Linked) -> Part:
     synced = max([HEADER_BYTES, *(g.synced_offset for g in scan.groups)])
     if metadata is not None and metadata.position.sequence == scan.sequence:
         synced = max(synced, metadata.position.offset)
-    if not scan.has_footer and scan.length < scan.header.prepared_bytes:
+    if scan.shortened:
         # A prepared file's length was synced before it came into use: no crash makes it shorter.
         synced = max(synced, scan.header.prepared_bytes)
     part = Part(scan, [])

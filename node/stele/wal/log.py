@@ -68,6 +68,7 @@ class Log:
         self.collected_id = 0
         self.cache = EntryCache(options.cache_bytes_max)
         self.pool = Pool(files, directory, options.segment_bytes, options.pool_segments_max)
+        self.active_sequence = 0
         self._next: Ready | None = None
         self._next_sequence = 0
         self._appender: Appender | None = None
@@ -105,6 +106,7 @@ class Log:
         log.on_failure = on_failure
         active, chain = recover(log)
         log.refresh_space()
+        log.active_sequence = active.sequence
         log._next_sequence = active.sequence + 1
         log._threads = threads
         log._appender = Appender(log, active, chain)
@@ -133,7 +135,7 @@ class Log:
                 )
             self.admit_control()
             blob = encode_configuration(config)
-            state = State(key, start, blob, self._active_sequence())
+            state = State(key, start, blob, self.active_sequence)
             self.states[key] = state
             record = Record(Kind.CREATE, 0, *state.raw, start.term, start.index, 0, blob)
             self.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
@@ -288,9 +290,6 @@ class Log:
             raise Rejected(f"log stream {key} is not here", code=Code.NOT_FOUND)
         return state
 
-    def _active_sequence(self) -> int:
-        return max(self._next_sequence - 1, 0)
-
     # --- for the other modules: segments
 
     def new_segment_id(self) -> int:
@@ -326,6 +325,8 @@ class Log:
         """The segment after `sequence`, if it is ready; without a keeper it is made now."""
         with self.lock:
             ready, self._next = self._next, None
+            if ready is not None:
+                self._next_sequence = sequence + 2  # at once: the keeper must never prepare what is in use
         if ready is None and self._keeper is None:
             try:
                 ready = make_next(self, sequence + 1)
@@ -341,6 +342,7 @@ class Log:
                 old.length = before.offset
             header = ready.header
             self.segments[header.sequence] = Segment(header.sequence, ready.path, header.segment_id, 0)
+            self.active_sequence = header.sequence
             self._next_sequence = header.sequence + 1
             self.active_length = 0
         if self._keeper is not None:

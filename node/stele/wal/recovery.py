@@ -114,6 +114,9 @@ def _read_all(log: Log) -> _Found:
             f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; mount its own volume",
             code=Code.WRONG_NODE,
         )
+    for name in files.names(directory):
+        if sequence_of(name, "prepared") is not None:
+            files.unlink(directory / name)
     scans = []
     bytes_read = 0
     for name in files.names(directory):
@@ -133,9 +136,6 @@ def _read_all(log: Log) -> _Found:
             )
         scans.append(scan)
     scans.sort(key=lambda s: s.sequence)
-    for name in files.names(directory):
-        if sequence_of(name, "prepared") is not None:
-            files.unlink(directory / name)
     return _Found(metadata, scans, bytes_read)
 
 

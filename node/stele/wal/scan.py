@@ -104,6 +104,11 @@ class Scan:
         return self.groups[-1].end if self.groups else HEADER_BYTES
 
     @property
+    def shortened(self) -> bool:
+        """Whether the file is shorter than it was when it came into use, and was not cut by us."""
+        return self.header is not None and self.footer is None and self.length < self.header.prepared_bytes
+
+    @property
     def has_footer(self) -> bool:
         """Whether it was closed."""
         return self.footer is not None

@@ -222,9 +222,13 @@ class StreamLog:
                         f"log {state.key}: entry {first_index} is neither in memory nor on disk",
                     )
                     run = state.runs[at]  # type: ignore[index]
+                    upto = first_index
+                    limit = min(run.last, state.last.index)
+                    while upto < limit and upto + 1 not in state.cache:
+                        upto += 1  # what is in memory may replace, unwritten, what the disk has
                     segment = log.pin_segment(run.sequence)
                 try:
-                    entries = self._read_run(reader, segment, run, first_index)
+                    entries = self._read_run(reader, segment, run, first_index, upto)
                 finally:
                     log.unpin_segment(segment)
                 for entry in entries:
@@ -254,12 +258,14 @@ class StreamLog:
 
     # --- inner
 
-    def _read_run(self, reader: GroupReader, segment: Segment, run: Run, first: int) -> list[Entry]:
+    def _read_run(
+        self, reader: GroupReader, segment: Segment, run: Run, first: int, last: int
+    ) -> list[Entry]:
         body, count = reader.group(segment.path, segment.segment_id, run.offset)
-        entries = entries_of(body, count, self._state.raw, first, run.last)
-        if len(entries) != run.last - first + 1 or any(e.term != run.term for e in entries):
+        entries = entries_of(body, count, self._state.raw, first, last)
+        if len(entries) != last - first + 1 or any(e.term != run.term for e in entries):
             raise Corrupt(
-                f"{segment.path}: the group at {run.offset} lacks entries {first} to {run.last} of {self.key}"
+                f"{segment.path}: the group at {run.offset} lacks entries {first} to {last} of {self.key}"
             )
         return entries
 

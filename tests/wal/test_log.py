@@ -1,0 +1,505 @@
+"""Group commit, back-pressure, failures, full disks, recycling, collection, anchors, reading back, threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stele.model.config import Configuration, encode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.wal import Log, LogOptions, SyncMode
+from stele.wal.keeper import make_next
+from stele.wal.segment import sequence_of
+from tests.wal.simfs import SimFiles
+from tests.wal.support import (
+    CONFIG,
+    DIRECTORY,
+    NODE,
+    SMALL,
+    entries,
+    entry,
+    key,
+    loaded,
+    open_log,
+    open_still,
+    run_all,
+    settle,
+    stream_of,
+)
+
+
+def _fill(log: Log, count: int, size: int = 1000, *, stream: int = 1) -> None:
+    s = stream_of(log, key(stream))
+    for _ in range(count):
+        s.append_entries((entry(1, s.last_opid.index + 1, b"x" * size),))
+        log.turn()
+
+
+# --- group commit
+
+
+def test_64_appends_that_wait_together_cost_one_sync() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, segment_bytes=1 << 20))
+    streams = [stream_of(log, key(i)) for i in range(1, 65)]
+    log.turn()
+    syncs, writes, done = files.syncs, len(files.write_calls), []
+    for i, stream in enumerate(streams):
+        stream.append_entries((entry(1, 1),), lambda i=i: done.append(i))  # type: ignore[misc]
+    log.turn()
+    assert done == list(range(64))
+    assert files.syncs == syncs + 1
+    assert len(files.write_calls) == writes + 2  # the group, and the marker that is not synced
+
+
+def test_a_large_payload_is_handed_to_the_system_as_it_is() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, segment_bytes=4 << 20))
+    stream = stream_of(log)
+    log.turn()
+    payload = bytes(1 << 20)
+    seen: list[object] = []
+    file = log._appender.active.file  # type: ignore[union-attr]
+    write = file.write
+    file.write = lambda buffers, offset: (seen.extend(buffers), write(buffers, offset))  # type: ignore[method-assign,func-returns-value]
+    stream.append_entries((entry(1, 1, b"a"), entry(1, 2, payload)))
+    log.turn()
+    assert any(b is payload for b in seen)
+
+
+def test_callbacks_come_once_per_sync() -> None:
+    calls: list[int] = []
+    log = Log.open(
+        DIRECTORY,
+        SMALL,
+        NODE,
+        lambda c: (calls.append(len(c)), run_all(c))[1],
+        files=SimFiles(),
+        threads=False,
+    )
+    stream = stream_of(log)
+    for i in range(1, 6):
+        stream.append_entries((entry(1, i),), lambda: None)
+    log.turn()
+    assert calls == [5]
+
+
+# --- refusals
+
+
+def test_a_full_queue_throttles_entries_but_not_hard_state() -> None:
+    log = open_still(SimFiles(), replace(SMALL, queue_bytes_max=1000))
+    stream = stream_of(log)
+    stream.append_entries((entry(1, 1, b"x" * 500),))
+    with pytest.raises(Retryable, match="THROTTLED"):
+        stream.append_entries((entry(1, 2, b"x" * 500),))
+    assert stream.last_opid == OpId(1, 1)
+    stream.append_vote(2, ReplicaId(1))
+    log.turn()
+    stream.append_entries((entry(1, 2, b"x" * 5000),))
+    log.turn()
+    assert log.stats.throttled == 1
+
+
+def test_low_space_refuses_entries_and_loses_nothing() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, low_space_bytes=1 << 20))
+    stream = stream_of(log)
+    stream.append_entries((entry(1, 1),))
+    log.turn()
+    files.free = 1 << 19
+    log.refresh_space()
+    assert log.low_space
+    with pytest.raises(Retryable, match="DISK_FULL"):
+        stream.append_entries((entry(1, 2),))
+    stream.append_vote(7, ReplicaId(1))
+    log.turn()
+    log.close()
+    log = open_still(files)
+    assert loaded(log.stream(key())).hard_state.term == 7
+    assert loaded(log.stream(key())).entries == (entry(1, 1),)
+
+
+def test_a_segment_that_cannot_be_prepared_is_no_failure() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    files.free = 12 << 10  # less than a segment, enough to overrun
+    _fill(log, 5)
+    assert log.failed is None
+    assert log.stats.overruns > 0
+    files.free = 1 << 30
+    _fill(log, 40)
+    assert len(log.segments) > 1
+    log.close()
+    assert len(loaded(open_still(files).stream(key())).entries) == 45
+
+
+@pytest.mark.parametrize("what", ["sync", "write"])
+def test_a_failed_write_or_sync_is_final(what: str) -> None:
+    files = SimFiles()
+    told: list[Exception] = []
+    log = Log.open(DIRECTORY, SMALL, NODE, run_all, files=files, on_failure=told.append, threads=False)
+    stream = stream_of(log)
+    log.turn()
+    acknowledged: list[int] = []
+    if what == "sync":
+        files.sync_error = True
+    else:
+        files.free = 0
+    stream.append_entries((entry(1, 1, b"x" * 50000),), lambda: acknowledged.append(1))
+    log.turn()
+    files.sync_error, files.free = False, 1 << 30
+    assert isinstance(log.failed, Corrupt)
+    assert told == [log.failed]
+    with pytest.raises(Corrupt, match="IO_ERROR"):
+        stream.append_vote(3, ReplicaId(1))
+    log.turn()
+    log.close()
+    assert acknowledged == []
+
+
+def test_calls_that_do_not_fit_leave_no_trace() -> None:
+    log = open_still(SimFiles(), replace(SMALL, append_bytes_max=10_000))
+    stream = stream_of(log)
+    stream.append_entries(entries((1, 1), (1, 2)))
+    for bad in (entries((1, 4)), entries((1, 3), (1, 5)), entries((1, 0)), ()):
+        with pytest.raises(InvariantViolation):
+            stream.append_entries(bad)
+    with pytest.raises(Rejected, match="TOO_LARGE"):
+        stream.append_entries((entry(1, 3, b"x" * 20_000),))
+    with pytest.raises(Rejected, match="ALREADY_PRESENT"):
+        log.create_stream(key(), OPID_NONE, CONFIG)
+    with pytest.raises(Rejected, match="NOT_FOUND"):
+        log.stream(key(9))
+    log.turn()
+    assert loaded(stream).entries == entries((1, 1), (1, 2))
+
+
+def test_options_tell_all_their_faults() -> None:
+    with pytest.raises(Rejected, match=r"segment_bytes.*compression"):
+        LogOptions(segment_bytes=1, compression="rar").check()
+
+
+# --- sync modes
+
+
+def test_mode_never_syncs_hard_state_only() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, sync=SyncMode.NEVER, segment_bytes=1 << 20))
+    stream = stream_of(log)
+    log.turn()
+    syncs, done = files.syncs, []
+    stream.append_entries((entry(1, 1),), lambda: done.append(1))
+    log.turn()
+    assert (done, files.syncs) == ([1], syncs)
+    stream.append_vote(2, ReplicaId(1))
+    log.turn()
+    assert files.syncs == syncs + 1
+
+
+def test_mode_interval_syncs_after_a_while(tmp_path: Path) -> None:
+    options = replace(SMALL, sync=SyncMode.INTERVAL, sync_interval_ms=20)
+    log = Log.open(tmp_path / "wal", options, NODE, run_all)
+    stream = stream_of(log)
+    settle(log)
+    before = log.stats.syncs
+    done = threading.Event()
+    stream.append_entries((entry(1, 1),), done.set)
+    assert done.wait(10)
+    for _ in range(1000):
+        if log.stats.syncs > before:
+            break
+        time.sleep(0.01)
+    assert log.stats.syncs > before
+    log.close()
+
+
+# --- segments
+
+
+def test_old_bytes_of_a_recycled_segment_are_never_taken_for_new() -> None:
+    """Every group of the earlier life stands where a group of the new one could: still none is read."""
+    files = SimFiles()
+    log = open_still(files)
+    for _ in range(6):
+        _fill(log, 12)
+        log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+        log.collect()
+    assert log.stats.segments_recycled > 0
+    stream = log.stream(key())
+    want = [e.index for e in loaded(stream).entries]
+    stream.append_entries((entry(2, stream.last_opid.index + 1, b"y" * 1000),))
+    log.turn()
+    for seed in range(20):
+        other = open_still(files.copy().crash(random.Random(seed)))
+        assert not other.recovery.failed
+        found = loaded(other.stream(key())).entries
+        assert [e.index for e in found] == [*want, stream.last_opid.index]
+        assert all(e.payload == (b"y" if e.term == 2 else b"x") * 1000 for e in found)
+
+
+def test_closed_early_is_cut_to_its_size() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, segment_bytes=1 << 20))
+    _fill(log, 2)
+    log.close()
+    assert all(len(files.content(p)) < 10_000 for p in files.paths() if sequence_of(p.name) is not None)
+
+
+def test_the_keeper_prepares_the_next_segment(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "wal", replace(SMALL, prepare=True), NODE, run_all)
+    stream = stream_of(log)
+    for index in range(1, 200):
+        stream.append_entries((entry(1, index, b"x" * 500),))
+        if index % 20 == 0:
+            settle(log)
+            time.sleep(0.01)
+    settle(log)
+    assert log.stats.segments_prepared > 0
+    log.close()
+    log = Log.open(tmp_path / "wal", replace(SMALL, prepare=True), NODE, run_all)
+    assert len(loaded(log.stream(key())).entries) == 199
+    log.close()
+
+
+# --- collection
+
+
+def test_collection_keeps_what_is_unflushed_or_anchored() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    _fill(log, 60)
+    stream = log.stream(key())
+    assert log.collect().starts == {}
+    [pin] = log.pins()
+    assert (pin.key, pin.index) == (key(), 1)
+    stream.set_flushed(50)
+    stream.anchor("peer-2", 20)
+    got = log.collect()
+    assert got.segments > 0
+    assert stream.start.index < 20
+    assert got.starts[key()] == stream.start
+    assert stream.read_entries(20, 1)[0].index == 20
+    with pytest.raises(Rejected, match="NOT_FOUND"):
+        stream.read_entries(stream.start.index, 1)
+    stream.release("peer-2")
+    log.collect()
+    assert 20 < stream.start.index <= 50
+    log.close()
+    again = open_still(files).stream(key())
+    assert again.start == stream.start
+    assert [e.index for e in loaded(again).entries] == list(range(stream.start.index + 1, 61))
+
+
+def test_an_anchor_past_its_bound_is_dropped_and_reported() -> None:
+    log = open_still(SimFiles(), replace(SMALL, anchor_bytes_max=50_000))
+    stream = stream_of(log)
+    stream.anchor("peer-3", 1)
+    _fill(log, 20)
+    stream.set_flushed(20)
+    assert log.collect().dropped == ()
+    _fill(log, 40)
+    stream.set_flushed(60)
+    got = log.collect()
+    assert got.dropped == ((key(), "peer-3", 1),)
+    assert got.segments > 0
+
+
+def test_a_start_that_rises_carries_its_configuration() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    _fill(log, 10)
+    later = Configuration(11, CONFIG.peers[:2])
+    stream.append_entries((Entry(1, 11, EntryKind.CONFIG, 0, encode_configuration(later)),))
+    _fill(log, 40)
+    stream.set_flushed(51)
+    log.collect()
+    assert stream.start.index > 11
+    assert stream.config == later
+    log.close()
+    assert open_still(files).stream(key()).config == later
+
+
+def test_hard_state_outlives_its_segments() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream_of(log, key(2)).append_vote(9, ReplicaId(3))
+    _fill(log, 60)
+    log.stream(key()).set_flushed(60)
+    assert log.collect().segments > 0
+    after = files.crash(random.Random(3))
+    assert open_still(after).stream(key(2)).hard_state.term == 9
+
+
+# --- reading back
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_entries_are_read_from_disk_when_the_cache_has_dropped_them(compression: str | None) -> None:
+    log = open_still(SimFiles(), replace(SMALL, cache_bytes_max=0, compression=compression))
+    _fill(log, 30)
+    stream = log.stream(key())
+    assert not log.states[key()].cache
+    assert [e.index for e in stream.read_entries(5, 3000)] == [5, 6, 7]
+    assert [e.index for e in stream.read_entries(30, 1)] == [30]
+    assert stream.read_entries(31, 1) == []
+    assert len(stream.read_entries(1, 1 << 20)) == 30
+
+
+def test_damage_that_comes_while_the_log_runs_is_never_served() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, cache_bytes_max=0))
+    _fill(log, 5)
+    run = log.states[key()].runs[2]
+    files.content(log.segments[run.sequence].path)[run.offset + 200] ^= 1
+    stream = log.stream(key())
+    assert stream.read_entries(1, 1)[0].index == 1
+    with pytest.raises(Corrupt):
+        stream.read_entries(3, 1)
+
+
+# --- threads
+
+
+def test_many_threads_append_read_and_collect(tmp_path: Path) -> None:
+    options = replace(
+        SMALL, prepare=True, cache_bytes_max=20_000, segment_bytes=64 << 10, keeper_interval_ms=5
+    )
+    log = Log.open(tmp_path / "wal", options, NODE, run_all)
+    errors: list[BaseException] = []
+    done: dict[int, list[int]] = {n: [] for n in range(1, 5)}
+
+    def work(n: int) -> None:
+        try:
+            stream = stream_of(log, key(n))
+            for index in range(1, 301):
+                payload = f"{n}.{index}".encode() * 20
+                stream.append_entries((entry(1, index, payload),), lambda: done[n].append(index))  # noqa: B023
+                if index % 50 == 0:
+                    back = stream.read_entries(max(stream.start.index + 1, index - 40), 1 << 20)
+                    assert back[-1].payload == payload
+                    stream.set_flushed(index - 45)
+        except BaseException as exc:  # noqa: BLE001 - told to the main thread
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in done]
+    for thread in threads:
+        thread.start()
+    while any(t.is_alive() for t in threads):
+        log.collect()
+        time.sleep(0.005)
+    settle(log)
+    assert not errors
+    assert all(len(d) == 300 and d == sorted(d) for d in done.values())
+    log.close()
+    log = Log.open(tmp_path / "wal", options, NODE, run_all)
+    for n in done:
+        found = loaded(log.stream(key(n)))
+        assert found.entries[-1].index == 300
+        assert all(e.payload == f"{n}.{e.index}".encode() * 20 for e in found.entries)
+    log.close()
+
+
+def test_close_makes_what_was_appended_durable() -> None:
+    files = SimFiles()
+    log = open_log(files)
+    stream = stream_of(log)
+    done: list[int] = []
+    for index in range(1, 50):
+        stream.append_entries((entry(1, index),), lambda index=index: done.append(index))  # type: ignore[misc]
+    log.close()
+    log.close()
+    assert done == list(range(1, 50))
+    with pytest.raises(Retryable, match="closed"):
+        stream.append_term(5)
+    assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 49
+
+
+# --- any order of calls, against a plain list
+
+_op = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, 3), st.integers(1, 4)),
+    st.tuples(st.just("pop"), st.integers(0, 4), st.just(0)),
+    st.tuples(st.just("turn"), st.just(0), st.just(0)),
+    st.tuples(st.just("reopen"), st.just(0), st.just(0)),
+    st.tuples(st.just("flush"), st.integers(0, 5), st.just(0)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ops=st.lists(_op, max_size=30), cache=st.sampled_from([0, 500, 1 << 20]))
+def test_any_calls_against_a_list(ops: list[tuple[str, int, int]], cache: int) -> None:
+    files = SimFiles()
+    options = replace(SMALL, segment_bytes=8 << 10, cache_bytes_max=cache)
+    log = open_still(files, options)
+    stream = stream_of(log)
+    twin: list[Entry] = []
+    flushed, term = 0, 1
+    for what, a, b in ops:
+        if what == "append":
+            term += 1
+            first = max(len(twin) + 1 - a, flushed + 1)
+            new = tuple(entry(term, first + i, bytes([term % 256]) * 700) for i in range(b))
+            stream.append_entries(new)
+            twin[first - 1 :] = new
+        elif what == "pop":
+            at = max(len(twin) + 1 - a, flushed + 1)
+            stream.pop_entries(at)
+            del twin[at - 1 :]
+        elif what == "turn":
+            log.turn()
+        elif what == "flush":
+            flushed = max(flushed, len(twin) - a)
+            stream.set_flushed(flushed)
+            log.collect()
+        else:
+            log.close()
+            log = open_still(files, options)
+            stream = log.stream(key())
+            stream.set_flushed(flushed)
+        start = stream.start.index
+        assert start <= flushed
+        assert [*twin[start:]] == list(loaded(stream).entries)
+        assert stream.last_opid == (twin[-1].opid if twin else OPID_NONE)
+
+
+def test_the_keeper_never_prepares_over_the_segment_in_use(tmp_path: Path) -> None:
+    """It did: between the taking of a prepared segment and its opening the same sequence was wanted again."""
+    log = open_still(SimFiles())
+    wanted = log.wanted_sequence()
+    assert wanted is not None
+    log.offer_next(make_next(log, wanted))
+    assert log.wanted_sequence() is None
+    ready = log.take_next(wanted - 1)
+    assert ready is not None
+    assert log.wanted_sequence() == wanted + 1
+
+
+def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() -> None:
+    """Groups of one batch on both sides of a border: when the first segment is closed, its entries are known."""
+    log = open_still(SimFiles(), replace(SMALL, group_bytes_max=500))
+    stream = stream_of(log)
+    log.turn()
+    seen: list[int] = []
+    opened = log.segment_opened
+
+    def look(*args: object) -> None:
+        run = log.states[key()].runs
+        seen.append(run.last)
+        opened(*args)  # type: ignore[arg-type]
+
+    log.segment_opened = look  # type: ignore[method-assign]
+    for index in range(1, 21):
+        stream.append_entries((entry(1, index, b"x" * 1000),))
+    log.turn()
+    assert seen and seen[-1] > 5
