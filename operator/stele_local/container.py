@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Container:
         self.last_state: Json = {}
         self.ready = self.started = False
         self.exit_code: int | None = None  # of a container that will not run again
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stopping = asyncio.Event()
         self._id = ""
 
@@ -128,9 +129,11 @@ class Container:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = {**program.environment, "STELE_TERMINATION_LOG": str(message_path)}
         with self.log_path().open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command,
-                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=environment,
+            # Not asyncio's: a cancellation while it starts a process can hang it for good (Python 3.11).
+            process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=environment,
+                start_new_session=True,
             )  # fmt: skip
         self._process, started_at = process, now()
         self._id = f"process://{process.pid}"
@@ -143,7 +146,7 @@ class Container:
             code = await self._attend(process)
         finally:  # also when the machine lost its power: nothing of the group may be left
             self.kill()
-            await process.wait()
+            await _exit_code(process)
             self._process = None
         self.ready = self.started = False
         self.state = {"terminated": self._ending(code, started_at, message_path)}
@@ -161,9 +164,9 @@ class Container:
             message = self.log_path().read_bytes()[-2048:].decode(errors="replace")
         return ending | ({"message": message} if message else {})
 
-    async def _attend(self, process: asyncio.subprocess.Process) -> int:
+    async def _attend(self, process: subprocess.Popen[bytes]) -> int:
         """Probes and waits; returns the exit code (128 + signal for a killed one)."""
-        ended = asyncio.create_task(process.wait())
+        ended = asyncio.create_task(_exit_code(process))
         stopped = asyncio.create_task(self._stopping.wait())
         sick = asyncio.create_task(self._probe())
         try:
@@ -234,6 +237,20 @@ class Container:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the process and reaps it; negative for a signal."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(process.pid) if process.poll() is None else None
+    if descriptor is not None:
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+    return process.wait()
 
 
 def base_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,6 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before prctl
         sys.exit(1)

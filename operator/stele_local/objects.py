@@ -76,6 +76,13 @@ def find(obj: Any, *keys: str, default: Any = None) -> Any:
     return obj
 
 
+def drop_nulls(value: Any) -> Any:
+    """A copy in which null means absent, as built-in kinds are decoded."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return [drop_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def without(obj: Json, *keys: str) -> Json:
     return {key: value for key, value in obj.items() if key not in keys}
 

@@ -17,7 +17,7 @@ from typing import Any
 from stele_local import builtin, schema, status
 from stele_local.cel import MISSING, Rules
 from stele_local.kinds import BUILT_IN, CRD, NAMESPACE, POD, Kind, from_crd
-from stele_local.objects import find, merge_patch, now, parse_time, random_suffix, stamp, without
+from stele_local.objects import drop_nulls, find, merge_patch, now, parse_time, random_suffix, stamp, without
 from stele_local.selection import parse_fields, parse_labels
 from stele_local.status import Cause
 from stele_local.store import Store
@@ -131,7 +131,7 @@ class Registry:
     # -- writing
 
     def create(self, kind: Kind, namespace: str, body: Json, options: WriteOptions = PLAIN) -> Written:
-        obj = copy.deepcopy(body)
+        obj = copy.deepcopy(body) if kind.custom else drop_nulls(body)
         metadata = obj.setdefault("metadata", {})
         metadata = obj["metadata"] = {k: v for k, v in metadata.items() if v is not None}
         self._check_namespace(kind, namespace, metadata)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
-import kubernetes.aio.client
-import kubernetes.aio.config
 import pytest
 
 from stele_local import processes
@@ -36,17 +34,28 @@ def _until(holds: Any, what: str) -> None:
         time.sleep(0.05)
 
 
-async def _create_pod(folder: Path) -> None:
-    await kubernetes.aio.config.load_kube_config(config_file=str(folder / "kubeconfig"))
-    async with kubernetes.aio.client.ApiClient() as client:
-        core = kubernetes.aio.client.CoreV1Api(client)
-        await core.create_namespaced_pod("default", {"apiVersion": "v1", "kind": "Pod", **pod("a")})
+def _create_pod(folder: Path, body: Any) -> None:
+    access = json.loads((folder / "cluster.json").read_text())
+    request = urllib.request.Request(
+        f"{access['url']}/api/v1/namespaces/default/pods",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {access['token']}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
+        assert answer.status == 201
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Any:
     yield tmp_path
     _run(tmp_path, "down")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # a zombie has none
+    except OSError:
+        return False
 
 
 def _owner(folder: Path) -> int:
@@ -57,7 +66,7 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     assert "no cluster runs" in _run(folder, "status", code=1)
     assert _run(folder, "up", "--machines", "2").startswith("export KUBECONFIG=")
     assert "runs in" in _run(folder, "up", code=1)
-    asyncio.run(_create_pod(folder))
+    _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     _run(folder, "off", "n1")
     _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
@@ -70,13 +79,13 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     )
     owner = _owner(folder)
     assert _run(folder, "down").startswith("down")
-    assert processes.left_over(folder) == [] and not Path(f"/proc/{owner}").exists()
+    assert processes.left_over(folder) == [] and not _lives(owner)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_cluster(folder: Path, number: signal.Signals) -> None:
     _run(folder, "up", "--machines", "1")
-    asyncio.run(_create_pod(folder))
+    _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     os.kill(_owner(folder), number)
     _until(lambda: not processes.left_over(folder), "its processes are gone")
@@ -88,15 +97,7 @@ def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
     """They do not die with their parent's parent: only the mark in their environment finds them."""
     stray = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); time.sleep(600)"
     _run(folder, "up", "--machines", "1")
-
-    async def create() -> None:
-        await kubernetes.aio.config.load_kube_config(config_file=str(folder / "kubeconfig"))
-        async with kubernetes.aio.client.ApiClient() as client:
-            body = pod("a", "python", "-c", stray, container={"readinessProbe": None})
-            core = kubernetes.aio.client.CoreV1Api(client)
-            await core.create_namespaced_pod("default", {"apiVersion": "v1", "kind": "Pod", **body})
-
-    asyncio.run(create())
+    _create_pod(folder, pod("a", "python", "-c", stray, container={"readinessProbe": None}))
     _until(lambda: len(processes.left_over(folder)) == 2, "both run")
     os.kill(_owner(folder), signal.SIGKILL)
     _until(lambda: len(processes.left_over(folder)) == 1, "the stray is left")

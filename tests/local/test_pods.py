@@ -46,8 +46,10 @@ async def test_a_deaf_process_is_killed_after_the_grace(cluster: LocalCluster) -
     cluster.registry.create(
         POD, "default", pod("a", "python", "-c", deaf, container={"readinessProbe": None})
     )
-    await until(lambda: "running" in container_status(cluster, "a").get("state", {}), "a runs")
+    logs = cluster.folder / "logs" / "default"
+    await until(lambda: any(log.read_text() for log in logs.glob("a-*/main-0.log")), "a ignores SIGTERM")
     _delete(cluster, "a", grace_seconds=1)
+    await until(lambda: container_status(cluster, "a").get("state", {}).get("running"), "a does not care")
     await until(lambda: not cluster.registry.find(POD, "default", "a"), "a is gone")
     assert processes.left_over(cluster.folder) == []
 
