@@ -194,7 +194,7 @@ async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp
         await session.insert({"id": "x"})
         await session.insert({"id": 1})
         async with asyncio.timeout(5):
-            while not tablet.attempts:  # noqa: ASYNC110 - the timer tells nobody
+            while not tablet.attempts:
                 await asyncio.sleep(0.01)
         with pytest.raises(RowErrors) as caught:
             await session.flush()

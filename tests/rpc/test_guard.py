@@ -168,13 +168,13 @@ async def test_past_the_budget_clients_are_throttled_and_peers_are_not() -> None
     async with served(budget) as (service, address, _), pool_of(Identity()) as pool, pool_of(peer) as peers:
         service.wait.clear()
         first = asyncio.ensure_future(ask(pool, address, "x" * 1_900))
-        while not budget.used_bytes:  # noqa: ASYNC110 - the server tells nobody
+        while not budget.used_bytes:
             await asyncio.sleep(0.005)
         with pytest.raises(Retryable) as caught:
             await ask(pool, address, "x" * 500)
         assert caught.value.code is Code.THROTTLED
         second = asyncio.ensure_future(ask(peers, address, "x" * 500))
-        while len(service.requests) < 2:  # noqa: ASYNC110
+        while len(service.requests) < 2:
             await asyncio.sleep(0.005)
         service.wait.set()
         await asyncio.gather(first, second)

@@ -84,7 +84,7 @@ def message(number: int, size_bytes: int = 0) -> consensus_pb2.ConsensusMessage:
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for is told by nobody
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -1,0 +1,95 @@
+"""The client on real processes: what was acknowledged is there, once, also when nodes are killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from stele.client import AsyncClient
+from stele.client.admin import cluster_view
+from stele.client.health import examine
+from stele.model.errors import Code, SteleError
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.harness import Cluster
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int64", True)], ["id"])
+FOUR = PartitionSchema((HashPartition((0,), 4),))
+
+
+async def test_tables_rows_and_key_spaces_on_real_nodes(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        data = pa.table({"id": np.arange(50_000), "name": [f"n{i}" for i in range(50_000)]})
+        assert (await table.write_arrow(data)).rows_written == 50_000
+        then = client.now()
+        await table.update({"id": 7, "n": 70})
+        await table.delete({"id": 8})
+        assert await table.get({"id": 7}) == {"id": 7, "name": "n7", "n": 70}
+        assert await table.scan().count() == 49_999
+        assert await table.scan(snapshot=then).count() == 50_000
+        found = await table.scan(["id"], [("id", "<", 10)], ordered=True).to_table()
+        assert found["id"].to_pylist() == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+        space = await client.create_keyspace("s")
+        assert await space.elect("primary", "me") == "me"
+        assert await space.list() == [(b"primary", b"me")]
+        health = examine(await cluster_view(client.masters))
+        async with asyncio.timeout(20):
+            while not health.healthy:
+                await asyncio.sleep(0.1)
+                health = examine(await cluster_view(client.masters))
+        assert {node.state for node in health.nodes} == {"alive"}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "ksck", "--masters", cluster.master_addresses[0]),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        assert out.decode().splitlines()[-1] == "OK"
+        await client.delete_table("t")
+        assert [info.name for info in await client.list_tables()] == ["s"]
+
+
+async def test_inserts_while_nodes_are_killed_are_there_once(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        acknowledged: list[int] = []
+        unknown: list[int] = []
+        stop = asyncio.Event()
+
+        async def write(number: int) -> None:
+            while not stop.is_set():
+                try:
+                    await table.insert({"id": number})
+                    acknowledged.append(number)
+                except SteleError as exc:
+                    # A retry of an insert that had been done would be told ALREADY_PRESENT.
+                    assert exc.code in (Code.UNKNOWN_OUTCOME, Code.NO_QUORUM), exc
+                    unknown.append(number)
+                number += 8
+
+        writers = [asyncio.ensure_future(write(number)) for number in range(8)]
+        for node in cluster.nodes:
+            await asyncio.sleep(0.3)
+            cluster.kill(node)
+            await asyncio.sleep(0.3)
+            cluster.restart(node)
+            await cluster.wait_ready(node)
+            await asyncio.sleep(0.7)
+        stop.set()
+        await asyncio.gather(*writers)
+        found = (await table.scan(["id"]).to_table())["id"].to_pylist()
+        assert len(found) == len(set(found))
+        assert set(acknowledged) <= set(found)
+        assert set(found) <= set(acknowledged) | set(unknown)
+        assert len(acknowledged) > 50
