@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.ports import ReplicaOptions
+from stele.consensus.quiet import follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model import writeop
@@ -53,14 +54,14 @@ class Network:
         self.random = random.Random(7)
 
     def send(
-        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message, quiet: bool
     ) -> None:
         if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
             return
         target = self.nodes.get(to)
         if target is not None and not target.stopped:
             asyncio.get_running_loop().call_soon(
-                target.manager.on_message, sender.node_id, tablet, from_, to_, message
+                target.receive, sender.node_id, tablet, ReplicaId(from_), to_, message, quiet
             )
 
 
@@ -130,9 +131,20 @@ class TestNode:
     def randint(self, a: int, b: int, /) -> int:
         return self._random.randint(a, b)
 
-    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
+    def send(
+        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+    ) -> None:
         tablet = bytes.fromhex(replica.tablet_id)
-        self.network.send(self, node_id, tablet, replica.replica_id, to, message)
+        self.network.send(self, node_id, tablet, replica.replica_id, to, message, quiet)
+
+    def receive(
+        self, from_node: NodeId, tablet: bytes, sender: ReplicaId, to: int, message: Message, quiet: bool
+    ) -> None:
+        replica = self.manager.route(tablet, to)
+        if replica is not None and not (
+            quiet and follow_quiet(replica, sender, message, lambda node_id: True)
+        ):
+            replica.on_message(from_node, sender, message)
 
     def changed(self, replica: Replica) -> None:
         pass

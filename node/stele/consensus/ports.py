@@ -53,8 +53,10 @@ class Host(Protocol):
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
 
-    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
-        """Hand a message to the transport; it may be lost, late, doubled or out of order."""
+    def send(
+        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+    ) -> None:
+        """Hand a message to the transport; it may be lost, late, doubled or out of order. `quiet`: marked so."""
 
     def changed(self, replica: Replica) -> None:
         """State, role, term or configuration differ from what was last reported."""

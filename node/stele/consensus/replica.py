@@ -94,6 +94,7 @@ class Replica:
         self._flushed_marks: deque[tuple[int, int]] = deque()
         self._configs: list[Configuration] = []
         self.last_applied_ms = 0
+        self.active_ms = host.now_ms()
         self.committed_opid = OPID_NONE
         self.leading_since_ms = 0
         self._serves = False
@@ -133,6 +134,22 @@ class Replica:
     def core(self) -> RaftCore | None:
         """The raft core, None before start and for a replica whose log is damaged."""
         return self._runtime.core if self._runtime is not None else None
+
+    @property
+    def runtime(self) -> CoreRuntime | None:
+        """What feeds the core, None where there is none."""
+        return self._runtime
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(
+            len(self._proposals)
+            or self._reads
+            or self._read_futures
+            or self._answers
+            or self._ceiling_waiters
+        )
 
     @property
     def applied_index(self) -> int:
@@ -181,7 +198,7 @@ class Replica:
         self.term = status.term
         self._runtime = CoreRuntime(core, stream, self, self.host.now_ms)
         self.state = ReplicaState.CONFIGURING
-        self._runtime.post(Start(self.host.now_ms()))
+        self._runtime.post(Start(self._runtime.now_ms()))
         self.host.changed(self)
 
     def fail(self, reason: str) -> None:
@@ -234,7 +251,7 @@ class Replica:
         """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
         if self._runtime is not None and self.state is not ReplicaState.STOPPED:
             self._node_of[sender] = from_node
-            self._runtime.post(Received(sender, message, self.host.now_ms()))
+            self._runtime.post(Received(sender, message, self._runtime.now_ms()))
 
     def peer_node_failed(self, node_id: str) -> None:
         """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
@@ -380,6 +397,7 @@ class Replica:
             return
         context = next(self._contexts)
         self._reads[context] = futures
+        self.active_ms = self.host.now_ms()
         self._runtime.post(RequestRead(context))
 
     def _refuse_reads(self, error: SteleError) -> None:
@@ -457,7 +475,8 @@ class Replica:
         """
         self.check_leader()
         context = next(self._contexts)
-        await self._ask(context, TransferLeadership(context, target, self.host.now_ms()))
+        now_ms = self._runtime.now_ms() if self._runtime is not None else 0
+        await self._ask(context, TransferLeadership(context, target, now_ms))
 
     async def _ask(self, context: int, event: ProposeChange | TransferLeadership) -> Any:
         if self._runtime is None:
@@ -549,6 +568,7 @@ class Replica:
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
         """Entries are about to be written: remember the ceilings among them."""
+        self.active_ms = self.host.now_ms()
         for entry in entries:
             if entry.kind is EntryKind.CEILING:
                 self.timestamps.in_log(decode_ceiling(entry.payload))
@@ -651,10 +671,11 @@ class Replica:
             self._leaderless_since_ms = self.host.now_ms()
         self.role, self.term, self.leader = change.role, change.term, change.leader
         self._serves = change.serves
+        self.active_ms = self.host.now_ms()
         self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
         if self.role is Role.LEADER and not led:
             self.timestamps.lead()
-            self.leading_since_ms = self.host.now_ms()
+            self.leading_since_ms = self._runtime.now_ms() if self._runtime is not None else 0
             self._ceilings.clear()
             self._ceiling_contexts.clear()
         elif led and self.role is not Role.LEADER:

@@ -88,11 +88,38 @@ class CoreRuntime:
         self._stall_told = False
         self._stall_ms = core.options.election_min_ms
         self._reads: set[asyncio.Task[None]] = set()
+        self._quiet_since_ms: int | None = None
+        self._quiet_ms = 0  # how long the core's time has stood still in all
+
+    def now_ms(self) -> int:
+        """The core's time: the node's, without the times in which the group was quiet."""
+        now = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
+        return now - self._quiet_ms
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the core's time stands still: no heartbeats, no elections."""
+        return self._quiet_since_ms is not None
+
+    def rest(self) -> bool:
+        """Stop the core's time, if nothing is under way; the next event starts it again."""
+        if self._events or self._appends or self._unsynced or self._held or self._reads or self._stopped:
+            return False
+        self._quiet_since_ms = self._now_ms()
+        return True
+
+    def wake(self) -> None:
+        """Let the core's time go on where it stopped."""
+        if self._quiet_since_ms is not None:
+            self._quiet_ms += self._now_ms() - self._quiet_since_ms
+            self._quiet_since_ms = None
 
     def post(self, event: Event) -> None:
         """Feed `event` to the core at the end of this turn of the loop."""
         if self._stopped:
             return
+        if self._quiet_since_ms is not None:
+            self.wake()
         self._events.append(event)
         if not self._scheduled:
             self._scheduled = True
@@ -103,8 +130,8 @@ class CoreRuntime:
         if self._unsynced and not self._stall_told and now_ms - self._unsynced[0][1] > self._stall_ms:
             self._stall_told = True
             self.post(SyncStalled())
-        if now_ms >= self.deadline_ms:
-            self.post(Tick(now_ms))
+        if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self.deadline_ms:
+            self.post(Tick(now_ms - self._quiet_ms))
 
     def stop(self) -> None:
         """Feed and persist nothing more."""

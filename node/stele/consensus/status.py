@@ -59,7 +59,7 @@ def replica_status(replica: Replica) -> common_pb2.ReplicaStatusPB:
         pb.schema_version = schema.version if schema is not None else 0
         pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
-    now_ms = replica.host.now_ms()
+    now_ms = replica.runtime.now_ms() if replica.runtime is not None else 0
     for peer in status.peers:
         heard = peer.last_heard_ms
         pb.peers.append(

@@ -27,7 +27,6 @@ from stele.consensus.superblock import DataState, Superblock, read_superblock, w
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
-from stele.raft.messages import Message
 
 log = structlog.get_logger("stele.tserver")
 
@@ -115,16 +114,9 @@ class TabletManager:
 
     # --- events
 
-    def on_message(self, from_node: NodeId, tablet: bytes, sender: int, to: int, message: Message) -> None:
-        """Hand a message to its replica; one that is not here is not answered."""
-        replica = self._routes.get((tablet, to))
-        if replica is not None:
-            replica.on_message(from_node, ReplicaId(sender), message)
-
-    def incarnation_of(self, tablet: bytes, to: int) -> int:
-        """The tablet incarnation that a replica accepts; lower ones are refused."""
-        replica = self._routes.get((tablet, to))
-        return replica.superblock.tablet_incarnation if replica is not None else 0
+    def route(self, tablet: bytes, to: int) -> Replica | None:
+        """The replica a message is for; one that is not here is not answered."""
+        return self._routes.get((tablet, to))
 
     def tick(self, now_ms: int) -> None:
         """Time has passed."""

@@ -57,6 +57,7 @@ from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import NodeOptions
+from stele.tserver.quiet import QuietGroups
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
@@ -87,6 +88,7 @@ class Node:
         self.volume: Volume
         self.log: Any
         self.manager: TabletManager
+        self.quiet: QuietGroups
         self.sessions: CopySessions
         self.heartbeater: Heartbeater
         self.pool: ChannelPool
@@ -129,23 +131,24 @@ class Node:
         """A whole number from a to b."""
         return self._random.randint(a, b)
 
-    def send(self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message) -> None:
-        """Hand a message to the transport; one to this node itself is delivered here."""
-        if node_id == self.node_id:
-            tablet = bytes.fromhex(replica.tablet_id)
-            self._loop.call_soon(
-                self.manager.on_message, self.node_id, tablet, replica.replica_id, to, message
-            )
-            return
+    def send(
+        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+    ) -> None:
+        """Hand a message to the transport."""
         envelope = consensus_pb2.ConsensusMessage(
             tablet_id=bytes.fromhex(replica.tablet_id),
             from_replica=replica.replica_id,
             to_replica=to,
             tablet_incarnation=replica.superblock.tablet_incarnation,
+            quiet=quiet,
         )
         message_to_pb(message, envelope)
         bulk = isinstance(message, UpdateRequest) and bool(message.entries)
         self.transport.send(node_id, envelope, bulk=bulk)
+
+    def _ping(self, node_id: NodeId) -> None:
+        if self.transport.connected(node_id):
+            self.transport.send(node_id, consensus_pb2.ConsensusMessage())
 
     def changed(self, replica: Replica) -> None:
         """A replica's report is due."""
@@ -185,6 +188,7 @@ class Node:
         self.manager = TabletManager(
             self.volume.tablets_directory, self.log, self, self.options.replica, hold=self._hold
         )
+        self.quiet = QuietGroups(self.manager, self.options.replica.raft, self._ping, self.now_ms())
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
         self.transport = PeerTransport(
             self.identity,
@@ -197,7 +201,7 @@ class Node:
         await self._measure_disk()
         await self._serve(host)
         self.heartbeater.start(record.masters)
-        self._ticker = Ticker(self.clock, self.manager.tick, self._watch)
+        self._ticker = Ticker(self.clock, self._tick, self._watch)
         self._starting = self._loop.create_task(self._open_replicas())
 
     async def _serve(self, host: str) -> None:
@@ -388,19 +392,26 @@ class Node:
         return ""
 
     def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
-        manager = self.manager
-        tablet, to = envelope.tablet_id, envelope.to_replica
-        if envelope.tablet_incarnation < manager.incarnation_of(tablet, to):
+        self.quiet.heard(from_node)
+        replica = self.manager.route(envelope.tablet_id, envelope.to_replica)
+        if replica is None or envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
             return
         try:
             message = message_from_pb(envelope)
         except SteleError as exc:
             log.warning("message refused", from_node=from_node, error=str(exc))
             return
-        manager.on_message(from_node, tablet, envelope.from_replica, to, message)
+        sender = ReplicaId(envelope.from_replica)
+        if not (envelope.quiet and self.quiet.take(replica, sender, message)):
+            replica.on_message(from_node, sender, message)
 
     def _on_disconnect(self, node_id: NodeId) -> None:
+        self.quiet.lost(node_id)
         self.manager.peer_node_failed(node_id)
+
+    def _tick(self, now_ms: int) -> None:
+        self.manager.tick(now_ms)
+        self.quiet.tick(now_ms)
 
 
 def _run_all(callbacks: list[Callable[[], None]]) -> None:

@@ -1,0 +1,78 @@
+"""Quiet groups: a group in which nothing happens stops its heartbeats and its clocks; its nodes hear each other instead.
+
+The leader of a group that has been idle sends one last update marked quiet and stops its core's time. A follower that
+has everything, and agrees who leads, stops its own and does not answer; any other answers as ever, which wakes the
+leader. Whatever happens next, a message, a write, a read, a change or a peer's node that falls silent, wakes the
+replica, and its time goes on where it stopped.
+
+Invariant: a core's time stands still only while the nodes of all its peers are heard; safety never depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stele.model.config import MemberType
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft.effects import Role
+from stele.raft.messages import Message, UpdateRequest
+
+if TYPE_CHECKING:
+    from stele.consensus.replica import Replica
+
+QUIET_AFTER_MS = 3_000
+"""How long a group must have been idle."""
+
+
+def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:
+    """The nodes of a replica's peers."""
+    return tuple(p.node_id for p in replica.config.peers if p.node_id != replica.host.node_id)
+
+
+def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
+    """On a leader: rest if nothing is under way, all peers have everything, and all their nodes are heard."""
+    core, runtime = replica.core, replica.runtime
+    if core is None or runtime is None or runtime.quiet or not replica.is_leader:
+        return False
+    if replica.host.now_ms() - replica.active_ms < QUIET_AFTER_MS or replica.busy:
+        return False
+    status = core.status()
+    last = status.last_logged
+    complete = (
+        status.term_committed
+        and status.commit_index == last.index == replica.applied_index
+        and status.pending_change_index is None
+        and status.transferring_to is None
+        and len(status.peers) == len(status.config.peers) - 1
+        and all(p.match_index == last.index and p.reachable for p in status.peers)
+        and all(p.member_type is MemberType.VOTER for p in status.config.peers)
+        and all(heard(node_id) for node_id in peer_nodes(replica))
+    )
+    if not complete or not runtime.rest():
+        return False
+    message = UpdateRequest(status.term, last, (), status.commit_index, 0, runtime.now_ms(), last.index)
+    for peer in status.config.peers:
+        if peer.replica_id != replica.replica_id:
+            replica.host.send(replica, peer.node_id, peer.replica_id, message, quiet=True)
+    return True
+
+
+def follow_quiet(
+    replica: Replica, sender: ReplicaId, message: Message, heard: Callable[[NodeId], bool]
+) -> bool:
+    """On a follower: rest with its leader, if it has everything; false: take the message as any other."""
+    core, runtime = replica.core, replica.runtime
+    if core is None or runtime is None or not isinstance(message, UpdateRequest):
+        return False
+    if replica.role is not Role.FOLLOWER or replica.leader != sender or replica.term != message.term:
+        return False
+    if not all(heard(node_id) for node_id in peer_nodes(replica)):
+        return False
+    status = core.status()
+    agrees = (
+        status.term_committed
+        and status.last_logged == status.last_durable == message.preceding
+        and status.commit_index == message.commit_index == replica.applied_index
+    )
+    return agrees and (runtime.quiet or runtime.rest())

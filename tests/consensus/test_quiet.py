@@ -1,0 +1,93 @@
+"""Quiet groups: no heartbeats when nothing happens, and awake for whatever does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stele.consensus import quiet
+from stele.consensus.quiet import begin_quiet
+from stele.consensus.replica import Replica
+from tests.consensus.cluster import Group, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
+
+
+def resting(replica: Replica) -> bool:
+    return replica.runtime is not None and replica.runtime.quiet
+
+
+async def put_to_rest(group: Group) -> Replica:
+    leader = await group.leader()
+    for _ in range(200):
+        begin_quiet(leader, lambda node_id: True)
+        await asyncio.sleep(0.02)
+        if all(resting(r) for r in group.replicas()):
+            return leader
+    raise AssertionError("the group does not rest")
+
+
+async def test_an_idle_group_rests_and_keeps_its_leader(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    await asyncio.sleep(1.0)
+    assert all(resting(r) for r in group.replicas())
+    assert await group.leader() is leader
+
+
+async def test_a_write_wakes_it(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    await asyncio.sleep(0.5)
+    term = leader.term
+    await group.write(rows([2]))
+    await leader.linearizable_read()
+    assert leader.term == term and table(leader) == {1: "x1", 2: "x2"}
+    for replica in group.replicas():
+        await group.caught_up(replica)
+
+
+async def test_a_restarted_follower_wakes_it_and_catches_up(group_of: MakeGroup) -> None:
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    follower = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(follower)
+    group.nodes[group.nodes.index(node)] = await node.restart()
+    back = group.replica(follower.replica_id)
+    await wait_until(lambda: table(back) == {1: "x1"})
+    assert await group.leader() is leader
+
+
+async def test_a_silent_leaders_followers_wake_and_elect(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    nodes[0].network.cut.add(leader.host.node_id)
+    for replica in group.replicas():
+        if replica is not leader and replica.runtime is not None:
+            replica.runtime.wake()
+    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not leader))
+    await group.write(rows([2]))
+
+
+async def test_a_follower_that_lacks_something_answers(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    behind = next(r for r in group.replicas() if r is not leader)
+    nodes[0].network.cut.add(behind.host.node_id)
+    await group.write(rows([2]))
+    for _ in range(20):
+        assert not begin_quiet(leader, lambda node_id: True)
+        await asyncio.sleep(0.02)
+    nodes[0].network.cut.clear()
+    await put_to_rest(group)
+    assert table(behind) == {1: "x1", 2: "x2"}
