@@ -11,16 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import get_context
 
-from tests.sim.plan import draw_plan
-from tests.sim.world import SimulationFailure, World
-
-
-def run_seed(seed: int) -> tuple[int, int, str]:
-    """(seed, acknowledged writes, what failed or nothing)."""
-    try:
-        return seed, World(draw_plan(seed)).run().acknowledged, ""
-    except SimulationFailure as exc:
-        return seed, 0, str(exc)
+from tests.sim.world import run_seed
 
 
 def _results(seeds: range, jobs: int) -> Iterator[tuple[int, int, str]]:

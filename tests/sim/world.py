@@ -26,7 +26,7 @@ from stele.raft.messages import Message
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.driver import Driver, sim_peer
-from tests.sim.plan import Plan
+from tests.sim.plan import Plan, draw_plan
 from tests.sim.replica import SimReplica
 
 _HEAL_MS_MAX = 30_000
@@ -378,3 +378,11 @@ class World:
     def _report(self, exc: BaseException) -> str:
         story = "\n".join(f"{now:9.1f}  {text.format(*arguments)}" for now, text, arguments in self._story)
         return f"{story}\nseed {self.plan.seed} at {self.now:.1f} ms: {exc!r}\nplan: {self.plan}\nstate: {self._state()}"
+
+
+def run_seed(seed: int) -> tuple[int, int, str]:
+    """(seed, acknowledged writes, what failed or nothing), as other processes need it."""
+    try:
+        return seed, World(draw_plan(seed)).run().acknowledged, ""
+    except SimulationFailure as exc:
+        return seed, 0, str(exc)
