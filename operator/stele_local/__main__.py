@@ -27,7 +27,8 @@ STOP_SECONDS = 15.0
 
 def _access(folder: Path) -> Json:
     try:
-        return json.loads((folder / "cluster.json").read_text())
+        access: Json = json.loads((folder / "cluster.json").read_text())
+        return access
     except FileNotFoundError:
         raise click.ClickException(f"no cluster runs in {folder}: start one with `stele-local up`") from None
 
@@ -41,7 +42,8 @@ def _control(folder: Path, *words: str) -> Json:
     )
     try:
         with urllib.request.urlopen(request, timeout=STOP_SECONDS) as answer:
-            return json.load(answer)
+            told: Json = json.load(answer)
+            return told
     except urllib.error.HTTPError as error:
         raise click.ClickException(json.load(error)["message"]) from error
     except OSError as error:

@@ -185,7 +185,7 @@ _POD_MAY_CHANGE = (
 
 def _pod_update(name: str, old: Json, new: Json) -> None:
     def fixed(obj: Json) -> Json:
-        spec = copy.deepcopy(obj["spec"])
+        spec: Json = copy.deepcopy(obj["spec"])
         for word in ("activeDeadlineSeconds", "tolerations", "nodeName"):
             spec.pop(word, None)
         for container in spec["containers"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -202,7 +203,11 @@ def count_budgets(registry: Registry, budgets: Kind) -> None:
             "observedGeneration": metadata["generation"], "expectedPods": len(pods), "currentHealthy": healthy,
             "desiredHealthy": wanted, "disruptionsAllowed": max(0, healthy - wanted) if pods else 0,
         }  # fmt: skip
-        registry.change(budgets, budget, lambda new, state=state: new["status"].update(state), "status")
+        registry.change(budgets, budget, partial(_set_status, state), "status")
+
+
+def _set_status(state: Json, obj: Json) -> None:
+    obj["status"].update(state)
 
 
 def is_ready(pod: Json) -> bool:

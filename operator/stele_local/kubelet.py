@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class Pod:
             )
             self.containers[container["name"]] = Container(
                 spec=container,
-                prepare=lambda container=container: self._program(container),
+                prepare=partial(self._program, container),
                 address=self._address,
                 logs=self.logs,
                 restart_policy=spec["restartPolicy"],

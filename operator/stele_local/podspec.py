@@ -169,5 +169,6 @@ def rewrite(text: str, mounted: Mapping[str, Path]) -> str:
     """`text` with every mountPath prefix replaced by its real folder; the longest mountPath wins."""
     for mount in sorted(mounted, key=len, reverse=True):
         pattern = rf"(^|[=:,\s]){re.escape(mount)}(?=/|$|[:,\s])"
-        text = re.sub(pattern, lambda m, mount=mount: f"{m[1]}{mounted[mount]}", text)
+        folder = str(mounted[mount]).replace("\\", r"\\")
+        text = re.sub(pattern, rf"\g<1>{folder}", text)
     return text

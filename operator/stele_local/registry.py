@@ -409,7 +409,7 @@ def _may_go(kind: Kind, metadata: Json, obj: Json) -> bool:
         return False
     if kind is NAMESPACE:
         return not find(obj, "spec", "finalizers")
-    return metadata.get("deletionGracePeriodSeconds", 0) == 0
+    return not metadata.get("deletionGracePeriodSeconds")
 
 
 def _check_metadata(metadata: Json) -> list[Cause]:

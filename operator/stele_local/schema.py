@@ -56,7 +56,8 @@ def child(schema: Schema, key: str) -> Schema | None:
     """The schema of a field, from `properties` or `additionalProperties`; None when the field is unknown."""
     properties = schema.get("properties") or {}
     if key in properties:
-        return properties[key]
+        named: Schema = properties[key]
+        return named
     extra = schema.get("additionalProperties")
     return extra if isinstance(extra, Mapping) else {} if extra else None
 

@@ -17,7 +17,8 @@ _EXISTS = re.compile(r"(!?)\s*([\w./-]+)")
 
 
 def _labels(obj: Json) -> Mapping[str, str]:
-    return find(obj, "metadata", "labels", default={})
+    labels: Mapping[str, str] = find(obj, "metadata", "labels", default={})
+    return labels
 
 
 def parse_labels(text: str) -> Test:

@@ -180,7 +180,7 @@ def _cell(column: Column) -> Callable[[Json], Any]:
         value = values[0] if len(values) == 1 else ",".join(str(v) for v in values)
         if column.type == "date":
             return age(value)
-        fits = {"integer": int, "number": (int, float), "boolean": bool}.get(column.type)
+        fits: Any = {"integer": int, "number": (int, float), "boolean": bool}.get(column.type)
         return str(value) if column.type == "string" else value if fits and isinstance(value, fits) else None
 
     return read

@@ -21,7 +21,7 @@ PV_PROTECTION = "kubernetes.io/pv-protection"
 
 def folder(machines: Machines, volume: Json) -> Path:
     """Where a PV's data lies: a folder of its machine."""
-    return machines[machine_of(volume)].folder / "volumes" / volume["metadata"]["name"]
+    return machines[machine_of(volume)].folder / "volumes" / str(volume["metadata"]["name"])
 
 
 def machine_of(volume: Json) -> str:

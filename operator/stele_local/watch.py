@@ -74,6 +74,7 @@ async def stream(
     """Events until the time-out, the end of the kind, or `ended()`."""
     loop = asyncio.get_running_loop()
     queue = store.open_watch(kind.key)
+    change: Change | None
     try:
         start = options.version
         if start and start < store.oldest(kind.key):

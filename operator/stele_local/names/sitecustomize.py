@@ -7,15 +7,16 @@ the system's way. Programs that are not Python see nothing of this."""
 import json
 import os
 import socket
+from typing import Any
 
 DOMAIN = "cluster.local"
 _system_getaddrinfo = socket.getaddrinfo
 _hosts_path = os.environ.get("STELE_LOCAL_HOSTS", "")
 _namespace = os.environ.get("STELE_LOCAL_NAMESPACE", "default")
-_read = (0, {})
+_read: "tuple[int, dict[str, list[str]]]" = (0, {})
 
 
-def _hosts():
+def _hosts() -> "dict[str, list[str]]":
     global _read
     changed = os.stat(_hosts_path).st_mtime_ns
     if changed != _read[0]:
@@ -24,7 +25,7 @@ def _hosts():
     return _read[1]
 
 
-def addresses(name):
+def addresses(name: str) -> "list[str] | None":
     """Addresses of a cluster name; None where it is not ours to answer."""
     name = name.rstrip(".").lower()
     hosts = _hosts()
@@ -34,7 +35,9 @@ def addresses(name):
     return [] if name.endswith((f".{DOMAIN}", ".svc")) else None
 
 
-def _getaddrinfo(host, port, family=0, type=0, proto=0, flags=0):
+def _getaddrinfo(
+    host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+) -> "list[Any]":
     text = host.decode() if isinstance(host, bytes) else host
     found = addresses(text) if text else None
     if found is None:
