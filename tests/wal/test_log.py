@@ -174,14 +174,31 @@ def test_calls_that_do_not_fit_leave_no_trace() -> None:
     for bad in (entries((1, 4)), entries((1, 3), (1, 5)), entries((1, 0)), ()):
         with pytest.raises(InvariantViolation):
             stream.append_entries(bad)
+    log.turn()
+    assert loaded(stream).entries == entries((1, 1), (1, 2))
     with pytest.raises(Rejected, match="TOO_LARGE"):
         stream.append_entries((entry(1, 3, b"x" * 20_000),))
     with pytest.raises(Rejected, match="ALREADY_PRESENT"):
         log.create_stream(key(), OPID_NONE, CONFIG)
     with pytest.raises(Rejected, match="NOT_FOUND"):
         log.stream(key(9))
+    log.tombstone(key())
+    with pytest.raises(Rejected, match="was removed"):
+        log.create_stream(key(), OPID_NONE, CONFIG)
+
+
+def test_a_stream_that_never_held_anything_may_be_made_again() -> None:
+    """A copy crashed between its stream and its superblock, and begins again from a later checkpoint."""
+    files = SimFiles()
+    log = open_still(files)
+    log.create_stream(key(), OpId(2, 10), CONFIG)
     log.turn()
-    assert loaded(stream).entries == entries((1, 1), (1, 2))
+    log = open_still(files.crash(random.Random(1)))
+    log.create_stream(key(), OpId(3, 20), CONFIG).append_entries(entries((4, 21)))
+    log.close()
+    assert log.files is not files
+    state = loaded(open_still(log.files).stream(key()))  # type: ignore[arg-type]
+    assert (state.start, state.entries) == (OpId(3, 20), entries((4, 21)))
 
 
 def test_options_tell_all_their_faults() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import google_crc32c as crc32c
 import pytest
 
 from stele.model.entry import Entry
@@ -255,3 +256,17 @@ def test_the_table_answers_every_case() -> None:
             assert verdict is Verdict.END
         else:
             assert verdict is Verdict.CUT
+
+
+def test_a_group_of_a_later_version_is_refused_not_skipped() -> None:
+    w = write(2, markers=False)
+    last = w.groups[-1]
+    assert last.kind == GroupKind.RECORDS
+    head = bytearray(w.files.content(w.path)[last.offset : last.offset + GROUP_HEADER_BYTES])
+    head[4] = 9
+    body = bytes(w.files.content(w.path)[last.offset + GROUP_HEADER_BYTES :][: last.stored_bytes])
+    head[56:60] = crc32c.extend(crc32c.value(bytes(head[:56])), body).to_bytes(4, "little")
+    head[60:64] = crc32c.value(bytes(head[:60])).to_bytes(4, "little")
+    w.files.content(w.path)[last.offset : last.offset + GROUP_HEADER_BYTES] = head
+    with pytest.raises(Rejected, match="UNSUPPORTED_VERSION"):
+        open_still(w.files)

@@ -5,6 +5,7 @@ Invariant: what fails here is no failure of the log: appends overrun the full se
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import structlog
 
 from stele.wal.files import File, Files
 from stele.wal.format import SegmentHeader
+from stele.wal.options import LogOptions
 from stele.wal.segment import Ready, make_ready, prepared_name, write_zeros
 
 if TYPE_CHECKING:
@@ -24,11 +26,12 @@ _log = structlog.get_logger("stele.wal")
 class Pool:
     """Files that may become segments: collected ones, whose blocks are written already. Not thread-safe by itself."""
 
-    def __init__(self, files: Files, directory: Path, segment_bytes: int, segments_max: int) -> None:
+    def __init__(self, files: Files, directory: Path, options: LogOptions) -> None:
         self._files = files
         self._directory = directory
-        self._segment_bytes = segment_bytes
-        self._segments_max = segments_max
+        self._segment_bytes = options.segment_bytes
+        self._segments_max = options.pool_segments_max
+        self._low_space_bytes = options.low_space_bytes
         self._lock = threading.Lock()
         self._number = 0
         self._waiting: list[Path] = []
@@ -69,7 +72,13 @@ class Pool:
             return self._files.open(path), path
 
     def fresh(self) -> tuple[File, Path]:
-        """A new file of the full length, written with zeros and synced."""
+        """A new file of the full length, written with zeros and synced.
+
+        Raises:
+            OSError: no space for it above what is kept free for hard state.
+        """
+        if self._files.free_bytes(self._directory) < self._segment_bytes + self._low_space_bytes:
+            raise OSError(errno.ENOSPC, "too little free space for another segment", str(self._directory))
         with self._lock:
             self._number += 1
             path = self._directory / prepared_name(self._number)

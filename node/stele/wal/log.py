@@ -67,7 +67,7 @@ class Log:
         self.first_sequence = 1
         self.collected_id = 0
         self.cache = EntryCache(options.cache_bytes_max)
-        self.pool = Pool(files, directory, options.segment_bytes, options.pool_segments_max)
+        self.pool = Pool(files, directory, options)
         self.active_sequence = 0
         self._next: Ready | None = None
         self._next_sequence = 0
@@ -124,12 +124,15 @@ class Log:
     ) -> StreamLog:
         """A new stream whose entries begin after `start`, with `config` in force there.
 
+        One that is there and never held an entry or a vote is made anew: a copy that crashed begins again.
+
         Raises:
             Rejected: ALREADY_PRESENT, also for a tombstone: a replica_id is never used again.
         """
         with self.lock:
-            if key in self.states:
-                what = "was removed" if self.states[key].tombstoned else "is there already"
+            old = self.states.get(key)
+            if old is not None and (old.tombstoned or not old.untouched):
+                what = "was removed" if old.tombstoned else "is there already"
                 raise Rejected(
                     f"log stream {key} {what}; a replica_id is used once", code=Code.ALREADY_PRESENT
                 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from stele.model.errors import Corrupt
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.wal.format import (
     GROUP_ALIGN,
     GROUP_HEADER_BYTES,
@@ -143,6 +143,11 @@ def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
         if group is not None and body_is_whole(group, data, offset):
             last = scan.groups[-1] if scan.groups and chained else None
             if last is None or (group.prev_segment_id, group.prev_crc) == (segment_id, last.crc):
+                if not GroupKind.RECORDS <= group.kind <= GroupKind.FOOTER:
+                    raise Rejected(
+                        f"{path}: a group of kind {group.kind} at {offset} is unknown; upgrade this program",
+                        code=Code.UNSUPPORTED_VERSION,
+                    )
                 scan.groups.append(group)
                 if group.kind == GroupKind.FOOTER:
                     scan.footer = decode_footer(group_body(group, data, offset))

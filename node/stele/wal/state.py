@@ -102,6 +102,11 @@ class State:
         )
 
     @property
+    def untouched(self) -> bool:
+        """Whether it holds nothing but its creation."""
+        return self.failed is None and self.last == self.start and self.hard == HardState()
+
+    @property
     def config(self) -> Configuration:
         """The configuration in force at `start`."""
         return decode_configuration(self.config_blob)
