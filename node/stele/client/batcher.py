@@ -23,8 +23,8 @@ from stele.model.schema import Schema
 from stele.rpc.errors import error_from
 
 BLOCK_ROWS_MAX = 8_192
-GATE_S = 0.01
-"""How long one tablet's block may keep the blocks for other tablets of the same node waiting."""
+GATE_S = 0.05
+"""How long one tablet's block may keep the blocks for other tablets of the same node waiting, once."""
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
@@ -103,13 +103,17 @@ class Batcher:
             _fail(group[error.row][2], error_for(error.code, error.message))
         ops = np.fromiter((group[i][0] for i in kept.tolist()), np.uint8, len(kept))
         futures = [group[i][2] for i in kept.tolist()]
-        for ordinal, positions in split(batch, assign(batch, self._schema, self._partitioning)):
-            part = _Part(
-                ops[positions],
-                column_ids,
-                batch if len(positions) == len(batch) else batch.take(pa.array(positions)),
-                [futures[i] for i in positions.tolist()],
-            )
+        pieces = list(split(batch, assign(batch, self._schema, self._partitioning)))
+        if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
+            order = np.concatenate([positions for _, positions in pieces])
+            batch = batch.take(pa.array(order))
+            ops = ops[order]
+            futures = [futures[i] for i in order.tolist()]
+        start = 0
+        for ordinal, positions in pieces:
+            end = start + len(positions)
+            part = _Part(ops[start:end], column_ids, batch.slice(start, end - start), futures[start:end])
+            start = end
             self._waiting.setdefault(ordinal, deque()).append(part)
             self._open_gate(ordinal)
 

@@ -105,6 +105,8 @@ class Locations:
     table_id: str
     info: TableInfo
     tablets: list[TabletPlace] = field(default_factory=list)
+    complete: bool = False
+    """Whether every part of the table has a tablet."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
 
@@ -161,11 +163,7 @@ class Locations:
             else:
                 _update(tablet, fresh)
         self.tablets = [known[n] for n in sorted(known)]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every part of the table has a tablet."""
-        return len(self.tablets) == self.info.partitioning.tablets
+        self.complete = len(self.tablets) == self.info.partitioning.tablets
 
     def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
         """The tablets of these ordinals.
