@@ -80,3 +80,28 @@ master_tablets = Gauge(
     ["state"],
     registry=REGISTRY,
 )
+replicas = Gauge(
+    "stele_replicas",
+    "Replicas on this node, by state (BOOTSTRAPPING, CONFIGURING, RUNNING, STOPPED, FAILED).",
+    ["state"],
+    registry=REGISTRY,
+)
+replicas_leading = Gauge("stele_replicas_leading", "Replicas on this node that lead.", registry=REGISTRY)
+replicas_resting = Gauge(
+    "stele_replicas_resting",
+    "Replicas whose group is quiet: no heartbeats, the nodes hear each other instead.",
+    registry=REGISTRY,
+)
+loop_stall_seconds = Counter(
+    "stele_loop_stall_seconds_total",
+    "Time by which the event loop came later to a tick than it should, stalls over 200 ms only.",
+    registry=REGISTRY,
+)
+wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", registry=REGISTRY)
+disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
+copy_sessions = Gauge(
+    "stele_copy_sessions", "Tablet copies that are being read from this node.", registry=REGISTRY
+)
+flush_seconds = Counter(
+    "stele_flush_seconds_total", "Time spent in flushes, by tablet stores.", registry=REGISTRY
+)

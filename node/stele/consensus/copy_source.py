@@ -79,6 +79,9 @@ class CopySessions:
         self._host = host
         self._sessions: dict[str, _Session] = {}
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     async def clear_debris(self) -> None:
         """Remove what sessions of an earlier run left."""
         await self._host.in_thread(remove_tree, self._root)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import structlog
 
+from stele import metrics
 from stele.consensus.replica import Replica
 from stele.model.errors import Corrupt, SteleError
 from stele.tablet.compactor import Compactor
@@ -92,8 +94,10 @@ class Maintenance:
 
     async def _flush(self, replica: Replica) -> None:
         self._since.pop((replica.tablet_id, replica.replica_id), None)
+        started = time.perf_counter()
         try:
             await replica.flush()
+            metrics.flush_seconds.inc(time.perf_counter() - started)
             await self._node.in_thread(give_memory_back)
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")

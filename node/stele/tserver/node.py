@@ -12,6 +12,7 @@ import asyncio
 import random
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ import structlog
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource
-from stele.consensus.replica import Replica
+from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
@@ -281,8 +282,19 @@ class Node:
     async def _watch(self) -> None:
         """Once a second: disk space, the log's health."""
         await self._measure_disk()
+        self._count()
         if self.log.failed is not None:
             self.fail(self.log.failed)
+
+    def _count(self) -> None:
+        states = Counter(r.state for r in self.manager)
+        for state in ReplicaState:
+            metrics.replicas.labels(state.name).set(states[state])
+        metrics.replicas_leading.set(sum(r.is_leader for r in self.manager))
+        metrics.replicas_resting.set(self.quiet.resting)
+        metrics.wal_bytes.set(self.log.bytes_on_disk)
+        metrics.disk_free_bytes.set(self._disk_bytes[0])
+        metrics.copy_sessions.set(len(self.sessions))
 
     async def _measure_disk(self) -> None:
         self._disk_bytes = await self.in_thread(self.volume.disk_bytes)

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from stele import metrics
+
 log = structlog.get_logger("stele.tserver")
 
 TICK_MS = 25
@@ -69,6 +71,7 @@ class Ticker:
             await asyncio.sleep(TICK_MS / 1000)
             passed = self._clock.tick()
             if passed > STALL_MS:
+                metrics.loop_stall_seconds.inc(passed / 1000)
                 log.warning("the event loop stalled", ms=passed)
             try:
                 self._tick(self._clock.now_ms())
