@@ -14,7 +14,8 @@ import google_crc32c
 
 from stele.model.errors import Code, Corrupt, Rejected
 
-_HEADER = struct.Struct("<4sHIQ")  # magic, version, CRC-32C of the body, length of the body
+_HEADER = struct.Struct("<4sHQI")  # magic, version, length of the body, CRC-32C of all that and the body
+_SUMMED = struct.Struct("<4sHQ")
 
 
 def sync_directory(directory: Path) -> None:
@@ -57,8 +58,7 @@ def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:
     """Replace `path` by a checksummed record: written aside, synced, renamed, directory synced."""
     aside = path.with_name(path.name + ".new")
     with aside.open("wb") as f:
-        f.write(_HEADER.pack(magic, version, google_crc32c.value(body), len(body)))
-        f.write(body)
+        f.write(frame_record(magic, version, body))
         f.flush()
         os.fsync(f.fileno())
     os.replace(aside, path)
@@ -67,7 +67,11 @@ def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:
 
 def frame_record(magic: bytes, version: int, body: bytes) -> bytes:
     """The bytes that `write_record` puts into its file, for sending elsewhere."""
-    return _HEADER.pack(magic, version, google_crc32c.value(body), len(body)) + body
+    return _HEADER.pack(magic, version, len(body), _sum(magic, version, body)) + body
+
+
+def _sum(magic: bytes, version: int, body: bytes) -> int:
+    return int(google_crc32c.extend(google_crc32c.value(_SUMMED.pack(magic, version, len(body))), body))
 
 
 def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tuple[int, bytes]:
@@ -81,7 +85,7 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
         raise Corrupt(
             f"{what}: {len(data)} bytes; expected a header of {_HEADER.size}; copy the replica anew"
         )
-    found, version, crc, length = _HEADER.unpack_from(data)
+    found, version, length, crc = _HEADER.unpack_from(data)
     if found != magic:
         raise Corrupt(f"{what}: begins with {found!r}, expected {magic!r}; it is not such a file")
     if version > version_max:
@@ -90,7 +94,7 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
             code=Code.UNSUPPORTED_VERSION,
         )
     body = data[_HEADER.size :]
-    if len(body) != length or google_crc32c.value(body) != crc:
+    if len(body) != length or _sum(magic, version, body) != crc:
         raise Corrupt(f"{what}: checksum or length differ from the header's; the disk lost or changed bytes")
     return version, body
 

@@ -1,0 +1,128 @@
+"""Damage: a replica that is damaged says so, serves nothing, keeps its files, and the node and the group go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import SUPERBLOCK, DataState, Superblock, decode_superblock, encode_superblock
+from stele.model.config import MemberType, Peer
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.ids import OpId, ReplicaId, TableId, TabletId, new_id
+from stele.raft.events import ChangeType
+from stele.tserver.manager import TabletManager
+from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+async def damaged_follower(group: Group, relative: str) -> tuple[TestNode, Replica]:
+    """Stop a follower's node, damage a file of its replica, start it again."""
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(victim)
+    await victim.flush()
+    node = group.node_of(victim)
+    await node.stop()
+    found = sorted(victim.directory.glob(relative))
+    assert found, relative
+    flip(found[0])
+    fresh = await node.restart()
+    group.nodes[group.nodes.index(node)] = fresh
+    return fresh, group.replica(victim.replica_id)
+
+
+@pytest.mark.parametrize("relative", ["store/MANIFEST", SUPERBLOCK, "store/once-*"])
+async def test_a_damaged_file_fails_its_replica_alone(group_of: MakeGroup, relative: str) -> None:
+    group, _ = await group_of(3)
+    other = await Group(group.nodes).create()
+    await group.write(rows(range(10)))
+    await other.write(rows(range(5)))
+    node, victim = await damaged_follower(group, relative)
+    assert victim.state is ReplicaState.FAILED and victim.error
+    assert victim.status().error == victim.error
+    assert victim.directory.exists()
+    with pytest.raises(SteleError):
+        victim.submit(rows([1]))
+    with pytest.raises(SteleError):
+        await victim.snapshot_ready(1)
+    other.nodes = group.nodes
+    sound = node.manager.get(other.tablet_id)
+    await other.caught_up(sound)
+    assert len(table(sound)) == 5
+    await group.write(rows([100]))
+
+
+async def test_a_replica_that_fails_at_work_abstains_and_is_replaced(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(10)))
+    leader = await group.leader()
+    leader.fail("a scan met a damaged block")
+    await wait_until(lambda: any(r.is_leader for r in group.replicas()))
+    await group.write(rows([11]))
+    lead = await group.leader()
+    assert lead is not leader
+    core = lead.core
+    assert core is not None
+    await wait_until(lambda: any(p.failed for p in core.status().peers))
+    failed = next(p for p in core.status().peers if p.failed)
+    assert failed.replica_id == leader.replica_id
+    gone = Peer(leader.host.node_id, leader.replica_id, "", MemberType.VOTER)
+    config = await lead.change_config(ChangeType.REMOVE, gone, lead.committed_config.opid_index)
+    assert config.peer(leader.replica_id) is None
+    assert nodes
+
+
+async def test_a_store_ahead_of_its_log_is_failed(group_of: MakeGroup) -> None:
+    group, _ = await group_of(1)
+    await group.write(rows(range(10)))
+    replica = await group.leader()
+    await replica.flush()
+    node = group.nodes[0]
+    await node.stop()
+    for path in (node.directory / "wal").iterdir():
+        path.unlink()
+    fresh = await node.restart()
+    found: TabletManager = fresh.manager
+    assert found.get(group.tablet_id).state is ReplicaState.FAILED
+
+
+def test_superblocks_round_trip_and_refuse_damage() -> None:
+    block = Superblock(
+        TabletId(new_id()),
+        ReplicaId(3),
+        TableId(new_id()),
+        "naïve name",
+        "table",
+        DataState.COPYING,
+        schema="{}",
+        partition=b"\x00\xff",
+        witness_start=OpId(2, 9),
+        leader_hint=ReplicaId(1),
+    )
+    data = encode_superblock(block)
+    assert decode_superblock(data) == block and block.young_witness
+    for at in range(len(data)):
+        broken = bytearray(data)
+        broken[at] ^= 0x01
+        with pytest.raises((Corrupt, Rejected)):
+            decode_superblock(bytes(broken))
+    for cut in range(len(data)):
+        with pytest.raises((Corrupt, Rejected)):
+            decode_superblock(data[:cut])
+
+
+def test_an_unknown_version_says_so() -> None:
+    block = Superblock(TabletId(new_id()), ReplicaId(1), TableId(""), "", "table", DataState.READY)
+    data = bytearray(encode_superblock(block))
+    data[4] = 9
+    with pytest.raises(Rejected) as refused:
+        decode_superblock(bytes(data))
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
