@@ -32,7 +32,12 @@ class Suspects:
         for raw, why in self._replay.broken.items():
             failed[raw] = f"{why}; {_HEAL}"
         for raw, state in self._replay.states.items():
-            if state.damaged and not state.tombstoned:
+            if state.tombstoned:
+                # It stays removed whatever was lost; but a vote may have been, so it must not vote again.
+                state.damaged |= any(not self._cleared(raw, state, d) for d in damages)
+                failed.pop(raw, None)
+                continue
+            if state.damaged:
                 failed.setdefault(raw, f"its log was found damaged at an earlier start; {_HEAL}")
             for damage in damages:
                 if not self._cleared(raw, state, damage):

@@ -78,8 +78,9 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
     suffix = _replay_parts(log, linked, replay, position, rows)
     active, chain = _new_segment(log, linked, found.scans, suffix, replay)
     failed = Suspects(replay, found.metadata).judge(linked.damages)
-    if failed:
-        _mark_failed(log, found.metadata, replay, failed)
+    damaged = failed.keys() | {raw for raw, s in replay.states.items() if s.damaged}
+    if damaged:
+        _mark_damaged(log, found.metadata, replay, sorted(damaged))
     _put_in_place(log, active)
     warnings = _warn(log, linked, replay)
     _settle_tail(log, linked, rows, bool(failed))
@@ -94,6 +95,7 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
             for key, s in log.states.items()
         },
         failed={key: s.failed for key, s in log.states.items() if s.failed is not None},
+        damages=tuple(d.what for d in linked.damages),
         warnings=tuple(warnings),
         segments=len(linked.parts),
         bytes_read=found.bytes_read,
@@ -222,14 +224,14 @@ def _put_in_place(log: Log, active: ActiveSegment) -> None:
     log.files.sync_directory(log.directory)
 
 
-def _mark_failed(log: Log, metadata: Metadata | None, replay: Replay, failed: dict[Raw, str]) -> None:
+def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: list[Raw]) -> None:
     """Damage must not be forgotten at the next start, even where this one cuts what proved it."""
     known = (
         {(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id)): s for s in metadata.streams}
         if metadata
         else {}
     )
-    for raw in failed:
+    for raw in damaged:
         saved = known.get(raw) or replay.placeholder(raw).saved()
         known[raw] = replace(saved, damaged=True)
     base = metadata or Metadata(log.node_id, 0, 0, _NO_POSITION, ())
@@ -253,6 +255,8 @@ def _warn(log: Log, linked: Linked, replay: Replay) -> list[str]:
         warnings.append(text)
     for warning in warnings:
         _log.warning(warning)
+    for damage in linked.damages:
+        _log.error("log damaged", what=damage.what, segment=damage.sequence, offset=damage.offset)
     return warnings
 
 

@@ -47,6 +47,16 @@ class Replay:
             if not covered and (state is None or not state.damaged):
                 self.states[raw] = State(stream_key(*raw), OpId(r.a, r.b), r.blob, sequence)
             return
+        if r.kind == Kind.FORGET:
+            if not covered:
+                self.states.pop(raw, None)
+                self.broken.pop(raw, None)
+                self.forgotten.add(raw)
+            return
+        if state is None and r.kind == Kind.TOMBSTONE and not covered and raw not in self.forgotten:
+            state = self.placeholder(raw)
+            state.damaged = True
+            self.broken.pop(raw, None)
         if state is None:
             if not covered and raw not in self.forgotten:
                 self.broken.setdefault(raw, "the record that created it is missing")
@@ -67,9 +77,6 @@ class Replay:
         elif r.kind == Kind.TOMBSTONE:
             state.bury()
             state.runs.reset(state.start.index)
-        elif r.kind == Kind.FORGET:
-            del self.states[raw]
-            self.forgotten.add(raw)
 
     def _entry(self, state: State, raw: Raw, r: Record, sequence: int, offset: int, covered: bool) -> None:
         if r.b <= state.start.index:

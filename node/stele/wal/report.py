@@ -27,12 +27,14 @@ class RecoveryReport:
     """What `Log.open` found.
 
     `failed`: streams whose records cannot be trusted, each with a sentence; their replicas are FAILED and healed from
-    their peers. `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: what was read behind
+    their peers. `damages`: every damaged place; a stream whose creation stood there is not known here at all, and its
+    replica, whose superblock names it, is FAILED too. `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: what was read behind
     the last offset known to be synced, and written anew.
     """
 
     streams: Mapping[StreamKey, StreamState]
     failed: Mapping[StreamKey, str]
+    damages: tuple[str, ...]
     warnings: tuple[str, ...]
     segments: int
     bytes_read: int

@@ -82,6 +82,11 @@ class StreamLog:
         """Whether the replica was removed."""
         return self._state.tombstoned
 
+    @property
+    def damaged(self) -> bool:
+        """Whether damage may have taken a term or a vote of it: a tombstone for which this is true must not vote."""
+        return self._state.damaged
+
     # --- the log port
 
     def append_term(self, term: int, done: Done | None = None) -> None:
