@@ -7,18 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from stele.driver.executor import Executor
 from stele.driver.masters import Masters
 from stele.driver.policy import Policy
 from stele.driver.view import ClusterView, NodeState
 from stele.driver.wire import view_from_pb
 from stele.model.config import MemberType
-from stele.model.errors import SteleError
+from stele.model.errors import Rejected, SteleError
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2 as pb
+from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from tests.harness.processes import Cluster
 from tests.master.harness import create_request
 
@@ -90,6 +94,7 @@ async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
     async with Cluster(tmp_path, masters=3, nodes=5) as cluster:
         caller = Caller(cluster)
         try:
+            await no_client_writes_the_catalog(cluster, caller)
             await create_fail_over_delete(cluster, caller)
             await a_silent_node_returns_in_time(cluster, caller)
             await a_node_is_drained(cluster, caller)
@@ -97,6 +102,19 @@ async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
             await a_dead_master_is_replaced(cluster, caller, lost)
         finally:
             await caller.pool.close()
+
+
+async def no_client_writes_the_catalog(cluster: Cluster, caller: Caller) -> None:
+    request = tserver_pb2.KvRequest(
+        tablet_id=id_to_pb(CATALOG_TABLET_ID),
+        op=tserver_pb2.KV_REPLACE,
+        key=b"k",
+        value=b"v",
+        deadline_ms=2000,
+    )
+    for address in cluster.master_addresses:
+        with pytest.raises(Rejected, match="written by the masters alone"):
+            await caller.pool.unary(address, TabletServerServiceStub, "Kv", request)
 
 
 async def create_fail_over_delete(cluster: Cluster, caller: Caller) -> None:

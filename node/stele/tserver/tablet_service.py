@@ -12,6 +12,7 @@ from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.block import HEADER as BLOCK_HEADER
 from stele.model.errors import Code, InvariantViolation, Rejected, Retryable
+from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.convert import id_from_pb, opid_to_pb
@@ -106,6 +107,10 @@ class TabletService(TabletServerServiceServicer):
                 value = machine.read(request.key)
                 pairs = [] if value is None else [(request.key, value)]
             return pb.KvResponse(pairs=[pb.KvPairPB(key=k, value=v) for k, v in pairs])
+        if replica.tablet_id == CATALOG_TABLET_ID:
+            raise Rejected(
+                "the catalog is written by the masters alone; use MasterService", code=Code.PERMISSION_DENIED
+            )
         op = _KV_OPS.get(request.op)
         if op is None:
             raise Rejected(
