@@ -10,26 +10,23 @@ STOPPED answers nothing.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from stele.consensus.applier import Applier
 from stele.consensus.ports import Host, ReplicaOptions
-from stele.consensus.proposals import Pending, Proposals
+from stele.consensus.replica_base import ReplicaState
+from stele.consensus.replica_read import ReadPart
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.status import replica_status
 from stele.consensus.superblock import Superblock
-from stele.consensus.timestamps import Timestamps, decode_ceiling, encode_ceiling
+from stele.consensus.timestamps import decode_ceiling
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, NotLeader, Rejected, Retryable, SteleError, error_for
-from stele.model.ids import OPID_NONE, HybridTime, NodeId, OpId, ReplicaId, TabletId
+from stele.model.errors import Code, Corrupt, Retryable, SteleError, error_for
+from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
@@ -40,11 +37,9 @@ from stele.raft.events import (
     DataArrived,
     InitialState,
     PeerFailed,
-    Propose,
     ProposeChange,
     Received,
     ReportFailed,
-    RequestRead,
     Start,
     TransferLeadership,
 )
@@ -52,93 +47,29 @@ from stele.raft.messages import Message
 from stele.rpc.proto import common_pb2
 from stele.tablet.machine import Outcome, StateMachine
 
-_CEILING_RETRY_S = 0.002
 LOG_KEPT_MS = 120_000
 """How long flushed entries stay for a peer to come."""
 RoleListener = Callable[[Role, int, ReplicaId | None], None]
 
 
-class ReplicaState(IntEnum):
-    """Numbers are those of ReplicaStatePB."""
-
-    BOOTSTRAPPING = 1
-    CONFIGURING = 2
-    RUNNING = 3
-    STOPPED = 4
-    FAILED = 5
-
-
-class Replica:
+class Replica(ReadPart):
     """A running replica. `machine` is None while a young witness has no rows yet."""
 
     def __init__(
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
     ) -> None:
-        self.superblock = superblock
-        self.directory = directory
-        self.host = host
-        self.options = options or ReplicaOptions()
-        self.state = ReplicaState.BOOTSTRAPPING
-        self.error = ""
-        self.machine: StateMachine | None = None
-        self.stream: Any = None
-        self.role = Role.NON_PARTICIPANT
-        self.term = 0
-        self.leader: ReplicaId | None = None
-        self.config = Configuration(-1, ())
-        self.committed_config = Configuration(-1, ())
-        self.timestamps = Timestamps(
-            host.wall_us, self.options.ceiling_ahead_us, self.options.clock_error_max_ms * 1000
-        )
-        self.needs_copy: dict[ReplicaId, str] = {}
+        super().__init__(superblock, directory, host, options)
         self._flushed_marks: deque[tuple[int, int]] = deque()
         self._configs: list[Configuration] = []
-        self.last_applied_ms = 0
-        self.active_ms = host.now_ms()
-        self.committed_opid = OPID_NONE
-        self.leading_since_ms = 0
-        self._serves = False
-        self._leaderless_since_ms = host.now_ms()
-        self._runtime: CoreRuntime | None = None
-        self._applier: Applier | None = None
-        self._proposals = Proposals()
-        self._pump_scheduled = False
-        self._contexts = itertools.count(1)
-        self._ceiling_contexts: dict[int, int] = {}
-        self._ceilings: dict[int, int] = {}  # log index of a ceiling this leader proposed, its term
-        self._ceiling_waiters: list[asyncio.Future[None]] = []
-        self._retry: asyncio.TimerHandle | None = None
         self._node_of: dict[ReplicaId, NodeId] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._read_futures: list[asyncio.Future[int]] = []
-        self._reads: dict[int, list[asyncio.Future[int]]] = {}
         self._role_listeners: list[RoleListener] = []
         self._flushing = asyncio.Lock()
-        self._log = structlog.get_logger("stele.consensus").bind(
-            tablet=self.tablet_id[:8], replica=self.replica_id
-        )
+        self.needs_copy: dict[ReplicaId, str] = {}
+        self.leading_since_ms = 0
+        self.last_applied_ms = 0
 
-    # --- identity and life cycle
-
-    @property
-    def tablet_id(self) -> TabletId:
-        """The tablet this is a replica of."""
-        return self.superblock.tablet_id
-
-    @property
-    def replica_id(self) -> ReplicaId:
-        """Its own id, never used again."""
-        return self.superblock.replica_id
-
-    @property
-    def core(self) -> RaftCore | None:
-        """The raft core, None before start and for a replica whose log is damaged."""
-        return self._runtime.core if self._runtime is not None else None
-
-    @property
-    def runtime(self) -> CoreRuntime | None:
-        """What feeds the core, None where there is none."""
-        return self._runtime
+    # --- life cycle
 
     @property
     def busy(self) -> bool:
@@ -150,21 +81,6 @@ class Replica:
             or self._answers
             or self._ceiling_waiters
         )
-
-    @property
-    def applied_index(self) -> int:
-        """The last log index that is applied."""
-        return self._applier.applied_index if self._applier is not None else 0
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether it leads and holds rows."""
-        return self.role is Role.LEADER and self._serves and self.running
-
-    @property
-    def running(self) -> bool:
-        """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
-        return self.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
 
     def status(self) -> common_pb2.ReplicaStatusPB:
         """What it knows of itself and, as leader, of its peers."""
@@ -218,8 +134,6 @@ class Replica:
         if self.state is ReplicaState.STOPPED:
             return
         self.state = ReplicaState.STOPPED
-        if self._retry is not None:
-            self._retry.cancel()
         if self._runtime is not None:
             self._runtime.stop()
         self._end_all(Retryable("this replica is stopping; ask another", code=Code.NOT_LEADER))
@@ -229,13 +143,10 @@ class Replica:
             await self.host.in_thread(machine.close)
 
     def _end_all(self, error: SteleError) -> None:
-        self._proposals.fail_all(error)
+        self._stop_writes(error)
         self._refuse_reads(error)
-        for future in self._answers.values():
-            if not future.done():
-                future.set_exception(error)
-        self._answers.clear()
-        self._wake_ceiling_waiters(error)
+        for context in list(self._answers):
+            self._answer(context, None, error)
         if self._applier is not None:
             self._applier.stop(error)
 
@@ -258,197 +169,6 @@ class Replica:
         peer = self.config.peer_on(node_id)
         if peer is not None and peer.replica_id != self.replica_id and self._runtime is not None:
             self._runtime.post(PeerFailed(peer.replica_id))
-
-    # --- writes
-
-    def submit(self, payload: bytes) -> asyncio.Future[Outcome]:
-        """Propose a WRITE. The future is the replica's, not the caller's: cancel only a shield of it.
-
-        Raises:
-            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL.
-            Rejected: TOO_LARGE.
-        """
-        if len(payload) > self.options.write_bytes_max:
-            raise Rejected(
-                f"write of {len(payload)} bytes; at most {self.options.write_bytes_max}: send smaller ones",
-                code=Code.TOO_LARGE,
-            )
-        self.check_leader()
-        if self.host.low_space():
-            raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
-        if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
-            raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._proposals.add(Pending(payload, future))
-        self._schedule_pump()
-        return future
-
-    async def propose(self, payload: bytes, deadline_ms: int | None = None) -> Outcome:
-        """Propose a WRITE and wait until it is applied here.
-
-        Raises:
-            As `submit`, and UNKNOWN_OUTCOME when `deadline_ms` passes or leadership is lost meanwhile.
-        """
-        return await self.outcome(self.submit(payload), deadline_ms)
-
-    async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
-        """Wait for a submitted write; a deadline ends only the waiting (UNKNOWN_OUTCOME)."""
-        if deadline_ms is None:
-            return await asyncio.shield(future)
-        done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
-        if not done:
-            raise Retryable(
-                f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
-                code=Code.UNKNOWN_OUTCOME,
-            )
-        return future.result()
-
-    def check_leader(self) -> None:
-        """Raise unless this replica leads and holds rows."""
-        if self.is_leader:
-            return
-        if self.state is ReplicaState.BOOTSTRAPPING:
-            raise Retryable("the replica replays its log; try another or wait", code=Code.NOT_READY)
-        raise self._not_leader()
-
-    def _not_leader(self) -> SteleError:
-        where = f"replica {self.replica_id} of tablet {self.tablet_id}"
-        peer = self.config.peer(self.leader) if self.leader is not None else None
-        if peer is not None and peer.replica_id != self.replica_id:
-            return NotLeader(f"{where} is {self.role.name}, not the leader", leader_hint=peer.node_id)
-        silent_ms = self.host.now_ms() - self._leaderless_since_ms
-        if self.running and self.leader is None and silent_ms > self.options.raft.election_max_ms:
-            return Retryable(f"{where} has had no leader for {silent_ms} ms", code=Code.NO_QUORUM)
-        return NotLeader(f"{where} is {self.role.name}, and knows no leader yet")
-
-    def _schedule_pump(self) -> None:
-        if not self._pump_scheduled:
-            self._pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
-
-    def _pump(self) -> None:
-        """Give waiting writes timestamps and hand them to the core."""
-        self._pump_scheduled = False
-        runtime = self._runtime
-        if runtime is None or not self.is_leader or not self._proposals.waiting:
-            return
-        while self._proposals.waiting:
-            timestamp = self.timestamps.assign()
-            if timestamp is None:
-                break
-            pending = self._proposals.next_waiting()
-            pending.timestamp = timestamp
-            context = next(self._contexts)
-            self._proposals.posted(context, pending)
-            runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
-        self._want_ceiling()
-
-    def _want_ceiling(self, at_least: int = 0) -> None:
-        """Propose the next ceiling if one is due; if time must pass first, look again soon."""
-        if self._runtime is None or not self.is_leader:
-            return
-        ceiling = self.timestamps.next_ceiling(at_least)
-        if ceiling is not None:
-            context = next(self._contexts)
-            self._ceiling_contexts[context] = ceiling
-            stamp = self.timestamps.stamp()
-            self._runtime.post(Propose(context, EntryKind.CEILING, encode_ceiling(ceiling), stamp))
-        elif not self._ceiling_contexts and not self._ceilings:
-            self._look_again_soon(at_least)
-
-    def _look_again_soon(self, at_least: int = 0) -> None:
-        if self._retry is None and (self._proposals.waiting or self._ceiling_waiters):
-            self._retry = asyncio.get_running_loop().call_later(_CEILING_RETRY_S, self._look_again, at_least)
-
-    def _look_again(self, at_least: int) -> None:
-        self._retry = None
-        self._want_ceiling(at_least)
-        self._schedule_pump()
-
-    def _wake_ceiling_waiters(self, error: SteleError | None = None) -> None:
-        waiters, self._ceiling_waiters = self._ceiling_waiters, []
-        for future in waiters:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-    # --- reads
-
-    async def linearizable_read(self) -> None:
-        """Return once whatever was acknowledged before the call is applied here (ReadIndex).
-
-        Raises:
-            Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
-        """
-        self.check_leader()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[int] = loop.create_future()
-        if not self._read_futures:
-            loop.call_soon(self._request_read)
-        self._read_futures.append(future)
-        async with self._deadline("a read"):
-            await self._wait_applied(await future)
-
-    def _request_read(self) -> None:
-        futures, self._read_futures = self._read_futures, []
-        if self._runtime is None or not futures:
-            return
-        context = next(self._contexts)
-        self._reads[context] = futures
-        self.active_ms = self.host.now_ms()
-        self._runtime.post(RequestRead(context))
-
-    def _refuse_reads(self, error: SteleError) -> None:
-        waiting = [f for futures in self._reads.values() for f in futures] + self._read_futures
-        self._reads.clear()
-        self._read_futures = []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-
-    async def _wait_applied(self, index: int) -> None:
-        if self._applier is None:
-            raise self._not_leader()
-        await self._applier.wait(index)
-
-    def _deadline(self, what: str) -> _Deadline:
-        return _Deadline(self.options.read_timeout_ms, f"{what} of tablet {self.tablet_id}")
-
-    async def latest_snapshot(self) -> HybridTime:
-        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`."""
-        await self.linearizable_read()
-        if self.timestamps.applied:
-            return HybridTime(self.timestamps.applied)
-        snapshot = self.timestamps.now()
-        await self.snapshot_ready(snapshot)
-        return snapshot
-
-    async def snapshot_ready(self, snapshot: int) -> None:
-        """Return once everything at or below `snapshot` is applied here and can never change.
-
-        Raises:
-            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT.
-            Rejected: CLOCK_AHEAD.
-        """
-        if snapshot <= self.timestamps.applied and self.running:
-            return
-        self.check_leader()
-        self.timestamps.reserve(snapshot)
-        async with self._deadline(f"snapshot {snapshot}"):
-            while not self.timestamps.covers(snapshot):
-                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._ceiling_waiters.append(future)
-                self._want_ceiling(snapshot)
-                await future
-            # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
-            if self._applier is not None:
-                await self._applier.wait(self._applier.committed_index)
-            outstanding = self._proposals.outstanding(snapshot)
-            if outstanding:
-                await asyncio.wait(outstanding)
-            self.check_leader()
 
     # --- membership and leadership
 
@@ -587,24 +307,15 @@ class Replica:
             case fx.Committed(entries):
                 self._committed(entries)
             case fx.Proposed(context, opid):
-                if not self._proposals.proposed(context, opid) and context in self._ceiling_contexts:
-                    del self._ceiling_contexts[context]
-                    self._ceilings[opid.index] = opid.term
+                self._write_proposed(context, opid)
             case fx.ProposalRefused(context, code, message):
-                self._proposal_refused(context, self._error(code, message))
+                self._write_refused(context, self._error(code, message))
             case fx.ProposalLost(opid):
-                self._proposals.lost(opid)
-                if self._ceilings.pop(opid.index, None) is not None:
-                    self.timestamps.lost()
+                self._write_lost(opid)
             case fx.ReadReady(context, index):
-                for future in self._reads.pop(context, ()):
-                    if not future.done():
-                        future.set_result(index)
+                self._read_ready(context, index)
             case fx.ReadRefused(context, code, message):
-                error = self._error(code, message)
-                for future in self._reads.pop(context, ()):
-                    if not future.done():
-                        future.set_exception(error)
+                self._read_refused(context, self._error(code, message))
             case fx.RoleChanged():
                 self._role_changed(effect)
             case fx.ConfigChanged(config, committed, cause):
@@ -635,19 +346,8 @@ class Replica:
             future.set_exception(error)
             future.exception()  # whoever asked may have gone
 
-    def _proposal_refused(self, context: int, error: SteleError) -> None:
-        if self._proposals.refused(context, error):
-            return
-        if self._ceiling_contexts.pop(context, None) is not None:
-            self.timestamps.lost()
-            self._look_again_soon()
-
     def _committed(self, entries: tuple[Entry, ...]) -> None:
-        for entry in entries:
-            if entry.kind is EntryKind.CEILING and self._ceilings.pop(entry.index, None) == self.term:
-                self.timestamps.committed(decode_ceiling(entry.payload))
-                self._wake_ceiling_waiters()
-                self._schedule_pump()
+        self._ceilings_committed(entries)
         self.committed_opid = entries[-1].opid
         if self._applier is not None:
             self._applier.add(entries)
@@ -674,15 +374,12 @@ class Replica:
         self.active_ms = self.host.now_ms()
         self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
         if self.role is Role.LEADER and not led:
-            self.timestamps.lead()
+            self._begin_writes()
             self.leading_since_ms = self._runtime.now_ms() if self._runtime is not None else 0
-            self._ceilings.clear()
-            self._ceiling_contexts.clear()
         elif led and self.role is not Role.LEADER:
             error = self._not_leader()
-            self._proposals.fail_waiting(error)
+            self._end_writes(error)
             self._refuse_reads(error)
-            self._wake_ceiling_waiters(error)
             self.needs_copy.clear()
         if self.running:
             self.state = ReplicaState.CONFIGURING
@@ -716,21 +413,4 @@ class Replica:
             self.fail(f"{error}; the node's log has more")
 
 
-class _Deadline:
-    """`async with`: a TimeoutError of the body becomes Retryable TIMED_OUT."""
-
-    def __init__(self, timeout_ms: int, what: str) -> None:
-        self._timeout = asyncio.timeout(timeout_ms / 1000)
-        self._what = what
-        self._timeout_ms = timeout_ms
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, exc: Any, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, exc, trace)
-        except TimeoutError:
-            raise Retryable(
-                f"{self._what} was not ready within {self._timeout_ms} ms; try again", code=Code.TIMED_OUT
-            ) from None
+__all__ = ["Replica", "ReplicaState", "RoleListener"]

@@ -1,0 +1,180 @@
+"""The writing side of a replica: proposals get timestamps under a committed ceiling and go to the core, once per turn
+of the event loop. A layer of Replica.
+
+Invariant: nothing is handed to the core without a timestamp that a committed ceiling covers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.proposals import Pending, Proposals
+from stele.consensus.replica_base import ReplicaBase
+from stele.consensus.superblock import Superblock
+from stele.consensus.timestamps import Timestamps, decode_ceiling, encode_ceiling
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import OpId
+from stele.raft.events import Propose
+from stele.tablet.machine import Outcome
+
+_CEILING_RETRY_S = 0.002
+
+
+class WritePart(ReplicaBase):
+    """Proposals, timestamps, ceilings."""
+
+    def __init__(
+        self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
+    ) -> None:
+        super().__init__(superblock, directory, host, options)
+        self.timestamps = Timestamps(
+            host.wall_us, self.options.ceiling_ahead_us, self.options.clock_error_max_ms * 1000
+        )
+        self._proposals = Proposals()
+        self._pump_scheduled = False
+        self._ceiling_contexts: dict[int, int] = {}
+        self._ceilings: dict[int, int] = {}  # log index of a ceiling this leader proposed, its term
+        self._ceiling_waiters: list[asyncio.Future[None]] = []
+        self._retry: asyncio.TimerHandle | None = None
+
+    def submit(self, payload: bytes) -> asyncio.Future[Outcome]:
+        """Propose a WRITE. The future is the replica's, not the caller's: cancel only a shield of it.
+
+        Raises:
+            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL.
+            Rejected: TOO_LARGE.
+        """
+        if len(payload) > self.options.write_bytes_max:
+            raise Rejected(
+                f"write of {len(payload)} bytes; at most {self.options.write_bytes_max}: send smaller ones",
+                code=Code.TOO_LARGE,
+            )
+        self.check_leader()
+        if self.host.low_space():
+            raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
+        if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
+            raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._proposals.add(Pending(payload, future))
+        self._schedule_pump()
+        return future
+
+    async def propose(self, payload: bytes, deadline_ms: int | None = None) -> Outcome:
+        """Propose a WRITE and wait until it is applied here.
+
+        Raises:
+            As `submit`, and UNKNOWN_OUTCOME when `deadline_ms` passes or leadership is lost meanwhile.
+        """
+        return await self.outcome(self.submit(payload), deadline_ms)
+
+    async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
+        """Wait for a submitted write; a deadline ends only the waiting (UNKNOWN_OUTCOME)."""
+        if deadline_ms is None:
+            return await asyncio.shield(future)
+        done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
+        if not done:
+            raise Retryable(
+                f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
+                code=Code.UNKNOWN_OUTCOME,
+            )
+        return future.result()
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give waiting writes timestamps and hand them to the core."""
+        self._pump_scheduled = False
+        runtime = self._runtime
+        if runtime is None or not self.is_leader or not self._proposals.waiting:
+            return
+        while self._proposals.waiting:
+            timestamp = self.timestamps.assign()
+            if timestamp is None:
+                break
+            pending = self._proposals.next_waiting()
+            pending.timestamp = timestamp
+            context = next(self._contexts)
+            self._proposals.posted(context, pending)
+            runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
+        self._want_ceiling()
+
+    def _want_ceiling(self, at_least: int = 0) -> None:
+        """Propose the next ceiling if one is due; if time must pass first, look again soon."""
+        if self._runtime is None or not self.is_leader:
+            return
+        ceiling = self.timestamps.next_ceiling(at_least)
+        if ceiling is not None:
+            context = next(self._contexts)
+            self._ceiling_contexts[context] = ceiling
+            stamp = self.timestamps.stamp()
+            self._runtime.post(Propose(context, EntryKind.CEILING, encode_ceiling(ceiling), stamp))
+        elif not self._ceiling_contexts and not self._ceilings:
+            self._look_again_soon(at_least)
+
+    def _look_again_soon(self, at_least: int = 0) -> None:
+        if self._retry is None and (self._proposals.waiting or self._ceiling_waiters):
+            self._retry = asyncio.get_running_loop().call_later(_CEILING_RETRY_S, self._look_again, at_least)
+
+    def _look_again(self, at_least: int) -> None:
+        self._retry = None
+        self._want_ceiling(at_least)
+        self._schedule_pump()
+
+    def _wake_ceiling_waiters(self, error: SteleError | None = None) -> None:
+        waiters, self._ceiling_waiters = self._ceiling_waiters, []
+        for future in waiters:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+    # --- what the core says
+
+    def _write_proposed(self, context: int, opid: OpId) -> None:
+        if not self._proposals.proposed(context, opid) and context in self._ceiling_contexts:
+            del self._ceiling_contexts[context]
+            self._ceilings[opid.index] = opid.term
+
+    def _write_refused(self, context: int, error: SteleError) -> None:
+        if self._proposals.refused(context, error):
+            return
+        if self._ceiling_contexts.pop(context, None) is not None:
+            self.timestamps.lost()
+            self._look_again_soon()
+
+    def _write_lost(self, opid: OpId) -> None:
+        self._proposals.lost(opid)
+        if self._ceilings.pop(opid.index, None) is not None:
+            self.timestamps.lost()
+
+    def _ceilings_committed(self, entries: tuple[Entry, ...]) -> None:
+        for entry in entries:
+            if entry.kind is EntryKind.CEILING and self._ceilings.pop(entry.index, None) == self.term:
+                self.timestamps.committed(decode_ceiling(entry.payload))
+                self._wake_ceiling_waiters()
+                self._schedule_pump()
+
+    def _begin_writes(self) -> None:
+        """This replica has become leader."""
+        self.timestamps.lead()
+        self._ceilings.clear()
+        self._ceiling_contexts.clear()
+
+    def _end_writes(self, error: SteleError) -> None:
+        """It leads no more: what was never proposed never will be."""
+        self._proposals.fail_waiting(error)
+        self._wake_ceiling_waiters(error)
+
+    def _stop_writes(self, error: SteleError) -> None:
+        """It stops for good."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._proposals.fail_all(error)
+        self._wake_ceiling_waiters(error)
