@@ -138,7 +138,8 @@ def _foreground(registry: Registry, kind: Kind, owner: Json, everything: list[tu
             "deletionTimestamp" not in dependent["metadata"]
             and len(dependent["metadata"]["ownerReferences"]) == 1
         ):
-            _delete(registry, dependent_kind, dependent, "Foreground")
+            deeper = any(_owns(obj["metadata"], dependent["metadata"]["uid"]) for _, obj in everything)
+            _delete(registry, dependent_kind, dependent, "Foreground" if deeper else "Background")
     if not blocked:
         _drop_finalizer(registry, kind, owner, FOREGROUND)
 

@@ -334,7 +334,8 @@ class ApiServer:
 
 
 def _path(request: web.Request) -> str:
-    return "/" + "/".join(request[_PARTS])
+    parts: list[str] = request[_PARTS]
+    return "/" + "/".join(parts)
 
 
 def _json(body: Json, code: int = 200) -> web.Response:

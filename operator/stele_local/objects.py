@@ -12,8 +12,8 @@ from typing import Any
 Json = dict[str, Any]
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the API server's: no vowels, so no words
 _chance = random.SystemRandom()
-_UNITS: dict[str, int | Decimal] = {"": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+_UNITS: dict[str, int | Decimal] = {
+    "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
 _STEP = re.compile(
     r"\.?([^.\[\]\\]+(?:\\.[^.\[\]\\]*)*)|\[(\d+)\]|\['([^']+)'\]|\[\?\(@\.([\w.]+)\s*==\s*[\"']([^\"']*)[\"']\)\]|\[\*\]"

@@ -103,7 +103,7 @@ class Volumes:
         used = any(
             find(volume, "persistentVolumeClaim", "claimName") == metadata["name"]
             for pod in self._registry.store.objects(POD.key, metadata["namespace"])
-            if find(pod, "status", "phase") not in ("Succeeded", "Failed")
+            if pod["spec"].get("nodeName") and find(pod, "status", "phase") not in ("Succeeded", "Failed")
             for volume in pod["spec"].get("volumes") or ()
         )
         if not used and PVC_PROTECTION in metadata.get("finalizers", ()):
@@ -114,6 +114,8 @@ class Volumes:
         """A volume whose claim is gone goes too, once its machine can be asked (or has lost it)."""
         reference = volume["spec"].get("claimRef")
         metadata = volume["metadata"]
+        if not reference and volume["status"]["phase"] == "Pending":
+            self._registry.change(PV, volume, lambda new: new["status"].update(phase="Available"), "status")
         if reference and volume["status"]["phase"] != "Released":
             claim = self._registry.find(PVC, reference["namespace"], reference["name"])
             if claim is not None and claim["metadata"]["uid"] == reference["uid"]:

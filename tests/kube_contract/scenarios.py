@@ -74,14 +74,14 @@ def owned(name: str, owner: str, **more: Any) -> dict[str, Any]:
     return config_map(name, ownerReferences=[reference])
 
 
-def life(plural_path: str, obj: dict[str, Any], patch: dict[str, Any]) -> list[Step]:
-    """What every kind goes through."""
+def life(plural_path: str, obj: dict[str, Any], patch: dict[str, Any], settled: str = "") -> list[Step]:
+    """What every kind goes through; `settled` as in Step, once it is made."""
     name = obj["metadata"]["name"]
     path = f"{plural_path}/{name}"
     return [
         post("create", plural_path, obj),
         post("create again", plural_path, obj),
-        get("get", path),
+        get("get", path, settled=settled),
         get("list", f"{plural_path}?fieldSelector=metadata.name%3D{name}"),
         get("table", f"{plural_path}?fieldSelector=metadata.name%3D{name}", accept=TABLE),
         merge("patch", path, patch),
@@ -270,13 +270,16 @@ KINDS = {
         "/apis/coordination.k8s.io/v1/namespaces/contract/leases", _LEASE, {"spec": {"holderIdentity": "you"}}
     ),
     "kind poddisruptionbudget": life(
-        "/apis/policy/v1/namespaces/contract/poddisruptionbudgets", _BUDGET, {"spec": {"minAvailable": 1}}
+        "/apis/policy/v1/namespaces/contract/poddisruptionbudgets",
+        _BUDGET,
+        {"spec": {"minAvailable": 1}},
+        "observedGeneration",
     ),
     "kind service": life(f"{CORE}/services", _SERVICE, {"spec": {"selector": {"app": "y"}}}),
     "kind event": life(f"{CORE}/events", _EVENT, {"count": 2}),
     "kind persistentvolumeclaim": life(f"{CORE}/persistentvolumeclaims", _CLAIM, _LABEL),
-    "kind persistentvolume": life("/api/v1/persistentvolumes", _VOLUME, _LABEL),
-    "kind pod": life(f"{CORE}/pods", pod("lost", **_NOWHERE), _LABEL),
+    "kind persistentvolume": life("/api/v1/persistentvolumes", _VOLUME, _LABEL, "Available"),
+    "kind pod": life(f"{CORE}/pods", pod("lost", **_NOWHERE), _LABEL, "PodScheduled"),
     "kind node": life(
         "/api/v1/nodes",
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "ghost"}},
@@ -312,6 +315,7 @@ PODS = [
     ),
 ]
 
+_CLAIMED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]
 CLAIMS = [
     post("claim", f"{CORE}/persistentvolumeclaims", _CLAIM),
     merge(
@@ -323,13 +327,16 @@ CLAIMS = [
     post(
         "a user of it",
         f"{CORE}/pods",
-        pod("user", **_NOWHERE, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]),
+        pod("user", nodeName="nowhere", volumes=_CLAIMED),
     ),
-    get("the user waits", f"{CORE}/pods/user", settled="PodScheduled"),
     delete("delete while in use", f"{CORE}/persistentvolumeclaims/data-0"),
     get("still there", f"{CORE}/persistentvolumeclaims/data-0"),
-    delete("delete the user", f"{CORE}/pods/user"),
+    delete("delete the user", f"{CORE}/pods/user", {"gracePeriodSeconds": 0}),
     get("gone then", f"{CORE}/persistentvolumeclaims/data-0", until=404),
+    post("another claim", f"{CORE}/persistentvolumeclaims", _CLAIM),
+    post("a user without a machine", f"{CORE}/pods", pod("waits", **_NOWHERE, volumes=_CLAIMED)),
+    delete("does not hold it", f"{CORE}/persistentvolumeclaims/data-0"),
+    get("gone too", f"{CORE}/persistentvolumeclaims/data-0", until=404),
 ]
 
 
@@ -507,6 +514,7 @@ NAMESPACES = [
 LAST = [
     post("held", SHELVES, shelf("held", {"n": {}}, finalizers=["stele.dev/hold"])),
     delete("delete the definition", f"{CRDS}/{NAME}"),
+    get("held goes", f"{SHELVES}/held", settled="deletionTimestamp"),
     merge("let go", f"{SHELVES}/held", {"metadata": {"finalizers": None}}),
     get("definition gone", f"{CRDS}/{NAME}", until=404),
     get("kind gone", f"{BASE}/namespaces/{NAMESPACE}/shelves", until=404),
