@@ -161,6 +161,8 @@ class Fetcher:
                         raise
                     await asyncio.sleep(delay_s)
                     delay_s = min(delay_s * 2, _RETRY_MAX_S)
+            # Synced chunk by chunk, while others arrive: one sync at the end would take as long as the transfer.
+            await self._in_thread(os.fdatasync, fd)
         finally:
             os.close(fd)
 
