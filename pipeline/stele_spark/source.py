@@ -114,6 +114,9 @@ class Reader(ds.DataSourceReader):
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._columns = types.projection(schema, table.schema)
+        self._types = types.arrow_types(schema)
+        # Spark checks nullability too, and calls every column of a schema given by the user nullable.
+        self._arrow = pa.schema([pa.field(f.name, self._types[f.name], f.nullable) for f in schema])
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         """One partition per tablet that can hold a wanted row, all at one snapshot."""
@@ -133,17 +136,13 @@ class Reader(ds.DataSourceReader):
         try:
             for batch in TabletScan(pool, partition.plan, partition.plan.tablets[0], _SCAN_TIMEOUT_S):
                 assert batch is not None  # only scans without order start again
-                yield batch
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
         finally:
             pool.close()
 
 
 class FilteringReader(Reader):
     """A reader that takes the filters a scan can apply."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._types = types.arrow_types(schema)
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
         """Keep what a scan can apply; give the rest back to Spark."""
