@@ -9,14 +9,23 @@ from pathlib import Path
 import pytest
 
 from stele.client import AsyncClient
-from stele.model.ids import NodeId, new_id
+from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected
+from stele.model.ids import NodeId, OpId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.tserver.node import Node
-from stele.tserver.options import EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN, NodeOptions
+from stele.tserver.options import (
+    EXIT_DISK,
+    EXIT_INVARIANT,
+    EXIT_USAGE,
+    EXIT_VOLUME_EMPTY,
+    EXIT_VOLUME_FOREIGN,
+    NodeOptions,
+)
+from stele.tserver.process import exit_code
 from stele.tserver.volume import Fate
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import LocalCluster
@@ -148,3 +157,43 @@ async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
             NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
         ).start()
     assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
+
+
+async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    node.log.fail(OSError("the disk is gone"))
+    await wait_until(node.failed.done)
+    assert "disk is gone" in node.health.ready()
+    assert exit_code(node.failed.result()) == EXIT_DISK
+    # The others go on without it.
+    async with cluster.client() as client:
+        await client.create_keyspace("k", replication_factor=1)
+
+
+def test_exit_codes_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "why"
+    monkeypatch.setenv("STELE_TERMINATION_LOG", str(told))
+    assert exit_code(Rejected("cannot listen at 10.0.0.1:7050")) == EXIT_USAGE
+    assert told.read_text() == "cannot listen at 10.0.0.1:7050\n"
+    assert exit_code(Corrupt("segment 3")) == EXIT_DISK
+    assert exit_code(InvariantViolation("two leaders")) == EXIT_INVARIANT
+    assert exit_code(Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, "it is empty")) == EXIT_VOLUME_EMPTY
+
+
+async def test_a_port_in_use_is_one_line_that_says_what_to_do(cluster: LocalCluster, tmp_path: Path) -> None:
+    options = cluster.options("node-0")
+    with pytest.raises(Rejected) as refused:
+        await Node(NodeOptions(tmp_path / "x", NodeId(new_id()), cluster.cluster_id, options.listen)).start()
+    assert "in use" in str(refused.value)
+
+
+async def test_orders_of_a_replaced_driver_or_catalog_are_refused(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    node.check_epoch(5)
+    node.check_epoch(0)
+    with pytest.raises(Rejected) as stale:
+        node.check_epoch(4)
+    assert stale.value.code is Code.STALE_EPOCH
+    node.manager.check_catalog(OpId(7, 1))
+    with pytest.raises(Rejected):
+        node.manager.check_catalog(OpId(6, 99))

@@ -363,7 +363,7 @@ class Replica(ReadPart):
 
     def _slice_done(self, index: int) -> None:
         if self._runtime is not None:
-            self._runtime.post(Applied(index))
+            self._runtime.tell(Applied(index))
 
     def _role_changed(self, change: fx.RoleChanged) -> None:
         led = self.role is Role.LEADER

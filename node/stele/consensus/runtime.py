@@ -125,6 +125,11 @@ class CoreRuntime:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    def tell(self, event: Event) -> None:
+        """Feed `event` with the next turn, whenever that is: nothing follows from it by itself."""
+        if not self._stopped:
+            self._events.append(event)
+
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
         if self._unsynced and not self._stall_told and now_ms - self._unsynced[0][1] > self._stall_ms:

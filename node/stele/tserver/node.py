@@ -87,7 +87,7 @@ class Node:
         self.node_id = options.node_id
         self.cluster_id = options.cluster_id
         self.volume: Volume
-        self.log: Any
+        self.log: Any = None
         self.manager: TabletManager
         self.quiet: QuietGroups
         self.sessions: CopySessions
@@ -179,6 +179,15 @@ class Node:
             Corrupt: a log that cannot be read beyond single replicas.
         """
         self.volume = await formation.take_volume(self.options)
+        try:
+            await self._begin()
+        except BaseException:
+            if self.log is not None:
+                await self.in_thread(self.log.close)
+            self.volume.close()
+            raise
+
+    async def _begin(self) -> None:
         record = self.volume.record
         host, _ = split_address(self.options.listen)
         self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))

@@ -53,18 +53,18 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     error = starting.exception()
     if error is not None:
         stopping.cancel()
-        return _end(error)
+        return exit_code(error)
     log.info("serving", address=node.address, node=node.node_id, incarnation=node.incarnation)
     await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     await node.stop()
     if node.failed.done():
-        return _end(node.failed.result())
+        return exit_code(node.failed.result())
     log.info("stopped")
     return EXIT_OK
 
 
-def _end(error: BaseException) -> int:
+def exit_code(error: BaseException) -> int:
     """Say why, once and in one line; the exit code."""
     line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
     if isinstance(error, Fate):
