@@ -10,43 +10,43 @@ from typing import assert_never
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from stele.rpc.convert import entry_from_pb, entry_to_pb, id_from_pb, id_to_pb
+from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 
-def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) -> int:
-    """Put `message` into the body of `envelope`; bytes of its entries."""
+def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) -> None:
+    """Put `message` into the body of `envelope`, field by field: a submessage that is assigned is copied."""
     match message:
         case UpdateRequest():
-            envelope.update.CopyFrom(
-                consensus_pb2.UpdateConsensusRequest(
-                    term=message.term,
-                    preceding=common_pb2.OpIdPB(term=message.preceding.term, index=message.preceding.index),
-                    entries=[entry_to_pb(e) for e in message.entries],
-                    commit_index=message.commit_index,
-                    read_context=message.read_context,
-                    sent_ms=message.sent_ms,
-                    all_replicated_index=message.all_replicated_index,
+            update = envelope.update
+            update.term = message.term
+            update.preceding.term = message.preceding.term
+            update.preceding.index = message.preceding.index
+            update.commit_index = message.commit_index
+            update.read_context = message.read_context
+            update.sent_ms = message.sent_ms
+            update.all_replicated_index = message.all_replicated_index
+            for entry in message.entries:
+                update.entries.add(
+                    term=entry.term,
+                    index=entry.index,
+                    kind=entry.kind,
+                    timestamp=entry.timestamp,
+                    payload=entry.payload,
                 )
-            )
-            return sum(len(e.payload) for e in message.entries)
         case UpdateResponse():
-            envelope.update_response.CopyFrom(
-                consensus_pb2.UpdateConsensusResponse(
-                    term=message.term,
-                    success=message.success,
-                    last_received=common_pb2.OpIdPB(
-                        term=message.last_received.term, index=message.last_received.index
-                    ),
-                    conflict_index=message.conflict_index,
-                    conflict_term=message.conflict_term,
-                    read_context=message.read_context,
-                    sent_ms=message.sent_ms,
-                    has_data=message.has_data,
-                    failed=message.failed,
-                    preceding_index=message.preceding_index,
-                )
-            )
+            response = envelope.update_response
+            response.term = message.term
+            response.success = message.success
+            response.last_received.term = message.last_received.term
+            response.last_received.index = message.last_received.index
+            response.conflict_index = message.conflict_index
+            response.conflict_term = message.conflict_term
+            response.read_context = message.read_context
+            response.sent_ms = message.sent_ms
+            response.has_data = message.has_data
+            response.failed = message.failed
+            response.preceding_index = message.preceding_index
         case VoteRequest():
             envelope.vote.CopyFrom(
                 consensus_pb2.VoteRequest(
@@ -74,7 +74,6 @@ def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) ->
             envelope.timeout_now.CopyFrom(consensus_pb2.TimeoutNow(term=message.term))
         case _:
             assert_never(message)
-    return 0
 
 
 def _opid(pb: common_pb2.OpIdPB) -> OpId:

@@ -40,6 +40,7 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gc.collect()
+    sys.setswitchinterval(0.0001)
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     node = make_node(options)

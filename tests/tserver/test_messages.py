@@ -1,0 +1,41 @@
+"""Raft messages over the wire and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Rejected
+from stele.model.ids import NodeId, OpId, new_id
+from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.rpc.proto.consensus_pb2 import ConsensusMessage
+from stele.tserver.messages import message_from_pb, message_to_pb
+
+MESSAGES: list[Message] = [
+    UpdateRequest(3, OpId(2, 7), (), 7, 5, 1_234, 6),
+    UpdateRequest(
+        3,
+        OpId(2, 7),
+        (Entry(3, 8, EntryKind.NOOP, 0, b"config"), Entry(3, 9, EntryKind.WRITE, 1 << 62, bytes(range(256)))),
+        7,
+    ),
+    UpdateRequest(1, OpId(0, 0), (), 0),
+    UpdateResponse(3, True, OpId(3, 9), 0, 0, 5, 1_234, True, False, 7),
+    UpdateResponse(3, False, OpId(0, 0), 4, 2, 0, 0, False, True, 7),
+    VoteRequest(4, OpId(3, 9), True, True, NodeId(new_id())),
+    VoteResponse(4, True, True, 4, True, False),
+    TimeoutNow(9),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_round_trip(message: Message) -> None:
+    envelope = ConsensusMessage(from_replica=1, to_replica=2)
+    message_to_pb(message, envelope)
+    assert message_from_pb(ConsensusMessage.FromString(envelope.SerializeToString())) == message
+
+
+def test_an_unknown_body_is_refused() -> None:
+    with pytest.raises(Rejected) as refused:
+        message_from_pb(ConsensusMessage(from_replica=1))
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
