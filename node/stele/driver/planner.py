@@ -233,7 +233,11 @@ class _Planner:
         replaced = self._replaced(s)
         if replaced is None:
             return None
-        return self._remove(s, replaced, f"{joining.name} has taken its place; {replaced.fault or 'spare'}")
+        return self._remove(
+            s,
+            replaced,
+            f"{joining.name} {_arrived(joining)} and has taken its place; {replaced.fault or 'spare'}",
+        )
 
     def remove_leftover(self, s: Situation) -> Step | None:
         """Members that do not vote and that no intent speaks of; witnesses that lost their driver go on."""
@@ -420,3 +424,10 @@ def _end(s: Situation, joining: Member, reason: str) -> EndIntent:
 
 def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
     return CancelCopy(*_at(s, reason), intent.replica_id, intent.target_node)
+
+
+def _arrived(joining: Member) -> str:
+    """How a new replica came to vote; small tablets are copied between two looks, so this tells the bytes."""
+    copy = joining.report.copy if joining.report is not None else None
+    size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""
+    return f"was promoted{size}"
