@@ -56,6 +56,14 @@ class Checker:
         ]
         return not self.faults
 
+    def machines_with_replicas(self) -> list[str]:
+        """Machines whose node or master holds a replica, in order of name."""
+        view = self._view
+        if view is None:
+            return []
+        holders = {peer.node_id for tablet in view.tablets for peer in tablet.committed_config.peers}
+        return sorted({n.registration.machine for n in view.nodes if n.node_id in holders})
+
     def summary(self) -> str:
         """The last view in a few words."""
         if self._view is None:

@@ -79,6 +79,14 @@ class Chaos:
                         raise Failure(f"{kind}/{resource} is not Ready after {READY_WITHIN_S:.0f} s")
                     time.sleep(0.3)
 
+    def wait_for_a_view(self) -> None:
+        """Until the masters have answered the checker once."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not self.checker.seen:
+            if time.monotonic() > deadline:
+                raise Failure(f"the masters do not answer: {self.checker.faults}")
+            time.sleep(0.1)
+
     def play(self, one: Round) -> str:
         """Strike once and wait until all is whole; what was done, in words."""
         did = []
@@ -151,6 +159,7 @@ def run(folder: Path, rounds: int, seconds: float, seed: int) -> None:
             ) as stream,
         ):
             try:
+                chaos.wait_for_a_view()
                 for number in range(1, rounds + 1):
                     if time.monotonic() - begun > seconds:
                         break
