@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -56,13 +57,19 @@ class Checker:
         ]
         return not self.faults
 
-    def machines_with_replicas(self) -> list[str]:
-        """Machines whose node or master holds a replica, in order of name."""
+    def replicas_by_machine(self) -> dict[str, int]:
+        """How many voters each machine carries, the catalog's too; in order of name, none that carries none."""
         view = self._view
         if view is None:
-            return []
-        holders = {peer.node_id for tablet in view.tablets for peer in tablet.committed_config.peers}
-        return sorted({n.registration.machine for n in view.nodes if n.node_id in holders})
+            return {}
+        machines = {node.node_id: node.registration.machine for node in view.nodes}
+        carried = Counter(
+            machines[peer.node_id]
+            for tablet in view.tablets
+            if tablet.state not in ("REPLACED", "DELETED")
+            for peer in tablet.committed_config.peers
+        )
+        return dict(sorted(carried.items()))
 
     def summary(self) -> str:
         """The last view in a few words."""

@@ -91,12 +91,10 @@ class Chaos:
         """Strike once and wait until all is whole; what was done, in words."""
         did = []
         if one.lose_machine:
-            machines = sorted(
-                {p.spec.node_name for p in self.kube.pods(f"stele.dev/cluster={CLUSTER}")} - {None}
-            )
-            self.machine_off = machines[one.pick % len(machines)]
+            carried = self.checker.replicas_by_machine()
+            self.machine_off = list(carried)[one.pick % len(carried)]
             self.place.power_off(self.machine_off, for_good=True)
-            did.append(f"machine {self.machine_off} lost for good")
+            did.append(f"machine {self.machine_off} lost for good with {carried[self.machine_off]} replicas")
         time.sleep(one.wait_s)
         did.append(f"after {one.wait_s:.1f} s kill -9 of {self._strike(one)}")
         started = time.monotonic()
