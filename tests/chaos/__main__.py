@@ -80,9 +80,9 @@ class Chaos:
                     time.sleep(0.3)
 
     def wait_for_a_view(self) -> None:
-        """Until the masters have answered the checker once."""
+        """Until the masters have told the checker who carries what."""
         deadline = time.monotonic() + READY_WITHIN_S
-        while not self.checker.seen:
+        while not self.checker.replicas_by_machine():
             if time.monotonic() > deadline:
                 raise Failure(f"the masters do not answer: {self.checker.faults}")
             time.sleep(0.1)
@@ -91,6 +91,7 @@ class Chaos:
         """Strike once and wait until all is whole; what was done, in words."""
         did = []
         if one.lose_machine:
+            self.wait_for_a_view()
             carried = self.checker.replicas_by_machine()
             self.machine_off = list(carried)[one.pick % len(carried)]
             self.place.power_off(self.machine_off, for_good=True)
