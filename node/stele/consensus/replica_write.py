@@ -112,7 +112,7 @@ class WritePart(ReplicaBase):
         if ceiling is not None:
             context = next(self._contexts)
             self._ceiling_contexts[context] = ceiling
-            stamp = self.timestamps.stamp()
+            stamp = self.timestamps.stamp(ceiling)
             self._runtime.post(Propose(context, EntryKind.CEILING, encode_ceiling(ceiling), stamp))
         elif not self._ceiling_contexts and not self._ceilings:
             self._look_again_soon(at_least)

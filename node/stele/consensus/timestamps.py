@@ -93,9 +93,12 @@ class Timestamps:
             return None
         return self._clock.now()
 
-    def stamp(self) -> HybridTime:
-        """The timestamp of a CEILING entry: later entries of this leader have higher ones."""
-        return self._clock.now()
+    def stamp(self, ceiling: int) -> HybridTime:
+        """The timestamp of the entry that brings `ceiling`: later entries of this leader have higher ones.
+
+        Never above the ceiling: a snapshot may be reserved beyond it, and whoever leads next knows the ceiling only.
+        """
+        return HybridTime(min(self._clock.now(), ceiling))
 
     def covers(self, snapshot: int) -> bool:
         """Whether a snapshot lies below the committed ceiling."""
