@@ -65,6 +65,7 @@ class Replica(ReadPart):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._role_listeners: list[RoleListener] = []
         self._flushing = asyncio.Lock()
+        self._flushes: set[asyncio.Task[OpId]] = set()
         self.needs_copy: dict[ReplicaId, str] = {}
         self.leading_since_ms = 0
         self.last_applied_ms = 0
@@ -231,9 +232,23 @@ class Replica(ReadPart):
     async def flush(self) -> OpId:
         """Write what is in memory to synced files and let the log go up to there; what the store holds then.
 
+        A flush once begun belongs to the replica: cancelling ends only the waiting, or the store would wait for ever
+        for the end of a flush that nobody finishes.
+
         Raises:
             Retryable: DISK_FULL, NOT_READY for a replica without rows.
         """
+        task = asyncio.get_running_loop().create_task(self._flush())
+        self._flushes.add(task)
+        task.add_done_callback(self._flush_over)
+        return await asyncio.shield(task)
+
+    def _flush_over(self, task: asyncio.Task[OpId]) -> None:
+        self._flushes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
+
+    async def _flush(self) -> OpId:
         async with self._flushing:
             machine = self.machine
             if machine is None or not self.running:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,7 +31,10 @@ from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, Table
 log = structlog.get_logger("stele.tserver")
 
 _OPEN_AT_ONCE = 8
+_CLOSE_S = 2.0
+"""How long an order under way may take to end when the node stops; the next start removes what it left."""
 
+T = TypeVar("T")
 ReplicaListener = Callable[[Replica], None]
 
 
@@ -56,6 +59,7 @@ class TabletManager:
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self._changing: dict[TabletId, asyncio.Lock] = {}
         self._listeners: list[ReplicaListener] = []
+        self._orders: set[asyncio.Task[Any]] = set()
         self._catalog_term = 0
         self._log_starts: dict[StreamKey, OpId] = {}
         self.tombstones: dict[StreamKey, Superblock] = {}
@@ -216,7 +220,11 @@ class TabletManager:
         await asyncio.gather(*(hand_over(r) for r in leaders))
 
     async def close(self) -> None:
-        """Stop copies and replicas."""
+        """Stop orders, copies and replicas."""
+        if self._orders:
+            await asyncio.wait(self._orders, timeout=_CLOSE_S)
+        for order in list(self._orders):
+            order.cancel()
         for copy in list(self.copies.values()):
             await copy.cancel()
         await asyncio.gather(*(replica.stop() for replica in self))
@@ -242,6 +250,18 @@ class TabletManager:
             )
         self._catalog_term = opid.term
 
+    async def _whole(self, order: Coroutine[Any, Any, T]) -> T:
+        """Carry out an order to its end: a caller that goes away must not leave a replica half made or half gone."""
+        task = asyncio.get_running_loop().create_task(order)
+        self._orders.add(task)
+        task.add_done_callback(self._order_over)
+        return await asyncio.shield(task)
+
+    def _order_over(self, task: asyncio.Task[Any]) -> None:
+        self._orders.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
+
     async def create(self, superblock: Superblock, config: Configuration) -> None:
         """Make a new replica of a new tablet and start it. Nothing if it is there.
 
@@ -249,6 +269,9 @@ class TabletManager:
             Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
             Retryable: NOT_READY, DISK_FULL.
         """
+        await self._whole(self._create(superblock, config))
+
+    async def _create(self, superblock: Superblock, config: Configuration) -> None:
         key = superblock.key
         async with self._lock(key.tablet_id):
             self._refuse_unless_open()
@@ -294,6 +317,11 @@ class TabletManager:
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
+        await self._whole(self._delete(tablet_id, replica_id, target, cas_config_index, reason))
+
+    async def _delete(
+        self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
+    ) -> None:
         async with self._lock(tablet_id):
             keys = [*self._replicas, *self.copies, *self.held]
             if target is DataState.DELETED:
@@ -391,6 +419,9 @@ class TabletManager:
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
         """
+        return await self._whole(self._start_copy(order, source))
+
+    async def _start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         key = StreamKey(order.tablet_id, order.replica_id)
         async with self._lock(order.tablet_id):
             self._refuse_unless_open()

@@ -1,0 +1,66 @@
+"""Callers that go away: what they began is carried out, or left whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.superblock import DataState
+from stele.model.ids import ReplicaId, StreamKey
+from tests.consensus.cluster import Group, Network, TestNode, make_group, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+async def give_up(work: asyncio.Task[object], turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_a_flush_whose_caller_went_away_is_finished(group_of: MakeGroup) -> None:
+    group, _ = await group_of(1)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    await give_up(asyncio.create_task(leader.flush()), 2)
+    await group.write(rows([2]))
+    flushed = await leader.flush()
+    assert leader.machine is not None and flushed == leader.machine.applied
+
+
+@pytest.mark.parametrize("ms", [0, 1, 2, 5, 10, 20])
+async def test_a_create_whose_caller_went_away_is_carried_out(tmp_path: Path, ms: int) -> None:
+    node = await TestNode(Network(), tmp_path / "n").start()
+    try:
+        group = Group([node])
+        order = asyncio.create_task(node.manager.create(group.superblock(1), group.config))
+        await asyncio.sleep(ms / 1000)
+        order.cancel()
+        await asyncio.gather(order, return_exceptions=True)
+        await node.manager.create(group.superblock(1), group.config)
+        await group.write(rows([1]))
+        assert table(await group.leader()) == {1: "x1"}
+    finally:
+        await node.stop()
+
+
+@pytest.mark.parametrize("ms", [0, 1, 2, 5, 10])
+async def test_a_delete_whose_caller_went_away_leaves_a_tombstone(tmp_path: Path, ms: int) -> None:
+    group, nodes = await make_group(tmp_path, 1)
+    node = nodes[0]
+    try:
+        key = StreamKey(group.tablet_id, ReplicaId(1))
+        await group.write(rows([1]))
+        order = asyncio.create_task(
+            node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "test")
+        )
+        await asyncio.sleep(ms / 1000)
+        order.cancel()
+        await asyncio.gather(order, return_exceptions=True)
+        await wait_until(lambda: key in node.manager.tombstones or node.manager.by_key(key) is not None)
+        await node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "again")
+        assert key in node.manager.tombstones
+    finally:
+        await node.stop()
