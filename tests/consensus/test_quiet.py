@@ -91,3 +91,13 @@ async def test_a_follower_that_lacks_something_answers(group_of: MakeGroup) -> N
     nodes[0].network.cut.clear()
     await put_to_rest(group)
     assert table(behind) == {1: "x1", 2: "x2"}
+
+
+async def test_a_resting_leader_that_fails_wakes_the_others(group_of: MakeGroup) -> None:
+    """Its node lives and is heard, so nobody else would notice."""
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    leader.fail("a scan found damage")
+    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not leader))
+    await group.write(rows([2]))

@@ -218,7 +218,11 @@ class RaftCore(HandoverPart):
         self.failed = True
         self._end_campaign()
         if self.role is Role.LEADER:
+            # Its silence may not be noticed: the peers of a group at rest listen to its node, which lives.
+            heir = self._best_successor()
             self._step_down(Code.STEPPING_DOWN, f"this replica has FAILED: {event.reason}")
+            if heir is not None:
+                self._send(heir, TimeoutNow(self.term), self._hard_barrier())
         elif self.role is Role.CANDIDATE:
             self._rest(None, f"this replica has FAILED: {event.reason}")
         self._election_due_ms = NEVER_MS
