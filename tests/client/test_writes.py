@@ -224,6 +224,28 @@ async def test_key_spaces_and_elections(tmp_path: Path) -> None:
         assert await space.changed("primary", b"me") is None
 
 
+async def test_an_attempt_that_was_not_proposed_says_nothing_of_the_one_before(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        (tablet,) = cluster.tablets.values()
+
+        def answer(code: Code) -> None:
+            tablet.after.append(lambda: Retryable("a fault", code=code))
+
+        answer(Code.UNKNOWN_OUTCOME)
+        answer(Code.CHANGE_IN_PROGRESS)  # its own claim
+        await space.insert("size", "L")
+        answer(Code.UNKNOWN_OUTCOME)
+        answer(Code.SCHEMA_MISMATCH)
+        with pytest.raises(Retryable) as caught:
+            await space.replace("size", "M")
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        answer(Code.CHANGE_IN_PROGRESS)  # somebody else's
+        with pytest.raises(Rejected) as refused:
+            await space.replace("size", "S")
+        assert refused.value.code is Code.CHANGE_IN_PROGRESS
+
+
 async def test_tables_by_name(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         cluster.not_leading = 3  # a master that does not lead yet is asked again

@@ -45,6 +45,8 @@ _ELSEWHERE = frozenset(
 )
 _SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
 _REFRESH = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.STALE_INCARNATION))
+_NOT_PROPOSED = frozenset((Code.CHANGE_IN_PROGRESS, Code.SCHEMA_MISMATCH))
+"""Told before proposing. CHANGE_IN_PROGRESS may be an earlier attempt of the same write, which ends soon."""
 _MAYBE_DONE = frozenset(
     (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
 )
@@ -177,7 +179,11 @@ class TabletClient:
                 raise Retryable(
                     f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
                 )
-            if error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
+            if error.code in _NOT_PROPOSED and maybe_done:
+                # This attempt was not proposed, and says nothing of those before it.
+                if error.code is not Code.CHANGE_IN_PROGRESS:
+                    raise _last_word(error, maybe_done, timeout_s)
+            elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
                 raise error
             maybe_done |= changes and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
@@ -207,7 +213,7 @@ class TabletClient:
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
         """Decide whom to ask next. True: at once, a leader was named."""
-        if error.code in _SAME_AGAIN and asked is not None:
+        if error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) and asked is not None:
             return False
         if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
             if error.leader_hint != asked.node_id and self.place.led_by(error.leader_hint):
