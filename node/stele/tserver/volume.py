@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Volume:
         self.directory = directory
         self.record = record
         self._lock_fd = lock_fd
+        self._updating = threading.Lock()
 
     @property
     def wal_directory(self) -> Path:
@@ -71,10 +73,11 @@ class Volume:
         return self.directory / "copies"
 
     def update(self, **changes: Any) -> None:
-        """Change fields of node.json; on return they survive power loss. Blocks."""
-        record = replace(self.record, **changes)
-        _write(self.directory, record)
-        self.record = record
+        """Change fields of node.json; on return they survive power loss. Blocks; any thread."""
+        with self._updating:
+            record = replace(self.record, **changes)
+            _write(self.directory, record)
+            self.record = record
 
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""
