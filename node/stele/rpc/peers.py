@@ -169,6 +169,8 @@ class _Link:
                 await self._session()
             except SteleError as exc:
                 self._log.info("no stream to peer", error=str(exc), address=self._address())
+            except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
+                self._log.exception("stream to peer failed; it is dialled again")
             was_established, self.established = self.established, False
             self._clear()
             if was_established:

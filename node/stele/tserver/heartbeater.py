@@ -137,6 +137,8 @@ class _MasterLoop:
                 if self._may_log:
                     log.info("master not reached", master=self._address, error=str(exc))
                 self._may_log = False
+            except Exception:
+                log.exception("a heartbeat failed; they go on", master=self._address)
             rest = self._interval_s - (asyncio.get_running_loop().time() - started)
             try:
                 async with asyncio.timeout(max(rest, _COALESCE_S)):
