@@ -235,7 +235,11 @@ class CoreRuntime:
         while self._held and self._held[0].after <= persist_id:
             send = self._held.popleft()
             self._sink.send(send.to, send.message)
-        self.post(Persisted(persist_id))
+        # On a follower with nothing committed that waits for its disk, nothing follows from it.
+        if self.core.awaits_disk:
+            self.post(Persisted(persist_id))
+        else:
+            self.tell(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
         try:

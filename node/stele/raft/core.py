@@ -103,6 +103,12 @@ class RaftCore(HandoverPart):
             due = min(due, self._transfer.due_ms)
         return due
 
+    @property
+    def awaits_disk(self) -> bool:
+        """Whether something may follow from Persisted by itself: to commit, to hand out or to elect. Else it may come
+        with whatever event is next."""
+        return self.role is not Role.FOLLOWER or self.commit_index > self.log.handed_index
+
     def status(self) -> RaftStatus:
         """A frozen view."""
         since = self._now_ms - self.options.election_max_ms
