@@ -19,11 +19,13 @@ import pyarrow as pa
 
 from stele.model import keys
 from stele.model.errors import Rejected
-from stele.model.hashing import hash_binary
+from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
 
 TABLETS_MAX = 100_000
+_FEW_ROWS = 64
+"""So many rows are hashed one by one: each numpy call costs as much as a few rows."""
 _COMBINATIONS_MAX = 256
 
 
@@ -162,6 +164,11 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
     """
     ordinals = np.zeros(len(batch), np.int64)
     for part in partitioning.hash:
+        if len(batch) <= _FEW_ROWS:
+            listed = keys.column_list(batch, schema, part.column_ids)
+            buckets = [hash_bytes(key, part.seed) % part.buckets for key in listed]
+            ordinals = ordinals * part.buckets + np.array(buckets, np.int64)
+            continue
         hashes = hash_binary(keys.encode_columns(batch, schema, part.column_ids), part.seed)
         ordinals = ordinals * part.buckets + (hashes % np.uint64(part.buckets)).astype(np.int64)
     if partitioning.range is not None:
