@@ -152,7 +152,8 @@ class LeaderPart(ElectionPart):
         progress.reading = 0
         if progress.state is not PeerState.REPLICATE or progress.next != event.first_index:
             return
-        if not event.entries:
+        # The log may have gone up to what was read, while it was read: then nobody can tell what comes before it.
+        if not event.entries or self.log.term_at(event.first_index - 1) is None:
             self._needs_copy(progress)
             return
         # The owner read its disk while the core went on; only what is still this log may leave.
