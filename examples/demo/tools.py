@@ -184,7 +184,7 @@ def spark(masters: str, name: str, sink: str, snapshot: int) -> None:
 
     engine = session("stele-demo", cores=2)
     try:
-        source = engine.read.format("stele").options(masters=masters, filterPushdown="true")
+        source = engine.read.format("stele").options(masters=masters)
         frame = source.options(table=name, snapshot=str(snapshot)).load()
         count = frame.count()
         delays = (

@@ -63,7 +63,7 @@ def java_major(java: Path) -> int:
 
 
 def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -> SparkSession:
-    """A local Spark session with filter pushdown on, `cores` threads (all if None), and `conf` on top.
+    """A local Spark session, `cores` threads (all if None), and `conf` on top.
 
     Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`.
 
@@ -79,7 +79,6 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **{key.replace("__", "."): value for key, value in conf.items()},

@@ -18,7 +18,7 @@ import pytest
 from stele.cli import app
 from stele.cli.processes import parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
-from stele.cli.where import parse_where
+from stele.client.where import parse_where
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
 from tests.client.small import SmallCluster, small_cluster

@@ -117,12 +117,17 @@ def test_source_and_sink(spark: Any, masters: str, tmp_path: Path) -> None:
         expected = table.scan().to_table().sort_by("id")
         assert got.cast(expected.schema).equals(expected)
 
-        # A projection by schema, in the user's order; a filter the scan takes and one that it cannot.
-        narrow = read(filterPushdown="true").schema("name string, id long").load()
-        taken = narrow.where("id >= 4990 and name is not null and length(name) > 3")
+        # A projection by schema, in the user's order; predicates for the scan and a filter for Spark.
+        narrow = read(where="id >= 4990 and name is not null").schema("name string, id long").load()
+        taken = narrow.where("length(name) > 3")
         assert [(r.name, r.id) for r in taken.orderBy("id").collect()] == [
             (f"name {n}", n) for n in range(4_990, ROWS) if n % 11
         ]
+
+        # One frame, several filters: none is taken for another's, and the frame's snapshot is that of its first action.
+        one = read().load()
+        assert [one.where(f"id = {n}").count() for n in (3, 4, 5)] == [1, 1, 1]
+        assert one.where("id < 10").count() == 10 and one.count() == ROWS
 
         # One snapshot stays what it was.
         before = client.now()
@@ -147,6 +152,7 @@ def test_what_is_refused_says_why(spark: Any, masters: str) -> None:
             spark.read.format("stele").options(masters=masters, table="kinds").schema("id string, who long"),
             "'who' is no column of the table",
         ),
+        (spark.read.format("stele").options(masters=masters, table="kinds", where="who = 3"), "who"),
     ):
         with pytest.raises(Exception, match=sentence):
             broken.load().collect()

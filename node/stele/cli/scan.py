@@ -61,7 +61,7 @@ def scan(
       stele table scan flights --format csv -o flights.csv
       stele table scan flights --count
     """
-    from stele.cli.where import parse_where
+    from stele.client.where import parse_where
 
     async def work(client: AsyncClient) -> None:
         table = await client.open_table(name)
