@@ -59,8 +59,20 @@ def _process_options(port: int) -> Callable[[F], F]:
             show_default=True,
             help="When the log is synced. Anything but always may lose acknowledged writes with the power.",
         ),
-        _option("--memory-mib", default=256, show_default=True, help="Budget of requests being worked on."),
-        _option("--log-level", default="info", show_default=True, help="debug, info, warning or error."),
+        _option(
+            "--memory-mib",
+            type=click.IntRange(min=64),
+            default=256,
+            show_default=True,
+            help="Budget of requests being worked on.",
+        ),
+        _option(
+            "--log-level",
+            type=click.Choice(("debug", "info", "warning", "error")),
+            default="info",
+            show_default=True,
+            help="What to log.",
+        ),
         _option(
             "--log-format", type=click.Choice(("auto", "json", "text")), default="auto", show_default=True
         ),

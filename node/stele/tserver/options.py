@@ -11,6 +11,7 @@ from pathlib import Path
 from stele.consensus.ports import ReplicaOptions
 from stele.model.errors import Rejected
 from stele.model.ids import ClusterId, NodeId, is_id
+from stele.rpc.resolve import split_address
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -71,6 +72,14 @@ class NodeOptions:
             faults.append("--first-masters and --join exclude each other")
         if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:
             faults.append(f"--first-masters does not name this node, {self.node_id}")
+        for flag, address in (("--listen", self.listen), ("--advertise", self.advertised)):
+            try:
+                split_address(address)
+            except Rejected as exc:
+                faults.append(f"{flag}: {exc.args[0]}")
+        for flag, port in (("--http-port", self.http_port), ("--flight-port", self.flight_port)):
+            if not 0 <= port <= 65_535:
+                faults.append(f"{flag} {port}: expected 0 to 65535")
         if faults:
             raise Rejected("; ".join(faults))
 

@@ -1,0 +1,98 @@
+"""Wrong settings of a process: one line that says what to do, exit code 2, at once and with nothing written."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ID = "a" * 32
+
+
+def stele(*arguments: str, timeout_s: float = 30.0) -> tuple[int, list[str]]:
+    """Exit code, and the lines that the user sees."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stele.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return done.returncode, (done.stdout + done.stderr).decode().strip().splitlines()
+
+
+def arguments(role: str, directory: Path, **changed: str) -> list[str]:
+    """A command line that would do, with some of it changed."""
+    values = {
+        "data_dir": str(directory / "data"),
+        "node_id": ID,
+        "cluster_id": ID,
+        "listen": "127.0.0.1:0",
+        "masters": "127.0.0.1:9",
+        "http_port": "0",
+        "flight_port": "0",
+        **changed,
+    }
+    return [role, "run", *(f"--{name.replace('_', '-')}={value}" for name, value in values.items())]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("node_id", "xyz", "--node-id 'xyz': expected 32 hex digits"),
+        ("listen", "nonsense", "--listen: address 'nonsense': expected HOST:PORT"),
+        ("listen", "127.0.0.1:99999", "expected HOST:PORT"),
+        ("advertise", "foo", "--advertise: address 'foo': expected HOST:PORT"),
+        ("masters", "127.0.0.1:x", "expected HOST:PORT"),
+        ("http_port", "99999", "--http-port 99999: expected 0 to 65535"),
+        ("flight_port", "-1", "--flight-port -1: expected 0 to 65535"),
+    ],
+)
+def test_a_wrong_value_names_its_flag(tmp_path: Path, flag: str, value: str, words: str) -> None:
+    code, lines = stele(*arguments("node", tmp_path, **{flag: value}))
+    assert code == 2, lines
+    assert len(lines) == 1, lines
+    assert words in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("memory_mib", "-5"), ("log_level", "loud"), ("http_port", "x"), ("wal_sync", "often")],
+)
+def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path: Path, flag: str, value: str) -> None:
+    code, lines = stele(*arguments("node", tmp_path, **{flag: value}))
+    assert code == 2, lines
+    assert lines[-1].startswith("Error: Invalid value for '--" + flag.replace("_", "-"))
+
+
+def test_a_missing_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
+    code, lines = stele(*arguments("node", tmp_path, data_dir=str(tmp_path / "none" / "data")))
+    assert (code, len(lines)) == (2, 1), lines
+    assert lines[0].endswith("does not exist; mount the volume there")
+    (tmp_path / "file").write_text("")
+    code, lines = stele(*arguments("node", tmp_path, data_dir=str(tmp_path / "file")))
+    assert (code, len(lines)) == (2, 1), lines
+    assert "Not a directory" in lines[0] or "File exists" in lines[0]
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        first = f"{ID}={listen}"
+        code, lines = stele(*arguments("master", tmp_path, listen=listen, first_masters=first))
+    assert code == 2, lines
+    assert listen in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [["ksck", "--timeout", "1"], ["master", "list"]])
+async def test_no_master_is_one_line_and_try_again(command: list[str]) -> None:
+    code, lines = await asyncio.to_thread(stele, *command, "--masters", "127.0.0.1:9")
+    assert code == 75, lines
+    assert len(lines) == 1, lines
+    assert "127.0.0.1:9" in lines[0]
