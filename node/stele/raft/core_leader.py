@@ -274,8 +274,7 @@ class LeaderPart(ElectionPart):
             if progress.state is PeerState.REPLICATE:
                 if progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
                     progress.probe_from(progress.match + 1)
-                if not progress.talks_since(now - self.options.heartbeat_ms // 2):
-                    self._heartbeat(progress)
+                self._heartbeat(progress)
             elif progress.state is PeerState.PROBE:
                 progress.probe_sent = False  # a lost probe is sent again by the turn's end
             else:

@@ -34,7 +34,6 @@ class Progress:
         "round_fast",
         "round_start_ms",
         "round_target",
-        "sent_ms",
         "state",
         "window_bytes",
         "window_bytes_max",
@@ -53,7 +52,6 @@ class Progress:
         self.base_ms = now_ms  # silence counts from here until the first answer
         self.heard_ms: int | None = None
         self.moved_ms = now_ms  # when match last rose, or the first message went out
-        self.sent_ms: int | None = None  # when entries last went out
         self.connected = True
         self.failed = False
         self.has_data = False
@@ -68,14 +66,6 @@ class Progress:
     def heard_since(self, since_ms: int) -> bool:
         """Whether it has answered, as a sound replica, since then; a new peer has until its first answer is due."""
         return not self.failed and (self.base_ms if self.heard_ms is None else self.heard_ms) >= since_ms
-
-    def talks_since(self, since_ms: int) -> bool:
-        """Whether entries went out and an answer came since then: a heartbeat would tell neither side anything.
-
-        Entries alone do not count: they may wait behind others' on their way.
-        """
-        sent, heard = self.sent_ms, self.heard_ms
-        return sent is not None and heard is not None and sent > since_ms and heard > since_ms
 
     def reachable(self, since_ms: int) -> bool:
         """Whether it has really answered since then, and its connection stands."""
@@ -101,7 +91,6 @@ class Progress:
 
     def sent(self, last_index: int, size: int, now_ms: int) -> None:
         """A message with entries up to `last_index` is out."""
-        self.sent_ms = now_ms
         if self.state is PeerState.REPLICATE:
             if not self.inflight:
                 self.moved_ms = now_ms
