@@ -90,12 +90,22 @@ def _report(results: list[WriteResult]) -> None:
 
 
 def _rows(path: str) -> int | None:
-    """How many rows a file has, where it says so."""
-    if path.endswith(".parquet"):
-        import pyarrow.parquet as parquet
+    """How many rows a file has, where it says so.
 
+    Raises:
+        Rejected: a file that is not what its suffix says.
+    """
+    if not path.endswith(".parquet"):
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    from stele.model.errors import Rejected
+
+    try:
         return int(parquet.read_metadata(path).num_rows)
-    return None
+    except pa.ArrowInvalid as exc:
+        raise Rejected(f"{path}: {str(exc).splitlines()[0]}") from exc
 
 
 def _batches(path: str, schema: Schema, nulls: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
