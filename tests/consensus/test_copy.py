@@ -262,3 +262,72 @@ async def test_tombstones(group_of: MakeGroup) -> None:
     directory: Path = node.manager.replica_directory(victim.superblock.key)
     assert not directory.exists()
     assert len(await asyncio.gather(group.write(rows([2])))) == 1
+
+
+async def young_witness(group: Group, target: TestNode, *, rows_after: int) -> tuple[TabletCopy, OpId]:
+    """A witness copy whose checkpoint holds `rows_after` rows more than the witness's start."""
+    leader = await group.leader()
+    source = DirectSource(group.node_of(leader))
+    source.hold = asyncio.Event()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    start = leader.committed_opid
+    await group.write(rows(range(10_000, 10_000 + rows_after)))
+    copy = await target.manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=start), source
+    )
+    assert copy is not None and await copy.wait_prepared(10)
+    source.hold.set()
+    return copy, start
+
+
+async def test_a_witness_is_ready_only_once_its_log_has_reached_the_checkpoint(group_of: MakeGroup) -> None:
+    """A crash just after it became READY would leave a store ahead of its log: FAILED, copied anew."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(50)))
+    copy, start = await young_witness(group, nodes[3], rows_after=50)
+    await wait_until(lambda: copy.progress.state == "Installing")
+    await asyncio.sleep(0.3)  # no leader sends it anything: it is in no configuration yet
+    node = await nodes[3].restart()
+    witness = node.manager.get(group.tablet_id)
+    assert witness.running and witness.superblock.young_witness, witness.error
+    leader = await group.leader()
+    again = await node.manager.start_copy(
+        order(group, group.node_of(leader), 4, witness=True), DirectSource(group.node_of(leader))
+    )
+    assert again is not None and again.witness_start == start
+    await wait_until(lambda: again.progress.state == "Installing")
+    victim = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    peer = Peer(node.node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=start)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await installed(again)
+    await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
+    await group.caught_up(witness)
+    assert len(table(witness)) == 100
+
+
+async def test_a_witness_that_waits_for_its_log_can_be_taken_back(group_of: MakeGroup) -> None:
+    """Nobody may ever send it what it lacks (the leader's log is gone): the driver removes it, and nothing hangs."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(50)))
+    copy, _ = await young_witness(group, nodes[3], rows_after=50)
+    await wait_until(lambda: copy.progress.state == "Installing")
+    deleted = nodes[3].manager.delete(group.tablet_id, 4, DataState.TOMBSTONED, 10**9, "evicted")
+    await asyncio.wait_for(deleted, 10)
+    assert copy.failed and StreamKey(group.tablet_id, ReplicaId(4)) in nodes[3].manager.tombstones
+    leader = await group.leader()
+    fresh = await start(group, group.node_of(leader), nodes[3], 5)
+    await installed(fresh)
+    assert len(table(nodes[3].manager.get(group.tablet_id))) == 100
+
+
+async def test_a_witness_that_fails_while_it_waits_ends_its_copy(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(50)))
+    copy, _ = await young_witness(group, nodes[3], rows_after=50)
+    await wait_until(lambda: copy.progress.state == "Installing")
+    nodes[3].manager.get(group.tablet_id).fail("damaged by a test")
+    await wait_until(lambda: copy.failed)
+    assert "damaged by a test" in copy.progress.error

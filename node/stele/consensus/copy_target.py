@@ -1,7 +1,8 @@
 """The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
 
 Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, and it runs at once; the files;
-without a witness, its stream at the checkpoint; superblock READY, which is one rename.
+without a witness, its stream at the checkpoint; a witness's log up to the checkpoint; superblock READY, which is one
+rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
 """
@@ -32,6 +33,7 @@ _SESSIONS_MAX = 5
 _KEEP_ALIVE_S = 15.0
 _JOIN_TIMEOUT_S = 300.0
 _JOIN_LOOK_S = 0.2
+_LOG_LOOK_S = 0.05
 
 
 @dataclass(slots=True)
@@ -70,6 +72,13 @@ class CopyHome(Protocol):
 
     async def start_replica(self, superblock: Superblock) -> None:
         """Start the replica in its data state."""
+
+    def log_reaches(self, key: StreamKey, opid: OpId) -> bool:
+        """Whether the log of a running witness holds `opid` durably.
+
+        Raises:
+            Retryable: it never will: the witness was removed or has FAILED, or its log begins later.
+        """
 
     async def rows_arrived(self, superblock: Superblock) -> None:
         """The store of a running witness is in place: open it and bring it up to the log."""
@@ -227,6 +236,8 @@ class TabletCopy:
     async def _install(self, session: SessionInfo, superblock: Superblock) -> None:
         self.progress.state = "Installing"
         directory = self._directory
+        if superblock.witness_start != OPID_NONE:
+            await self._until_log_reaches(session.checkpoint)
 
         def swap() -> None:
             remove_tree(directory / STORE)
@@ -242,6 +253,16 @@ class TabletCopy:
             await self._home.start_replica(ready)
         else:
             await self._home.rows_arrived(ready)
+
+    async def _until_log_reaches(self, checkpoint: OpId) -> None:
+        """READY with a store ahead of its log would be taken for a log that lost entries, at the next start.
+
+        There is no time limit: a witness that cannot be sent what it lacks is removed by its driver, which ends this.
+        """
+        while True:
+            if self._home.log_reaches(self.key, checkpoint):
+                return
+            await asyncio.sleep(_LOG_LOOK_S)
 
     async def _keep_alive(self, session_id: str) -> None:
         while True:

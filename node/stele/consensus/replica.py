@@ -281,6 +281,19 @@ class Replica(ReadPart):
         if self._runtime is not None:
             self._runtime.post(Compacted(start))
 
+    def log_reaches(self, opid: OpId) -> bool:
+        """Whether this replica's log holds the committed entry `opid` durably.
+
+        Raises:
+            Retryable: it never will, because the replica does not run, or its log begins later.
+        """
+        core = self.core
+        if core is None or not self.running:
+            raise Retryable(f"the replica does not take part: {self.error or self.state.name}")
+        if opid.index < core.log.start.index:
+            raise Retryable(f"the log begins after {core.log.start}, the copy ends at {opid}; copy anew")
+        return core.log.durable_index >= opid.index and core.log.term_at(opid.index) == opid.term
+
     async def data_arrived(self, machine: StateMachine) -> None:
         """The rows of a young witness are here: bring them up to the log, then tell the leader."""
         if self._applier is None or self._runtime is None:

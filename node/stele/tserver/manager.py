@@ -447,6 +447,13 @@ class TabletManager:
             self.copies[key] = copy
             return copy
 
+    def log_reaches(self, key: StreamKey, opid: OpId) -> bool:
+        """Whether the log of a running witness holds `opid` durably."""
+        replica = self._replicas.get(key)
+        if replica is None:
+            raise Retryable("the witness was removed meanwhile")
+        return replica.log_reaches(opid)
+
     async def rows_arrived(self, superblock: Superblock) -> None:
         """The store of a running witness is in place."""
         replica = self._replicas.get(superblock.key)
