@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stele.client import AsyncClient
+
 ID = "a" * 32
 
 
@@ -90,9 +92,38 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in lines)
 
 
-@pytest.mark.parametrize("command", [["ksck", "--timeout", "1"], ["master", "list"]])
-async def test_no_master_is_one_line_and_try_again(command: list[str]) -> None:
-    code, lines = await asyncio.to_thread(stele, *command, "--masters", "127.0.0.1:9")
-    assert code == 75, lines
-    assert len(lines) == 1, lines
-    assert "127.0.0.1:9" in lines[0]
+COMMANDS = (
+    ["ksck", "--timeout", "1"],
+    ["master", "list"],
+    ["table", "list"],
+    ["table", "scan", "t"],
+    ["kv", "get", "space", "key"],
+)
+
+
+async def test_no_master_is_one_line_within_seconds_and_try_again() -> None:
+    masters = "127.0.0.1:9,no-such-host.invalid"
+    runs = [asyncio.to_thread(stele, *command, "--masters", masters) for command in COMMANDS]
+    for code, lines in await asyncio.gather(*runs):
+        assert code == 75, lines
+        assert lines == [
+            "stele: UNAVAILABLE: no master answers at 127.0.0.1:9 (connection refused), "
+            "no-such-host.invalid:7051 (name does not resolve); check --masters"
+        ]
+
+
+async def test_a_server_that_is_no_master_is_told_from_one_that_is_silent() -> None:
+    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(http, "127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = other.sockets[0].getsockname()[1], silent.getsockname()[1]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        async with AsyncClient(addresses, timeout_s=20.0, first_contact_s=2.0) as client, other:
+            answers = await asyncio.gather(*(client.list_tables() for _ in range(3)), return_exceptions=True)
+    (said,) = {str(answer) for answer in answers}
+    assert f"{addresses[0]} (something else listens there, no Stele server)" in said
+    assert f"{addresses[1]} (no answer)" in said

@@ -250,6 +250,9 @@ class _Master(MasterServiceServicer):
             self.cluster.not_leading -= 1
             raise NotLeader("this master does not lead")
 
+    async def ListMasters(self, request: Any, context: Any) -> Any:
+        return master_pb2.ListMastersResponse()
+
     async def CreateTable(self, request: Any, context: Any) -> Any:
         self._leads()
         cluster = self.cluster

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -40,11 +41,19 @@ def json_option(command: F) -> F:
 
 
 def with_client(masters: str, work: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 30.0) -> T:
-    """Run `work` with a client of the cluster, on an event loop that ends with it."""
+    """Run `work` with a client of the cluster, on an event loop that ends with it.
+
+    A --timeout that was given is also the patience until a first master answers.
+    """
     from stele.client import AsyncClient
+    from stele.client.contact import FIRST_CONTACT_S
+
+    context = click.get_current_context()
+    given = context.get_parameter_source("timeout_s") not in (None, ParameterSource.DEFAULT)
+    first_contact_s = float(context.params["timeout_s"]) if given else FIRST_CONTACT_S
 
     async def main() -> T:
-        async with AsyncClient(masters, timeout_s=timeout_s) as client:
+        async with AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s) as client:
             return await work(client)
 
     return asyncio.run(main())

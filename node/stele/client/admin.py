@@ -78,7 +78,7 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
             "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
         )
     except SteleError as exc:
-        if exc.code is Code.UNAVAILABLE:
+        if exc.code is Code.UNAVAILABLE and masters.met:
             raise type(exc)(f"no master leads: {exc.args[0]}", code=exc.code) from exc
         raise
     return answer

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 
+from stele.client.contact import FIRST_CONTACT_S
 from stele.client.kv import KeySpace
 from stele.client.locations import Locations, TableInfo, table_info_from_pb
 from stele.client.masters import Masters, parse_masters
@@ -34,14 +35,20 @@ TIMEOUT_S = 30.0
 class AsyncClient:
     """A client of one cluster: `async with AsyncClient(["10.0.0.1:7051"]) as client:`.
 
-    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default. Use it
-    from one event loop.
+    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
+    `first_contact_s`: how long to look for a master before any has ever answered. Use it from one event loop.
     """
 
-    def __init__(self, masters: str | Iterable[str], *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        masters: str | Iterable[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        first_contact_s: float = FIRST_CONTACT_S,
+    ) -> None:
         self.identity = Identity()
         self.pool = ChannelPool(self.identity)
-        self.masters = Masters(self.pool, parse_masters(masters))
+        self.masters = Masters(self.pool, parse_masters(masters), first_contact_s=first_contact_s)
         self._timeout_s = timeout_s
         self._streams = Streams(self.identity)
         self._flight = FlightPool()

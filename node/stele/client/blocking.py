@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.client.async_client import TIMEOUT_S, AsyncClient
+from stele.client.contact import FIRST_CONTACT_S
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import WriteResult
@@ -32,12 +33,18 @@ _CLOSE_TIMEOUT_S = 30.0
 class Client:
     """`with Client(["10.0.0.1:7051"]) as client:`. May be used from several threads. See AsyncClient for arguments."""
 
-    def __init__(self, masters: str | Iterable[str], *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        masters: str | Iterable[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        first_contact_s: float = FIRST_CONTACT_S,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stele-client", daemon=True)
         self._thread.start()
         try:
-            self.asynchronous = self.run(_make(masters, timeout_s))
+            self.asynchronous = self.run(_make(masters, timeout_s, first_contact_s))
         except BaseException:
             self._end_loop()
             raise
@@ -301,8 +308,8 @@ class BlockingKeySpace:
         return self._client.run(self._keyspace.list(prefix))
 
 
-async def _make(masters: str | Iterable[str], timeout_s: float) -> AsyncClient:
-    return AsyncClient(masters, timeout_s=timeout_s)
+async def _make(masters: str | Iterable[str], timeout_s: float, first_contact_s: float) -> AsyncClient:
+    return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s)
 
 
 async def _next(source: Any) -> pa.RecordBatch:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stele.client.contact import FIRST_CONTACT_S, first_contact
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb
@@ -47,11 +48,23 @@ def parse_masters(masters: str | Iterable[str]) -> list[str]:
 
 
 class Masters:
-    """The masters of a cluster. One per client."""
+    """The masters of a cluster. One per client. `first_contact_s`: patience until any of them has answered once."""
 
-    def __init__(self, pool: ChannelPool, addresses: Iterable[str], rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        pool: ChannelPool,
+        addresses: Iterable[str],
+        rng: random.Random | None = None,
+        *,
+        first_contact_s: float = FIRST_CONTACT_S,
+    ) -> None:
         self._pool = pool
         self._given = list(addresses)
+        self._first_contact_s = first_contact_s
+        self._meeting = asyncio.Lock()
+        self.met = False
+        """Whether a master has ever answered."""
+        self._unmet = (0.0, "")  # when the last attempt to meet one failed, and why
         self._known: list[str] = []  # the presumed leader first
         self._by_node: dict[str, str] = {}
         self._rng = rng or random.Random()
@@ -70,9 +83,12 @@ class Masters:
         `idempotent`: also retried when it is not known whether it was done. `retry_when`: other errors to retry on.
 
         Raises:
-            SteleError: the leader's own answer, or the last reason why there was none.
+            SteleError: the leader's own answer, or the last reason why there was none; UNAVAILABLE after
+                `first_contact_s` if no master ever answered.
         """
         deadline = time.monotonic() + timeout_s
+        if not self.met:
+            await self._meet(min(timeout_s, self._first_contact_s))
         backoff_s = _BACKOFF_FIRST_S
         while True:
             error = await self._round(method, request, deadline, idempotent, retry_when)
@@ -83,6 +99,21 @@ class Masters:
                 raise error
             await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    async def _meet(self, patience_s: float) -> None:
+        asked = time.monotonic()
+        async with self._meeting:
+            if self.met:
+                return
+            if asked < self._unmet[0]:  # whoever waited for the same attempt shares its end
+                raise Retryable(self._unmet[1], code=Code.UNAVAILABLE)
+            try:
+                address = await first_contact(self._pool, self._given, patience_s)
+            except Retryable as exc:
+                self._unmet = (time.monotonic(), str(exc.args[0]))
+                raise
+            self._lead(address)
+            self.met = True
 
     async def _round(
         self,

@@ -15,7 +15,7 @@ import grpc
 
 from stele.model.errors import Code
 from stele.model.ids import ClusterId
-from stele.rpc.errors import CODE_KEY, from_rpc_error
+from stele.rpc.errors import from_rpc_error, was_answered
 from stele.rpc.identity import CLUSTER_KEY, Identity
 from stele.rpc.resolve import resolve_one
 
@@ -146,9 +146,7 @@ class ChannelPool:
 
     def _failed(self, address: str, exc: BaseException) -> Exception:
         error = from_rpc_error(exc, where=address)
-        ours = isinstance(exc, grpc.aio.AioRpcError) and any(
-            key == CODE_KEY for key, _ in exc.trailing_metadata() or ()
-        )
-        if error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not ours:
+        error.__cause__ = exc
+        if error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not was_answered(error):
             self.drop(address)
         return error

@@ -60,6 +60,21 @@ _FOREIGN = {
     grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
 }
 
+_FOREIGN_SERVER = "something else listens there, no Stele server"
+_PLAIN = (
+    ("Connection refused", "connection refused"),
+    ("before receiving SETTINGS", "no answer"),
+    ("timeout", "no answer"),
+    ("timed out", "no answer"),
+    ("No route to host", "no route to the host"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("Failed parsing HTTP/2", _FOREIGN_SERVER),
+    ("Received http2 header with status", _FOREIGN_SERVER),
+    ("Connection reset", "it closed the connection"),
+    ("Socket closed", "it closed the connection"),
+)
+"""What gRPC says for people who wrote it, and what that means. The first that is found counts."""
+
 
 def status_of(code: Code) -> grpc.StatusCode:
     """The gRPC status that stands for `code`; codes without one of their own are failed preconditions."""
@@ -111,7 +126,16 @@ def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
     if isinstance(number, str) and number.isdigit():
         return error_from(int(number), details, str(trailing.get(LEADER_KEY, "")))
     code = _FOREIGN.get(exc.code(), Code.INTERNAL)
+    details = _plain(exc.code(), details)
     return error_for(code, f"{where}: {details}" if where else details)
+
+
+def was_answered(error: SteleError) -> bool:
+    """Whether a program of ours answered the call that ended in `error`, which `from_rpc_error` made."""
+    call = error.__cause__
+    return isinstance(call, grpc.aio.AioRpcError) and any(
+        key == CODE_KEY for key, _ in call.trailing_metadata() or ()
+    )
 
 
 def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
@@ -138,6 +162,18 @@ def error_from_json(raw: bytes) -> SteleError | None:
         return error_from(int(fields["code"]), str(fields["message"]), str(fields.get("leader", "")))
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def _plain(status: grpc.StatusCode, details: str) -> str:
+    """gRPC's own words, in ours where we know them."""
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer"
+    for found, meaning in _PLAIN:
+        if found in details:
+            return meaning
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return "the server there does not know this request; is it a Stele master or node of this version?"
+    return details
 
 
 def _message(exc: SteleError) -> str:
