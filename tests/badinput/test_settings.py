@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from stele.client import AsyncClient
+from stele.model.ids import ClusterId, NodeId
+from stele.tserver.volume import format_volume, lock_directory
 
 ID = "a" * 32
 
@@ -82,14 +84,39 @@ def test_a_missing_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
     assert "Not a directory" in lines[0] or "File exists" in lines[0]
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["listen", "http_port", "flight_port"])
+def test_a_port_in_use_is_told_before_any_master_is_asked(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        first = f"{ID}={listen}"
-        code, lines = stele(*arguments("master", tmp_path, listen=listen, first_masters=first))
-    assert code == 2, lines
-    assert listen in lines[-1]
-    assert not any("Traceback" in line for line in lines)
+        port = str(taken.getsockname()[1])
+        value = f"127.0.0.1:{port}" if flag == "listen" else port
+        code, lines = stele(*arguments("node", tmp_path, **{flag: value}))
+    assert (code, len(lines)) == (2, 1), lines
+    assert f"--{flag.replace('_', '-')}: cannot listen at 127.0.0.1:{port}: the port is in use" in lines[0]
+    assert not (tmp_path / "data" / "node.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("192.0.2.1:0", "the address is not this machine's"),
+        ("no-such-host.invalid:0", "the name does not resolve"),
+    ],
+)
+def test_an_address_of_another_machine(tmp_path: Path, listen: str, words: str) -> None:
+    code, lines = stele(*arguments("node", tmp_path, listen=listen))
+    assert (code, len(lines)) == (2, 1), lines
+    assert listen in lines[0] and words in lines[0]
+
+
+@pytest.mark.parametrize(("made_by", "taken_by"), [("node", "master"), ("master", "node")])
+def test_the_volume_of_the_other_role_is_foreign(tmp_path: Path, made_by: str, taken_by: str) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    fd = lock_directory(directory)
+    format_volume(directory, fd, ClusterId(ID), NodeId(ID), made_by).close()
+    code, lines = stele(*arguments(taken_by, tmp_path))
+    assert (code, len(lines)) == (4, 1), lines
+    assert f"belongs to a {made_by}, this process is a {taken_by}" in lines[0]
 
 
 COMMANDS = (

@@ -148,7 +148,9 @@ async def test_no_master_is_one_line_and_try_again_later() -> None:
     )
     _, err = await process.communicate()
     assert process.returncode == 75
-    assert err.decode().startswith("stele: UNAVAILABLE: no master answers at 127.0.0.1:1 (connection refused)")
+    assert err.decode().startswith(
+        "stele: UNAVAILABLE: no master answers at 127.0.0.1:1 (connection refused)"
+    )
     assert err.count(b"\n") == 1
 
 

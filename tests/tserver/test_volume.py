@@ -22,6 +22,6 @@ def test_changes_from_several_threads_all_stay(tmp_path: Path) -> None:
             for change in changes:
                 change.result()
         volume.close()
-        again = open_volume(here, lock_directory(here), cluster, node)
+        again = open_volume(here, lock_directory(here), cluster, node, "master")
         assert again.record.formed and again.record.masters
         again.close()

@@ -7,6 +7,8 @@ bytes were charged, and none is answered with a traceback.
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Rejected, SteleError
+from stele.model.errors import Rejected, Retryable, SteleError
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
@@ -40,6 +42,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 16 << 10),
 )
+
+_CANNOT_LISTEN = {
+    errno.EADDRINUSE: ("the port is in use", "stop what uses it or choose another"),
+    errno.EADDRNOTAVAIL: ("the address is not this machine's", "give one that is, or 0.0.0.0"),
+    errno.EACCES: ("this user may not use the port", "choose one above 1023"),
+}
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -145,6 +153,28 @@ def make_server(
     metrics.budget_used_bytes.set_function(lambda: budget.used_bytes)
     guard = Guard(identity, book, budget, dict(streams or {}))
     return grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS)
+
+
+async def check_free(address: str, flag: str) -> None:
+    """Make sure that this process can listen at `address` (HOST:PORT), which `flag` gave. Binds and lets go.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT with the reason and what to do.
+    """
+    try:
+        host, port = split_address(await resolve_one(address))
+    except Retryable as exc:
+        raise Rejected(
+            f"{flag} {address}: the name does not resolve; give an address of this machine"
+        ) from exc
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            why, remedy = _CANNOT_LISTEN.get(exc.errno or 0, (str(exc.strerror), "choose another"))
+            raise Rejected(f"{flag}: cannot listen at {address}: {why}; {remedy}") from exc
 
 
 async def bind(server: grpc.aio.Server, address: str) -> int:

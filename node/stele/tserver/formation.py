@@ -7,6 +7,7 @@ nor serves before all first masters are known to have formatted.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.rpc.resolve import join_address, split_address
+from stele.rpc.server import check_free
 from stele.tserver.options import NodeOptions
 from stele.tserver.volume import (
     Volume,
@@ -48,11 +51,21 @@ async def take_volume(options: NodeOptions) -> Volume:
 
     Raises:
         Fate: it is not for this process.
+        Rejected: this process could not listen; nothing was written.
     """
+    fd = lock_directory(options.data_dir)
+    try:
+        await _can_listen(options)
+        return await _open_or_format(options, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
     directory = options.data_dir
-    fd = lock_directory(directory)
     if is_formatted(directory):
-        return open_volume(directory, fd, options.cluster_id, options.node_id)
+        return open_volume(directory, fd, options.cluster_id, options.node_id, options.role)
     if options.role == "master" and not options.first_masters and not options.join:
         raise volume_empty(
             directory, "neither --first-masters nor --join allows formatting it: this master's volume is gone"
@@ -67,6 +80,14 @@ async def take_volume(options: NodeOptions) -> Volume:
     return format_volume(
         directory, fd, options.cluster_id, options.node_id, options.role, first_masters=first
     )
+
+
+async def _can_listen(options: NodeOptions) -> None:
+    """Before the masters are asked, which may take as long as it likes."""
+    host, _ = split_address(options.listen)
+    await check_free(options.listen, "--listen")
+    for flag, port in (("--flight-port", options.flight_port), ("--http-port", options.http_port)):
+        await check_free(join_address(host, port), flag)
 
 
 async def _seen_formatted(options: NodeOptions) -> bool:

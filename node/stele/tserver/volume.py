@@ -124,11 +124,11 @@ def is_formatted(directory: Path) -> bool:
     return (directory / _NODE_FILE).exists()
 
 
-def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: NodeId) -> Volume:
+def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: NodeId, role: str) -> Volume:
     """Open a formatted volume and raise its incarnation.
 
     Raises:
-        Fate: VolumeForeign, another cluster's or node's; a record that cannot be read.
+        Fate: VolumeForeign, another cluster's or node's, or of the other role; a record that cannot be read.
     """
     try:
         record = _read(directory)
@@ -142,6 +142,13 @@ def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: N
             EXIT_VOLUME_FOREIGN,
             f"{directory} belongs to node {record.node_id} of cluster {record.cluster_id}, this process is node "
             f"{node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new node id",
+        )
+    if record.role != role:
+        raise Fate(
+            "VolumeForeign",
+            EXIT_VOLUME_FOREIGN,
+            f"{directory} belongs to a {record.role}, this process is a {role}; start it with "
+            f"`stele {record.role} run`, or attach the right volume",
         )
     volume = Volume(directory, record, lock_fd)
     volume.update(incarnation=record.incarnation + 1)
