@@ -86,6 +86,7 @@ async def _introduce(kube: Kube, found: Configuration, options: Options) -> None
 async def _lead(kube: Kube, fleet: Fleet, options: Options) -> None:
     lease = Lease(kube, options.lease_namespace or _own_namespace(options), options.identity)
     await lease.acquire()
+    fleet.lead()
     keepers = [asyncio.create_task(lease.keep_for_ever(), name="lease")]
     try:
         await fleet.sweep()

@@ -48,7 +48,13 @@ class Fleet:
         self._behind: dict[str, float] = {}
         self._marks: dict[str, tuple[Any, ...]] = {}
         self._swept = self._passed = self._clock()
+        self._leads = False
         self._closed = False
+
+    def lead(self) -> None:
+        """The lease is held: from now on, lists and passes are owed. One that stands by owes nothing."""
+        self._swept = self._passed = self._clock()
+        self._leads = True
 
     def wake(self, namespace: str, name: str) -> None:
         """Look at a cluster now; starts its task if there is none."""
@@ -133,6 +139,8 @@ class Fleet:
     def not_live(self) -> str:
         """Why this process should be restarted; empty while it works."""
         now = self._clock()
+        if not self._leads:
+            return ""
         if now - self._swept > STUCK_S:
             return f"no list of our resources for {now - self._swept:.0f} s"
         running = any(not task.done() for _, task in self._tasks.values())

@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 
 from stele_local.cluster import LocalCluster, Settings
-from stele_operator.api.generate import DIRECTORY, rendered
+from stele_operator.api.generate import CHART_DIRECTORY, DIRECTORY, chart_rendered, rendered
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.kube import Kube, KubeError, configuration
 from tests.operator.cluster import EXAMPLES, install_crds
@@ -23,6 +23,11 @@ Json = dict[str, Any]
 def test_crds_are_checked_in_as_generated() -> None:
     there = {path.name: path.read_text() for path in DIRECTORY.glob("*.yaml")}
     assert there == rendered(), "run python -m stele_operator.api.generate"
+
+
+def test_the_chart_brings_the_same_crds_and_keeps_them() -> None:
+    there = {path.name: path.read_text() for path in CHART_DIRECTORY.glob("*.yaml")}
+    assert there == chart_rendered(), "run python -m stele_operator.api.generate"
 
 
 def test_durations_and_quantities() -> None:

@@ -101,6 +101,21 @@ def test_a_pod_that_is_gone_comes_back_on_its_volume() -> None:
     assert world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"] == uid
 
 
+def test_pods_may_do_nothing_but_their_work() -> None:
+    for pod in made().of("Pod"):
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert spec["automountServiceAccountToken"] is False
+
+
 def node_of(world: World, machine: str, role: str = "node") -> str:
     """The member of a role on a machine."""
     return next(

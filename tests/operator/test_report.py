@@ -83,6 +83,9 @@ async def test_a_watch_that_owes_a_change_is_dead_and_a_quiet_one_is_not(tmp_pat
         now = [1000.0]
         fleet = Fleet(made.kube, Reporter(made.kube, "test"), ("default",), "image", clock=lambda: now[0])
         try:
+            now[0] += 2 * STUCK_S
+            assert not fleet.not_live()  # stands by: nothing is owed
+            fleet.lead()
             raw = await made.apply("cluster", paused=True)
             fleet.saw(raw, deleted=False)
             for _ in range(10):  # nothing changes: quiet

@@ -1,18 +1,25 @@
-"""Writes crds/*.yaml from the models: `python -m stele_operator.api.generate [DIRECTORY]`. Run by `make generate`.
+"""Writes crds/*.yaml and their twins in the Helm chart from the models. Run by `make generate`.
 
-Invariant: the same models give the same bytes.
+`python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same bytes, and the
+chart's say the same as crds/ but for the annotation that keeps them when the release goes.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from stele_operator.api.definitions import definitions
 
-DIRECTORY = Path(__file__).resolve().parents[3] / "crds"
+_ROOT = Path(__file__).resolve().parents[3]
+DIRECTORY = _ROOT / "crds"
+CHART_DIRECTORY = _ROOT / "charts" / "stele" / "templates" / "crds"
+_HEAD = "Written by `python -m stele_operator.api.generate` from operator/stele_operator/api; do not edit."
+
+Json = dict[str, Any]
 
 
 class _Plain(yaml.SafeDumper):
@@ -22,22 +29,37 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
+def _dump(definition: Json) -> str:
+    return yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
+
+
 def rendered() -> dict[str, str]:
     """Text of each file in crds/, by name."""
-    head = "# Written by `python -m stele_operator.api.generate` from operator/stele_operator/api; do not edit.\n"
-    return {
-        name: head + yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
-        for name, definition in definitions().items()
-    }
+    return {name: f"# {_HEAD}\n{_dump(definition)}" for name, definition in definitions().items()}
+
+
+def chart_rendered() -> dict[str, str]:
+    """Text of each file in the chart's templates/crds/, by name.
+
+    Templates, since Helm neither updates nor keeps what lies in a chart's own crds/ folder as one wants it to:
+    an upgrade of the release updates them, and they stay when it goes, with all resources of their kinds.
+    """
+    made = {}
+    for name, definition in definitions().items():
+        metadata = {**definition["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+        text = _dump({**definition, "metadata": metadata}).replace("{{", '{{ "{{" }}')
+        made[name] = f"{{{{- /* {_HEAD} */ -}}}}\n{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
+    return made
 
 
 def main() -> None:
     """Write the files."""
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DIRECTORY
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in rendered().items():
-        (directory / name).write_text(text, encoding="utf-8")
-        print(directory / name)
+    crds, templates = map(Path, sys.argv[1:3]) if len(sys.argv) > 2 else (DIRECTORY, CHART_DIRECTORY)
+    for directory, files in ((crds, rendered()), (templates, chart_rendered())):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+            print(directory / name)
 
 
 if __name__ == "__main__":

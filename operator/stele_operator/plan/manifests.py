@@ -158,6 +158,7 @@ def pod(
         "volumeMounts": [{"name": "data", "mountPath": _DATA}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,  # a node writes to its volume and nowhere else
             "capabilities": {"drop": ["ALL"]},
         },
     }

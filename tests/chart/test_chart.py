@@ -1,0 +1,122 @@
+"""The chart: lints, renders for every choice of rights, refuses bad values with a sentence, and grants no more than
+what the operator's own code asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stele_operator.api.generate import DIRECTORY
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "stele"
+HELM = os.environ.get("HELM") or shutil.which("helm")
+pytestmark = pytest.mark.skipif(HELM is None, reason="no helm on the path, nor in HELM")
+
+
+def helm(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run helm; what it said is in the result."""
+    return subprocess.run([str(HELM), *words], capture_output=True, text=True, check=False)
+
+
+def rendered(*settings: str) -> list[Json]:
+    """All objects of the chart with `--set` of each setting."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    done = helm("template", "stele", str(CHART), "--namespace", "data", "--kube-version", "1.33.0", *sets)
+    assert done.returncode == 0, done.stderr
+    return [o for o in yaml.safe_load_all(done.stdout) if o]
+
+
+def of(objects: list[Json], kind: str) -> list[Json]:
+    """Those of a kind."""
+    return [o for o in objects if o["kind"] == kind]
+
+
+def test_lint() -> None:
+    done = helm("lint", "--strict", "--kube-version", "1.33.0", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_crds_are_those_of_the_folder_kept_and_optional() -> None:
+    there = {
+        d["metadata"]["name"]: d for d in (yaml.safe_load(p.read_text()) for p in DIRECTORY.glob("*.yaml"))
+    }
+    for definition in of(rendered(), "CustomResourceDefinition"):
+        assert definition["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        assert definition == there.pop(definition["metadata"]["name"])
+    assert not there
+    assert not of(rendered("crds.install=false"), "CustomResourceDefinition")
+
+
+def test_by_default_every_right_is_namespaced() -> None:
+    objects = rendered()
+    assert not of(objects, "ClusterRole") and not of(objects, "ClusterRoleBinding")
+    assert {r["metadata"]["namespace"] for r in of(objects, "Role")} == {"data"}
+    more = rendered("namespaces={data,other}")
+    assert {r["metadata"]["namespace"] for r in of(more, "Role")} == {"data", "other"}
+    arguments = of(more, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [a for a in arguments if a.startswith("--namespace")] == ["--namespace=data", "--namespace=other"]
+
+
+def test_cluster_roles_come_by_choice() -> None:
+    machines = of(rendered("rbac.machines=true"), "ClusterRole")
+    assert [r["rules"] for r in machines] == [
+        [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    ]
+    objects = rendered("allNamespaces=true")
+    assert len(of(objects, "ClusterRole")) == 1
+    assert [r["metadata"]["name"] for r in of(objects, "Role")] == ["stele-lease"]
+    arguments = of(objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert not [a for a in arguments if a.startswith("--namespace")]
+    assert not of(rendered("rbac.create=false"), "Role")
+
+
+def test_no_right_is_a_star_and_secrets_are_not_read() -> None:
+    for role in of(rendered("allNamespaces=true", "rbac.machines=true"), "ClusterRole"):
+        for one in role["rules"]:
+            assert "*" not in one["verbs"] + one["resources"] + one["apiGroups"]
+            assert not {"secrets", "pods/exec", "roles"} & set(one["resources"])
+
+
+def test_the_operator_runs_restricted_with_probes_and_a_limit() -> None:
+    spec = of(rendered(), "Deployment")[0]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
+    assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("replicas=two", "replicas"),
+        ("logLevel=loud", "logLevel"),
+        ("metrics.port=80", "port"),
+        ("image.pullpolicy=Always", "pullpolicy"),
+        ("namespaces={Data}", "namespaces"),
+        ("nodeReplicas=3", "nodeReplicas"),
+    ],
+)
+def test_bad_values_are_refused_by_name(setting: str, sentence: str) -> None:
+    done = helm("template", "stele", str(CHART), "--kube-version", "1.33.0", "--set", setting)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_every_value_is_described() -> None:
+    text = (CHART / "values.yaml").read_text()
+    described = (CHART / "README.md").read_text()
+    for key in yaml.safe_load(text):
+        assert re.search(rf"^\|.*`{key}[`.]", described, re.M), (
+            f"charts/stele/README.md does not tell of {key}"
+        )
