@@ -41,10 +41,14 @@ async def test_bad_rows_bad_files_and_a_damaged_replica(tmp_path: Path) -> None:
     ):
         table = await client.create_table("t", SCHEMA)
         rows = tmp_path / "t.csv"
-        rows.write_text("id,n\n1,1\n,2\n4,4\n4,5\n")
+        rows.write_text("id,n\n1,1\n,2\n4,4\n9,many\n\n4,5\n6\n7,7\n")
         code, out = await stele(cluster, "table", "load", "t", str(rows), "--op", "insert")
-        assert code == 2 and "2 rows written" in out, out
-        assert "row 1: INVALID_ARGUMENT column id is null" in out and "row 3: ALREADY_PRESENT" in out, out
+        assert code == 2 and "3 rows written" in out, out
+        assert "t.csv line 3: INVALID_ARGUMENT column id is null" in out, out
+        assert "t.csv line 5: INVALID_ARGUMENT column n: 'many' is no int32" in out, out
+        assert "t.csv line 7: ALREADY_PRESENT" in out, out
+        assert "t.csv line 8: INVALID_ARGUMENT 1 values; expected 2" in out, out
+        assert out.endswith("4 of 7 rows were refused, the others are written\n"), out
         garbage = tmp_path / "t.parquet"
         garbage.write_bytes(b"garbage" * 100)
         code, out = await stele(cluster, "table", "load", "t", str(garbage))
@@ -62,10 +66,10 @@ async def test_bad_rows_bad_files_and_a_damaged_replica(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while "FAILED: CORRUPT: MANIFEST" not in (await stele(cluster, "ksck"))[1]:
                 await asyncio.sleep(0.2)
-        assert await table.scan().count() == 1_002
+        assert await table.scan().count() == 1_003
         code, out = await stele(cluster, "driver", "run", "--until-healthy", "--dead-after", "5")
         assert code == 0, out
         async with asyncio.timeout(20):
             while (await stele(cluster, "ksck"))[0] != 0:
                 await asyncio.sleep(0.2)
-        assert node.running and await table.scan().count() == 1_002
+        assert node.running and await table.scan().count() == 1_003

@@ -117,11 +117,14 @@ async def test_rows_that_are_refused_are_told_and_the_others_written(
         (tmp_path / "t.csv").write_text("id,n\n1,1\n2,2\n3,3\n")
         code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"), "--op", "insert")
         assert (code, out.split(" ", 1)[0]) == (2, "2")
-        assert "row 1: ALREADY_PRESENT" in err
-        (tmp_path / "bad.csv").write_text("id,n\n1,many\n")
-        code, _, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
-        assert code == 2
-        assert "stele: INVALID_ARGUMENT" in err
+        assert "t.csv line 3: ALREADY_PRESENT" in err
+        (tmp_path / "bad.csv").write_text("id,n\n1,many\n9,9\n")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
+        assert (code, out.split(" ", 1)[0]) == (2, "1")
+        assert (
+            "bad.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32\nstele: INVALID_ARGUMENT: 1 of 2"
+            in err
+        )
 
 
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,11 @@ from stele.cli.options import masters_option, timeout_option, with_client
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stele.client import AsyncClient, WriteResult
+    from stele.client import AsyncClient
+    from stele.model.block import RowError
     from stele.model.schema import Schema
 
-_ERRORS_SHOWN = 10
+_ERRORS_SHOWN = 20
 
 
 @click.command()
@@ -36,57 +37,109 @@ def load(
 ) -> None:
     """Write CSV, Parquet or Arrow files (by their suffix) into a table; columns are found by name.
 
+    A row with a bad value is told with its line, the others are written; then the exit code is 2.
+
     \b
     Examples:
       stele table load flights flights.parquet
       stele table load users users.csv --op insert
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from stele.cli.progress import rows_progress
 
     started = time.monotonic()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
+    faults = Faults()
+    written = 0
 
-    async def work(client: AsyncClient) -> list[WriteResult]:
+    async def work(client: AsyncClient) -> None:
+        nonlocal written
         table = await client.open_table(name)
-        results = []
         for path in files:
-            total = _rows(path)
-            task = progress.add_task(Path(path).name, total=total)
-            results.append(
-                await table.write_arrow(
-                    _batches(path, table.schema, nulls),
-                    op,
-                    timeout_s=timeout_s,
-                    on_rows=lambda rows, task=task: progress.advance(task, rows),  # type: ignore[misc]
-                    raise_row_errors=False,
-                )
+            task = progress.add_task(Path(path).name, total=_rows(path))
+            source = Source(path, table.schema, nulls)
+            result = await table.write_arrow(
+                source.batches(),
+                op,
+                timeout_s=timeout_s,
+                on_rows=lambda rows, task=task: progress.advance(task, rows),  # type: ignore[misc]
+                raise_row_errors=False,
             )
-        return results
+            written += result.rows_written
+            faults.add(source, result.row_errors)
 
-    with progress:
-        results = with_client(masters, work, timeout_s)
-    written = sum(result.rows_written for result in results)
+    with rows_progress() as progress:
+        with_client(masters, work, timeout_s)
     seconds = time.monotonic() - started
     click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
-    _report(results)
+    faults.tell(written)
 
 
-def _report(results: list[WriteResult]) -> None:
-    from stele.client import RowErrors, WriteResult
+class Faults:
+    """Why rows were not written, file by file."""
 
-    errors = [error for result in results for error in result.row_errors]
-    for error in errors[:_ERRORS_SHOWN]:
-        click.echo(f"row {error.row}: {error.code.name} {error.message}", err=True)
-    if errors:
-        raise RowErrors(WriteResult(sum(r.rows_written for r in results), errors))
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._count = 0
+
+    def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
+        """What became of one file."""
+        refused = [(source.place(e.row), f"{e.code.name} {e.message}") for e in row_errors]
+        refused += [(line, f"INVALID_ARGUMENT {why}") for line, why in source.lines.errors]
+        for place, why in sorted(refused)[: _ERRORS_SHOWN - len(self._told)]:
+            self._told.append(f"{Path(source.path).name} {source.unit} {place}: {why}")
+        self._count += len(refused)
+
+    def tell(self, written: int) -> None:
+        """One line for each of the first rows.
+
+        Raises:
+            Rejected: if there was one; with their number.
+        """
+        from stele.model.errors import Rejected
+
+        if not self._count:
+            return
+        for line in self._told:
+            click.echo(line, err=True)
+        if self._count > len(self._told):
+            click.echo(f"... and {self._count - len(self._told)} more", err=True)
+        raise Rejected(f"{self._count} of {written + self._count} rows were refused, the others are written")
+
+
+class Source:
+    """A file of rows."""
+
+    def __init__(self, path: str, schema: Schema, nulls: Sequence[str]) -> None:
+        from stele.cli.csv_rows import Lines
+
+        self.path = path
+        self.lines = Lines()
+        self._csv = path.endswith(".csv")
+        self.unit = "line" if self._csv else "row"
+        self._schema = schema
+        self._nulls = nulls
+
+    def place(self, row: int) -> int:
+        """Where a row stands, by its position among those given out: its line in CSV, its number from 1 elsewhere."""
+        return self.lines.line_of(row) if self._csv else row + 1
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Record batches of the file.
+
+        Raises:
+            Rejected: a suffix that is not known, or a file that is not what its suffix says.
+        """
+        import pyarrow as pa
+
+        from stele.cli.csv_rows import read_csv
+        from stele.model.errors import Rejected
+
+        try:
+            if self._csv:
+                yield from read_csv(self.path, self._schema, self._nulls, self.lines)
+            else:
+                yield from _batches(self.path)
+        except (pa.ArrowInvalid, pa.ArrowKeyError) as exc:
+            raise Rejected(f"{self.path}: {str(exc).splitlines()[0]}") from exc
 
 
 def _rows(path: str) -> int | None:
@@ -108,40 +161,24 @@ def _rows(path: str) -> int | None:
         raise Rejected(f"{path}: {str(exc).splitlines()[0]}") from exc
 
 
-def _batches(path: str, schema: Schema, nulls: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Record batches of a file.
-
-    Raises:
-        Rejected: a suffix that is not known, or a file that is not what its suffix says.
-    """
+def _batches(path: str) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.csv as pa_csv
 
     from stele.model.errors import Rejected
 
     suffix = Path(path).suffix
-    try:
-        if suffix == ".csv":
-            options = pa_csv.ConvertOptions(
-                column_types={column.name: column.arrow for column in schema.columns},
-                null_values=list(nulls),
-                strings_can_be_null=True,
-            )
-            yield from pa_csv.open_csv(path, convert_options=options)
-        elif suffix == ".parquet":
-            import pyarrow.parquet as parquet
+    if suffix == ".parquet":
+        import pyarrow.parquet as parquet
 
-            with parquet.ParquetFile(path) as file:
-                yield from file.iter_batches(65_536)
-        elif suffix in (".arrow", ".feather", ".ipc"):
-            with pa.memory_map(path) as source:
-                reader = pa.ipc.open_file(source)
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number)
-        elif suffix == ".arrows":
-            with pa.memory_map(path) as source:
-                yield from pa.ipc.open_stream(source)
-        else:
-            raise Rejected(f"{path}: expected .csv, .parquet, .arrow (a file) or .arrows (a stream)")
-    except (pa.ArrowInvalid, pa.ArrowKeyError) as exc:
-        raise Rejected(f"{path}: {str(exc).splitlines()[0]}") from exc
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(65_536)
+    elif suffix in (".arrow", ".feather", ".ipc"):
+        with pa.memory_map(path) as source:
+            reader = pa.ipc.open_file(source)
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+    elif suffix == ".arrows":
+        with pa.memory_map(path) as source:
+            yield from pa.ipc.open_stream(source)
+    else:
+        raise Rejected(f"{path}: expected .csv, .parquet, .arrow (a file) or .arrows (a stream)")

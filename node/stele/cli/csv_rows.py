@@ -1,0 +1,124 @@
+"""CSV files to record batches, value by value. Called by load.py.
+
+Values are read as bytes and cast by column; where a column does not cast, its bad values are found by halving. Invariant:
+a bad value or a line with too few or too many values costs its own row, and every such row is told with its line.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from stele.model.schema import Column, Schema
+
+_VALUE_CHARS_SHOWN = 40
+_EXPECTED = {
+    "timestamp": "; expected ISO 8601 with a zone, like 2026-01-31T12:00:00Z",
+    "date": "; expected YYYY-MM-DD",
+}
+
+
+@dataclass(slots=True)
+class Lines:
+    """Which line of the file a row came from, and which lines hold none. Lines count from 1, the header's."""
+
+    errors: list[tuple[int, str]] = field(default_factory=list)
+    """(line, why) of the lines that became no row."""
+    _unread: list[int] = field(default_factory=list)
+    """Lines with a wrong number of values, ascending."""
+    _dropped: list[int] = field(default_factory=list)
+    """Rows, counted over those read, that were blank or held a bad value, ascending."""
+    _rows_read: int = 0
+
+    def line_of(self, position: int) -> int:
+        """The line of a row, by its position among the rows that were given out."""
+        return self._line_of_read(_nth_absent(self._dropped, position))
+
+    def take(self, rows: int, faults: dict[int, str], blank: Sequence[int]) -> None:
+        """`rows` more were read; those with faults and those without any value are not given out."""
+        for row in sorted({*faults, *blank}):
+            self._dropped.append(self._rows_read + row)
+            if row in faults:
+                self.errors.append((self._line_of_read(self._rows_read + row), faults[row]))
+        self._rows_read += rows
+
+    def skip(self, row: pa_csv.InvalidRow) -> str:
+        """Called by Arrow for a line with a wrong number of values."""
+        self._unread.append(row.number)
+        self.errors.append((row.number, f"{row.actual_columns} values; expected {row.expected_columns}"))
+        return "skip"
+
+    def _line_of_read(self, row: int) -> int:
+        return _nth_absent(self._unread, row + 2)
+
+
+def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> Iterator[pa.RecordBatch]:
+    """The good rows of a CSV file with a header; `lines` gets to know the others. A line without any value is no row.
+
+    Raises:
+        pa.ArrowInvalid: no CSV file at all.
+    """
+    reader = pa_csv.open_csv(
+        path,
+        read_options=pa_csv.ReadOptions(use_threads=False),  # else bad lines come without their number
+        parse_options=pa_csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=lines.skip),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(schema.by_name, pa.binary()),
+            null_values=list(nulls),
+            strings_can_be_null=True,
+        ),
+    )
+    for batch in reader:
+        yield _convert(batch, schema, lines)
+
+
+def _convert(batch: pa.RecordBatch, schema: Schema, lines: Lines) -> pa.RecordBatch:
+    faults: dict[int, str] = {}
+    empty = pa.array([True] * batch.num_rows)
+    arrays = []
+    for name, values in zip(batch.schema.names, batch.columns):
+        empty = pc.and_(empty, pc.is_null(values))
+        column = schema.by_name.get(name)
+        arrays.append(values if column is None else _cast(values, column, 0, faults))
+    blank = pc.indices_nonzero(empty).to_pylist()
+    lines.take(batch.num_rows, faults, blank)
+    converted = pa.record_batch(arrays, names=batch.schema.names)
+    if not faults and not blank:
+        return converted
+    bad = {*faults, *blank}
+    return converted.filter(pa.array([row not in bad for row in range(batch.num_rows)]))
+
+
+def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:
+    """`values` in the column's type, null where they do not fit. `first`: the row of the first one."""
+    arrow = column.arrow
+    if pa.types.is_binary(arrow):
+        return values
+    try:
+        text = pc.cast(values, pa.string())
+        return text if pa.types.is_string(arrow) else pc.cast(pc.utf8_trim_whitespace(text), arrow)
+    except pa.ArrowInvalid:
+        pass
+    if len(values) == 1:
+        shown = values[0].as_py()[:_VALUE_CHARS_SHOWN].decode("utf-8", "backslashreplace")
+        faults.setdefault(
+            first, f"column {column.name}: {shown!r} is no {column.type}{_EXPECTED.get(column.type, '')}"
+        )
+        return pa.nulls(1, arrow)
+    half = len(values) // 2
+    return pa.concat_arrays(
+        [
+            _cast(values.slice(0, half), column, first, faults),
+            _cast(values.slice(half), column, first + half, faults),
+        ]
+    )
+
+
+def _nth_absent(numbers: Sequence[int], n: int) -> int:
+    """The n-th natural number, counted from 0, that is not among `numbers` (ascending)."""
+    return n + bisect_right(range(len(numbers)), n, key=lambda i: numbers[i] - i)

@@ -1,0 +1,78 @@
+"""CSV with faults: each costs its own row and is told with its line, whatever stands around it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from stele.cli.csv_rows import Lines, read_csv
+from stele.model.schema import Schema
+
+SCHEMA = Schema.make([("id", "int64"), ("n", "int8", True), ("s", "string", True)], ["id"])
+
+
+def read(path: Path, schema: Schema = SCHEMA) -> tuple[list[dict[str, object]], Lines]:
+    lines = Lines()
+    rows = [row for batch in read_csv(str(path), schema, ("", "NA"), lines) for row in batch.to_pylist()]
+    return rows, lines
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_fault_is_told_with_its_line(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    good, bad, text = [], {}, [b"id,n,s"]
+    for line in range(2, 2_000):
+        kind = rng.choices(
+            ("good", "blank", "short", "long", "range", "text", "utf8"), (90, 3, 2, 2, 2, 2, 2)
+        )[0]
+        values = {
+            "good": b"%d, 7,NA" % line,
+            "blank": b"",
+            "short": b"%d" % line,
+            "long": b"%d,1,x,y" % line,
+            "range": b"%d,300,x" % line,
+            "text": b"%d,many,x" % line,
+            "utf8": b"%d,1,\xff" % line,
+        }[kind]
+        text.append(values)
+        if kind == "good":
+            good.append(line)
+        elif kind != "blank":
+            bad[line] = kind
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\n".join(text) + b"\n\n")
+    rows, lines = read(path)
+    assert rows == [{"id": line, "n": 7, "s": None} for line in good]
+    assert [lines.line_of(position) for position in range(len(good))] == good
+    told = dict(lines.errors)
+    assert sorted(told) == sorted(bad)
+    wanted = {
+        "short": "1 values; expected 3",
+        "long": "4 values; expected 3",
+        "range": "column n: '300' is no int8",
+        "text": "column n: 'many' is no int8",
+        "utf8": "column s: '\\\\xff' is no string",
+    }
+    assert told == {line: wanted[kind] for line, kind in bad.items()}
+
+
+def test_every_type_is_read_and_refused(tmp_path: Path) -> None:
+    cases = {
+        "bool": ("true", "maybe"),
+        "int64": ("-5", "1.5"),
+        "double": ("1e3", "1,5"),
+        "decimal(10,2)": ("1.25", "1.255"),
+        "date": ("2013-01-31", "31.1.2013"),
+        "timestamp": ("2013-01-31T05:00:00+02:00", "2013-01-31 05:00"),
+        "binary": ("x", None),
+    }
+    for kind, (right, wrong) in cases.items():
+        schema = Schema.make([("id", "int64"), ("v", kind, True)], ["id"])
+        path = tmp_path / "t.csv"
+        path.write_text(f'id,v\n1,{right}\n2,"{wrong or right}"\n3,NA\n')
+        rows, lines = read(path, schema)
+        assert [row["id"] for row in rows] == ([1, 3] if wrong else [1, 2, 3]), kind
+        assert rows[0]["v"] is not None and rows[-1]["v"] is None
+        assert [line for line, _ in lines.errors] == ([3] if wrong else [])
