@@ -52,7 +52,9 @@ class Storage(Model):
                 "(has(self.className) ? self.className : '') == (has(oldSelf.className) ? oldSelf.className : '')",
                 "storage.className cannot change: a volume keeps the class it was made with",
             ),
+            # The API server tries the rules on the default `{}` too, before it fills in what lies below.
             rule(
+                "!has(self.size) || !has(oldSelf.size) || "
                 "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
                 "storage.size can only grow: a volume cannot be made smaller",
             ),
