@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def _fill(log: Log, count: int, size: int = 1000, *, stream: int = 1) -> None:
     for _ in range(count):
         s.append_entries((entry(1, s.last_opid.index + 1, b"x" * size),))
         log.turn()
+
+
+def _until_idle(log: Log) -> None:
+    for _ in range(1000):
+        if log.idle:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the appender never rests")
 
 
 # --- group commit
@@ -237,6 +246,29 @@ def test_mode_interval_syncs_after_a_while(tmp_path: Path) -> None:
             break
         time.sleep(0.01)
     assert log.stats.syncs > before
+    log.close()
+
+
+def test_what_one_turn_of_the_owner_appends_is_synced_together(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "wal", SMALL, NODE, run_all)
+    streams = [stream_of(log, key(number)) for number in (1, 2, 3)]
+    settle(log)
+    _until_idle(log)
+    deferred: list[Callable[[], None]] = []
+    log.defer_wakes(deferred.append)
+    batches, done = log.stats.batches, threading.Semaphore(0)
+    for stream in streams:
+        stream.append_entries((entry(1, 1),), done.release)
+    assert len(deferred) == 1
+    assert not done.acquire(timeout=0.05)
+    deferred.pop()()
+    assert all(done.acquire(timeout=10) for _ in streams)
+    assert log.stats.batches == batches + 1
+    _until_idle(log)
+    other = threading.Thread(target=streams[0].append_entries, args=((entry(1, 2),), done.release))
+    other.start()
+    assert done.acquire(timeout=10)
+    other.join()
     log.close()
 
 

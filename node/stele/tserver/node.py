@@ -147,9 +147,9 @@ class Node:
         bulk = isinstance(message, UpdateRequest) and bool(message.entries)
         self.transport.send(node_id, envelope, bulk=bulk)
 
-    def _ping(self, node_id: NodeId) -> None:
+    def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
         if self.transport.connected(node_id):
-            self.transport.send(node_id, consensus_pb2.ConsensusMessage())
+            self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting))
 
     def changed(self, replica: Replica) -> None:
         """A replica's report is due."""
@@ -193,6 +193,7 @@ class Node:
         self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
         self.identity = self.pool.identity
         self.log = await self.in_thread(formation.open_log, self.volume, self.options, self._dispatch)
+        self.log.defer_wakes(self._loop.call_soon)
         self.sessions = CopySessions(self.volume.copies_directory, self)
         await self.sessions.clear_debris()
         self.manager = TabletManager(
@@ -414,6 +415,9 @@ class Node:
 
     def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
         self.quiet.heard(from_node)
+        if envelope.HasField("resting"):
+            self.quiet.told(from_node, envelope.resting)
+            return
         replica = self.manager.route(envelope.tablet_id, envelope.to_replica)
         if replica is None or envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
             return

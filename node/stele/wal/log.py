@@ -60,6 +60,9 @@ class Log:
         self.queue: list[Item] = []
         self.queued_bytes = 0
         self.idle = False
+        self._defer: Callable[[Callable[[], None]], object] | None = None
+        self._owner = 0
+        self._deferred = False
         self.closing = False
         self.states: dict[StreamKey, State] = {}
         self.segments: dict[int, Segment] = {}
@@ -116,6 +119,15 @@ class Log:
             log._keeper = Keeper(log)
             log._keeper.start()
         return log
+
+    def defer_wakes(self, defer: Callable[[Callable[[], None]], object]) -> None:
+        """Let appends of this thread wake the appender through `defer`, an event loop's `call_soon`.
+
+        What one turn of the loop appends is then written and synced together, however many streams it belongs to,
+        and the appender does not fight the loop for the interpreter meanwhile.
+        """
+        self._owner = threading.get_ident()
+        self._defer = defer
 
     # --- streams
 
@@ -280,9 +292,22 @@ class Log:
         """Put something behind all else; wake the appender."""
         self.queue.append(item)
         self.queued_bytes += size
-        if self.idle:
-            self.idle = False
-            self.wake.notify()
+        if self.idle and not self._deferred:
+            if self._defer is not None and threading.get_ident() == self._owner:
+                self._deferred = True
+                self._defer(self._wake_deferred)
+            else:
+                self._wake()
+
+    def _wake_deferred(self) -> None:
+        with self.lock:
+            self._deferred = False
+            if self.queue and self.idle:
+                self._wake()
+
+    def _wake(self) -> None:
+        self.idle = False
+        self.wake.notify()
 
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
         self.push((state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES)
