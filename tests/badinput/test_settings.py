@@ -71,7 +71,24 @@ def test_a_wrong_value_names_its_flag(tmp_path: Path, flag: str, value: str, wor
 def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path: Path, flag: str, value: str) -> None:
     code, lines = stele(*arguments("node", tmp_path, **{flag: value}))
     assert code == 2, lines
-    assert lines[-1].startswith("Error: Invalid value for '--" + flag.replace("_", "-"))
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("stele: Invalid value for '--" + flag.replace("_", "-"))
+    assert lines[0].endswith("; see `stele node run --help`")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["foo"], "stele: No such command 'foo'; see `stele --help`"),
+        (["table", "load"], "stele: Missing argument 'NAME'; see `stele table load --help`"),
+        (
+            ["table", "delete", "t"],
+            "stele: Nobody can be asked whether to delete t: say --yes; see `stele table delete --help`",
+        ),
+    ],
+)
+def test_a_usage_error_is_one_line_and_where_to_look(command: list[str], line: str) -> None:
+    assert stele(*command) == (2, [line])
 
 
 def test_a_missing_directory_and_a_file_in_its_place(tmp_path: Path) -> None:

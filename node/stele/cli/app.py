@@ -13,6 +13,9 @@ from typing import Any
 
 import click
 
+from stele.cli.errors import INTERRUPTED, exit_code
+from stele.model.errors import SteleError
+
 _GROUPS = {
     "node": (
         "Run a node.",
@@ -116,21 +119,26 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         code = cli.main(arguments, prog_name="stele", standalone_mode=False)
     except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as exc:
+        sys.exit(INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
         sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        click.echo(f"stele: {_usage(exc)}", err=True)
+        sys.exit(exc.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception as exc:
-        from stele.cli.errors import exit_code
-        from stele.model.errors import SteleError
-
-        if not isinstance(exc, SteleError):
-            raise
+    except SteleError as exc:
         click.echo(f"stele: {exc}", err=True)
         sys.exit(exit_code(exc))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(exc: click.ClickException) -> str:
+    """What is wrong with the command line, in one line, and where its help is."""
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    what = " ".join(exc.format_message().split()).removesuffix(".")
+    return f"{what}; see `{context.command_path if context else 'stele'} --help`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -141,6 +142,8 @@ def delete(name: str, yes: bool, masters: str) -> None:
     Example: stele table delete users --yes
     """
     if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"Nobody can be asked whether to delete {name}: say --yes")
         click.confirm(f"Delete {name} and all its rows, for good?", abort=True)
     with_client(masters, lambda client: client.delete_table(name))
     click.echo(f"deleted {name}")
