@@ -31,6 +31,7 @@ from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 from stele.tserver.manager import TabletManager
+from stele.tserver.quiet import QuietGroups
 from stele.wal.log import Log
 from stele.wal.options import LogOptions
 
@@ -41,6 +42,8 @@ OPTIONS = ReplicaOptions(
     raft=RaftOptions(heartbeat_ms=30, election_min_ms=150, election_max_ms=300),
     apply_slice_ms=0.0,  # one entry per turn of the loop, so that everything meets half-applied logs
 )
+PATIENT = RaftOptions(heartbeat_ms=30, election_min_ms=600, election_max_ms=1200)
+"""For who rests: on an overrun machine a node must not seem silent at every turn."""
 LOG_OPTIONS = LogOptions(segment_bytes=1 << 20, low_space_bytes=1)
 
 
@@ -64,6 +67,13 @@ class Network:
                 target.receive, sender.node_id, tablet, ReplicaId(from_), to_, message, quiet
             )
 
+    def ping(self, sender: TestNode, to: NodeId, *told: Any) -> None:
+        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
+            return
+        target = self.nodes.get(to)
+        if target is not None and not target.stopped:
+            asyncio.get_running_loop().call_soon(target.pinged, sender.node_id, *told)
+
 
 class TestNode:
     """A Host with a log and a manager."""
@@ -83,6 +93,7 @@ class TestNode:
         self.log: Any = None
         self.manager: TabletManager
         self.sessions: CopySessions
+        self.quiet: QuietGroups | None = None
 
     async def start(self) -> TestNode:
         loop = asyncio.get_running_loop()
@@ -104,6 +115,22 @@ class TestNode:
         while True:
             await asyncio.sleep(0.01)
             self.manager.tick(self.now_ms())
+            if self.quiet is not None:
+                self.quiet.tick(self.now_ms())
+
+    def watch_quiet(self) -> None:
+        """Let its idle groups rest, as a node does."""
+
+        def ping(to: NodeId, *told: Any) -> None:
+            self.network.ping(self, to, *told)
+
+        self.quiet = QuietGroups(self.manager, PATIENT, ping, self.now_ms())
+
+    def pinged(self, from_node: NodeId, *told: Any) -> None:
+        if self.quiet is not None:
+            self.quiet.heard(from_node)
+            if told:
+                self.quiet.told(from_node, *told)
 
     async def stop(self) -> None:
         if self.stopped:
@@ -140,11 +167,16 @@ class TestNode:
     def receive(
         self, from_node: NodeId, tablet: bytes, sender: ReplicaId, to: int, message: Message, quiet: bool
     ) -> None:
+        if self.quiet is not None:
+            self.quiet.heard(from_node)
         replica = self.manager.route(tablet, to)
-        if replica is not None and not (
-            quiet and follow_quiet(replica, sender, message, lambda node_id: True)
-        ):
+        if replica is not None and not (quiet and self._rests(replica, sender, message)):
             replica.on_message(from_node, sender, message)
+
+    def _rests(self, replica: Replica, sender: ReplicaId, message: Message) -> bool:
+        if self.quiet is not None:
+            return self.quiet.take(replica, sender, message)
+        return follow_quiet(replica, sender, message, lambda node_id: True)
 
     def changed(self, replica: Replica) -> None:
         pass

@@ -148,8 +148,7 @@ class Node:
         self.transport.send(node_id, envelope, bulk=bulk)
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
-        if self.transport.connected(node_id):
-            self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting))
+        self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting))
 
     def changed(self, replica: Replica) -> None:
         """A replica's report is due."""

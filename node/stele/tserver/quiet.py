@@ -2,35 +2,70 @@
 
 Owned by the node; called by its ticker and for every message that comes in. See stele.consensus.quiet.
 
-Invariant: a replica rests only while the nodes of all its peers have been heard within an election timeout.
+A node that lives says nothing of its replicas: one that FAILED, or is gone, would leave the others at rest without a
+leader. So pings carry a digest of the groups that rest at both ends; where two nodes differ for an election timeout, one
+asks the other group by group and wakes those that do not rest there.
+
+Invariant: a replica rests only while the nodes of all its peers have been heard within an election timeout, and, give
+or take the time of that question, while each of them vouches that its own replica of the group rests in the same term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
 
 from stele.consensus.quiet import begin_quiet, follow_quiet, peer_nodes
 from stele.consensus.replica import Replica
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
+from stele.rpc.proto import consensus_pb2
 from stele.tserver.manager import TabletManager
 
+log = structlog.get_logger("stele.tserver")
+
 _LOOK_MS = 500
+_GROUP = struct.Struct(">16sQ")
+_ASKED_MAX = 16_384
+"""Groups in one question: 384 KiB, well below a frame."""
+_U64 = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A replica at rest. Its term cannot change meanwhile: whatever could change it wakes it."""
+
+    nodes: tuple[NodeId, ...]
+    group: bytes
+    digest: int
 
 
 class QuietGroups:
-    """`ping(node_id)` tells a node that this one lives."""
+    """`ping(node_id, resting)` tells a node that this one lives, and which replicas rest here."""
 
     def __init__(
-        self, manager: TabletManager, options: RaftOptions, ping: Callable[[NodeId], None], now_ms: int
+        self,
+        manager: TabletManager,
+        options: RaftOptions,
+        ping: Callable[[NodeId, consensus_pb2.RestingPB], None],
+        now_ms: int,
     ) -> None:
         self._manager = manager
         self._options = options
         self._ping = ping
         self._now_ms = now_ms
         self._heard_ms: dict[NodeId, int] = {}
-        self._resting: dict[StreamKey, tuple[NodeId, ...]] = {}
+        self._resting: dict[StreamKey, _Rest] = {}
+        self._sums: dict[
+            NodeId, tuple[int, int]
+        ] = {}  # count and digest of what is shared with a node, as last told
+        self._differs_since_ms: dict[NodeId, int] = {}
+        self._greeted: dict[NodeId, None] = {}
         self._ping_due_ms = 0
         self._look_due_ms = 0
 
@@ -51,9 +86,26 @@ class QuietGroups:
     def take(self, replica: Replica, sender: ReplicaId, message: Message) -> bool:
         """A message marked quiet: whether the replica rests now, so that the message needs no answer."""
         if not follow_quiet(replica, sender, message, self.lives):
+            # Followers have nothing to say to each other while their leader leads: begin, so as to be heard next time.
+            self._greeted.update(dict.fromkeys(n for n in peer_nodes(replica) if not self.lives(n)))
             return False
-        self._resting[replica.superblock.key] = peer_nodes(replica)
+        self._rests(replica)
         return True
+
+    def told(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
+        """What a node says of its replicas at rest: its digest, a question, or an answer."""
+        if resting.asks:
+            self._answer(node_id, resting.asks)
+        elif resting.awake:
+            self._wake_groups(node_id, resting.awake)
+        elif (resting.count, resting.digest) == self._sums.get(node_id, (0, 0)):
+            self._differs_since_ms.pop(node_id, None)
+        elif self._now_ms - self._differs_since_ms.setdefault(node_id, self._now_ms) > (
+            self._options.election_min_ms
+        ):
+            # Groups that come to rest or wake just now differ for a moment; with many of them there always are some.
+            del self._differs_since_ms[node_id]
+            self._ask(node_id)
 
     def lost(self, node_id: NodeId) -> None:
         """The connection to a node was reset: it counts as not heard."""
@@ -69,24 +121,73 @@ class QuietGroups:
             self._look_due_ms = now_ms + _LOOK_MS
             for replica in self._manager:
                 if begin_quiet(replica, self.lives):
-                    self._resting[replica.superblock.key] = peer_nodes(replica)
+                    self._rests(replica)
+
+    def _rests(self, replica: Replica) -> None:
+        tablet = bytes.fromhex(replica.tablet_id)
+        digest = (int.from_bytes(tablet[8:], "big") ^ (replica.term * _ODD)) & _U64
+        group = _GROUP.pack(tablet, replica.term)
+        self._resting[replica.superblock.key] = _Rest(peer_nodes(replica), group, digest)
 
     def _wake_and_ping(self) -> None:
-        wanted: dict[NodeId, None] = {}
-        for key, nodes in list(self._resting.items()):
+        sums: dict[NodeId, tuple[int, int]] = {}
+        for key, rest in list(self._resting.items()):
             replica = self._manager.by_key(key)
-            runtime = replica.runtime if replica is not None else None
+            runtime = replica.runtime if replica is not None and replica.running else None
             if runtime is None or not runtime.quiet:
                 del self._resting[key]
                 continue
-            if not all(self.lives(node_id) for node_id in nodes):
+            if not all(self.lives(node_id) for node_id in rest.nodes):
                 runtime.wake()
                 del self._resting[key]
-            for node_id in nodes:
-                wanted[node_id] = None
+            for node_id in rest.nodes:
+                count, total = sums.get(node_id, (0, 0))
+                sums[node_id] = count + 1, (total + rest.digest) & _U64
+        wanted = {**dict.fromkeys(sums), **self._greeted}
+        self._greeted = {}
         # A node that was heard lately shares groups with this one; two that both rest must not both fall silent.
         for node_id, heard in self._heard_ms.items():
             if self._now_ms - heard <= self._options.election_max_ms:
                 wanted[node_id] = None
+        self._sums = sums
         for node_id in wanted:
-            self._ping(node_id)
+            count, total = sums.get(node_id, (0, 0))
+            self._ping(node_id, consensus_pb2.RestingPB(count=count, digest=total))
+
+    # --- where two nodes differ
+
+    def _ask(self, node_id: NodeId) -> None:
+        """Who rests here asks; what rests only there is that node's question."""
+        groups = [rest.group for rest in self._resting.values() if node_id in rest.nodes]
+        for at in range(0, len(groups), _ASKED_MAX):
+            asks = b"".join(groups[at : at + _ASKED_MAX])
+            self._ping(node_id, consensus_pb2.RestingPB(asks=asks))
+
+    def _answer(self, node_id: NodeId, asked: bytes) -> None:
+        here = {rest.group for rest in self._resting_now() if node_id in rest.nodes}
+        awake = b"".join(group for group in _groups(asked) if group not in here)
+        if awake:
+            self._ping(node_id, consensus_pb2.RestingPB(awake=awake))
+
+    def _wake_groups(self, node_id: NodeId, awake: bytes) -> None:
+        """Time goes on for these: a leader's heartbeats show who answers, a follower's silence has it elect."""
+        named = set(_groups(awake))
+        for key, rest in list(self._resting.items()):
+            if node_id in rest.nodes and rest.group in named:
+                del self._resting[key]
+                replica = self._manager.by_key(key)
+                if replica is not None and replica.runtime is not None:
+                    replica.runtime.wake()
+                    log.info("awake: a peer does not rest", tablet=replica.tablet_id, peer_node=node_id)
+
+    def _resting_now(self) -> Iterator[_Rest]:
+        for key, rest in self._resting.items():
+            replica = self._manager.by_key(key)
+            if replica is not None and replica.running and replica.runtime and replica.runtime.quiet:
+                yield rest
+
+
+def _groups(data: bytes) -> list[bytes]:
+    """The groups of a question or an answer; a rest that is no whole group says nothing."""
+    size = _GROUP.size
+    return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]

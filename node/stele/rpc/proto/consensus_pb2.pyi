@@ -81,13 +81,14 @@ class ConsensusMessage(_message.Message):
     VOTE_RESPONSE_FIELD_NUMBER: _builtins.int
     TIMEOUT_NOW_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    RESTING_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     from_replica: _builtins.int
     to_replica: _builtins.int
     tablet_incarnation: _builtins.int
     quiet: _builtins.bool
     """With an update: the group is quiet, its leader sends no more heartbeats until something happens. Meanwhile the
-    nodes hear each other: a message without a tablet says only that its sender's node lives.
+    nodes hear each other: a message without a tablet says that its sender's node lives, and which replicas rest there.
     """
     @_builtins.property
     def update(self) -> Global___UpdateConsensusRequest: ...
@@ -99,6 +100,8 @@ class ConsensusMessage(_message.Message):
     def vote_response(self) -> Global___VoteResponse: ...
     @_builtins.property
     def timeout_now(self) -> Global___TimeoutNow: ...
+    @_builtins.property
+    def resting(self) -> Global___RestingPB: ...
     def __init__(
         self,
         *,
@@ -112,16 +115,50 @@ class ConsensusMessage(_message.Message):
         vote_response: Global___VoteResponse | None = ...,
         timeout_now: Global___TimeoutNow | None = ...,
         quiet: _builtins.bool = ...,
+        resting: Global___RestingPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "from_replica", b"from_replica", "quiet", b"quiet", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["update", "update_response", "vote", "vote_response", "timeout_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ConsensusMessage: _TypeAlias = ConsensusMessage  # noqa: Y015
+
+@_typing.final
+class RestingPB(_message.Message):
+    """Which replicas rest at the sender's node, of those groups that have a replica on the receiver's node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    AWAKE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    digest: _builtins.int
+    """sum over them of a hash of tablet and term"""
+    asks: _builtins.bytes
+    """24 bytes for each: tablet id, term (big endian); "which of these do not rest with you?" """
+    awake: _builtins.bytes
+    """the answer, in the same form"""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        digest: _builtins.int = ...,
+        asks: _builtins.bytes = ...,
+        awake: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "awake", b"awake", "count", b"count", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestingPB: _TypeAlias = RestingPB  # noqa: Y015
 
 @_typing.final
 class EntryPB(_message.Message):

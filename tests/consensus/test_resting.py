@@ -1,0 +1,109 @@
+"""Groups at rest under the node's own watch: whoever rests knows that the others rest too, not only that nodes live."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stele.consensus import quiet
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState
+from stele.raft.events import Persisted
+from stele.tserver import quiet as quiet_groups
+from tests.consensus.cluster import Group, TestNode, rows, wait_until
+from tests.consensus.conftest import MakeGroup
+from tests.consensus.test_quiet import resting
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
+    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 50)
+
+
+async def at_rest(group_of: MakeGroup) -> tuple[Group, list[TestNode], Replica]:
+    group, nodes = await group_of()
+    for node in nodes:
+        node.watch_quiet()
+    await group.write(rows([1]))
+    await rests(group)
+    return group, nodes, await group.leader()
+
+
+async def rests(group: Group) -> None:
+    await wait_until(lambda: all(resting(r) for r in group.replicas() if r.running), 20)
+
+
+async def another_leads(group: Group, gone: Replica) -> None:
+    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not gone), 15)
+    await group.write(rows([2]))
+
+
+async def test_a_group_at_rest_stays_at_rest(group_of: MakeGroup) -> None:
+    group, _, leader = await at_rest(group_of)
+    other = await Group(group.nodes).create()
+    await other.write(rows([1]))
+    await rests(other)
+    terms = [r.term for r in (*group.replicas(), *other.replicas())]
+    awake = 0
+    for _ in range(40):
+        awake += sum(not resting(r) for r in (*group.replicas(), *other.replicas()))
+        await asyncio.sleep(0.05)
+    # On a stalled machine a node may seem silent for a moment; then its groups wake, and rest again.
+    assert awake < 120
+    assert [r.term for r in (*group.replicas(), *other.replicas())] == terms
+    assert await group.leader() is leader
+
+
+async def test_a_leader_whose_core_fails_at_rest_is_replaced(group_of: MakeGroup) -> None:
+    """Its core can no longer send anything, and its node lives and is heard."""
+    group, _, leader = await at_rest(group_of)
+    assert leader.runtime is not None
+    leader.runtime.post(Persisted(1 << 40))
+    await wait_until(lambda: leader.state is ReplicaState.FAILED)
+    await another_leads(group, leader)
+
+
+async def test_a_leader_that_fails_at_rest_is_replaced_though_its_last_word_is_lost(
+    group_of: MakeGroup,
+) -> None:
+    group, nodes, leader = await at_rest(group_of)
+    network = nodes[0].network
+    network.cut.add(leader.host.node_id)
+    leader.fail("a scan found damage")
+    await asyncio.sleep(0.05)
+    network.cut.clear()
+    await another_leads(group, leader)
+
+
+async def test_a_leader_that_is_removed_at_rest_is_replaced(group_of: MakeGroup) -> None:
+    group, _, leader = await at_rest(group_of)
+    node = group.node_of(leader)
+    await node.manager.delete(group.tablet_id, 0, DataState.TOMBSTONED, 1 << 40, "by a test")
+    await another_leads(group, leader)
+
+
+async def test_a_follower_that_fails_at_rest_wakes_its_leader(group_of: MakeGroup) -> None:
+    group, _, leader = await at_rest(group_of)
+    victim = next(r for r in group.replicas() if r is not leader)
+    victim.fail("a scan found damage")
+    core = leader.core
+    assert core is not None
+    await wait_until(lambda: any(p.failed for p in core.status().peers), 15)
+    assert leader.is_leader
+
+
+async def test_only_the_group_that_lost_its_leader_wakes(group_of: MakeGroup) -> None:
+    group, nodes, leader = await at_rest(group_of)
+    other = await Group(group.nodes).create()
+    await other.write(rows([1]))
+    await rests(other)
+    network = nodes[0].network
+    terms = [r.term for r in other.replicas()]
+    network.cut.add(leader.host.node_id)
+    leader.fail("a scan found damage")
+    await asyncio.sleep(0.02)
+    network.cut.clear()
+    await another_leads(group, leader)
+    assert [r.term for r in other.replicas()] == terms
