@@ -103,7 +103,10 @@ async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: py
         assert "hash of id into 4 buckets" in (await run("table", "describe", "people"))[1]
         assert (await run("table", "delete", "people", "--yes"))[0] == 0
         code, _, err = await run("table", "scan", "people")
-        assert (code, err) == (2, "stele: NOT_FOUND: no table people\n")
+        assert (code, err) == (
+            2,
+            "stele: NOT_FOUND: no table people; `stele table list` shows those there are\n",
+        )
 
 
 async def test_rows_that_are_refused_are_told_and_the_others_written(
@@ -130,6 +133,8 @@ async def test_rows_that_are_refused_are_told_and_the_others_written(
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with small_cluster(tmp_path) as (cluster, _):
         run = runner(cluster, monkeypatch)
+        code, _, err = await run("kv", "put", "s", "colour", "blue")
+        assert (code, err) == (2, "stele: NOT_FOUND: no key space s; make it with `stele kv create s`\n")
         assert (await run("kv", "create", "s"))[0] == 0
         assert (await run("kv", "put", "s", "colour", "blue"))[0] == 0
         assert (await run("kv", "get", "s", "colour"))[1] == "blue\n"
@@ -207,7 +212,7 @@ def test_conditions() -> None:
     ],
 )
 def test_conditions_that_are_not_understood(text: str) -> None:
-    with pytest.raises(Rejected, match="--where"):
+    with pytest.raises(Rejected, match="where"):
         parse_where(text, SCHEMA)
 
 

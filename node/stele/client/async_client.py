@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from stele.client.contact import FIRST_CONTACT_S
@@ -144,19 +145,21 @@ class AsyncClient:
                 raise
 
     async def list_tables(self) -> list[TableInfo]:
-        """All tables and key spaces, by name."""
+        """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
         answer = await self.masters.call("ListTables", master_pb2.ListTablesRequest())
         found = [table_info_from_pb(table) for table in answer.tables]
         return sorted(found, key=lambda info: info.name)
 
     async def describe(self, name: str) -> TableInfo:
         """One table. Raises Rejected NOT_FOUND."""
-        answer = await self.masters.call("GetTable", master_pb2.GetTableRequest(name=name))
+        with _hint(f"no table {name}; `stele table list` shows those there are"):
+            answer = await self.masters.call("GetTable", master_pb2.GetTableRequest(name=name))
         return table_info_from_pb(answer.table)
 
     async def open_table(self, name: str) -> AsyncTable:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
-        locations = await self.locate(name, self._timeout_s)
+        with _hint(f"no table {name}; `stele table list` shows those there are"):
+            locations = await self.locate(name, self._timeout_s)
         table = AsyncTable(
             self.identity,
             locations,
@@ -171,7 +174,8 @@ class AsyncClient:
 
     async def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
-        locations = await self.locate(name, self._timeout_s)
+        with _hint(f"no key space {name}; make it with `stele kv create {name}`"):
+            locations = await self.locate(name, self._timeout_s)
         if locations.info.kind != "keyspace":
             raise Rejected(f"{name} is a table, not a key space; open it with open_table({name!r})")
         (place,) = locations.by_ordinal([0])
@@ -187,3 +191,14 @@ class AsyncClient:
         locations = Locations(self.masters, info.table_id, info)
         locations.take(answer)
         return locations
+
+
+@contextmanager
+def _hint(message: str) -> Iterator[None]:
+    """Within: a NOT_FOUND says `message`, which has the next step."""
+    try:
+        yield
+    except Rejected as exc:
+        if exc.code is not Code.NOT_FOUND:
+            raise
+        raise Rejected(message, code=Code.NOT_FOUND) from exc

@@ -20,7 +20,7 @@ from stele.client.locations import TableInfo
 from stele.client.results import WriteResult
 from stele.client.scan import Scanner
 from stele.client.session import Session
-from stele.client.table import AsyncTable, PredicateLike
+from stele.client.table import AsyncTable, Key, Predicates
 from stele.model.block import RowOp
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
@@ -31,7 +31,11 @@ _CLOSE_TIMEOUT_S = 30.0
 
 
 class Client:
-    """`with Client(["10.0.0.1:7051"]) as client:`. May be used from several threads. See AsyncClient for arguments."""
+    """`with Client(["10.0.0.1:7051"]) as client:`. May be used from several threads.
+
+    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
+    `first_contact_s`: how long to look for a master before any has ever answered.
+    """
 
     def __init__(
         self,
@@ -68,11 +72,11 @@ class Client:
         self.close()
 
     def now(self) -> HybridTime:
-        """As AsyncClient.now."""
+        """A snapshot token (hybrid time): at or above all that this client has seen written, and not below the wall clock."""
         return self.asynchronous.now()
 
     def observe(self, timestamp: int) -> None:
-        """As AsyncClient.observe."""
+        """Take note of another client's token, so that later scans here see what that client had seen."""
         self.asynchronous.observe(timestamp)
 
     def create_table(
@@ -85,7 +89,12 @@ class Client:
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> Table:
-        """As AsyncClient.create_table."""
+        """Create a table; with `wait`, until every tablet has a leader, at most `timeout_s` seconds.
+
+        Raises:
+            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
+            Retryable: no master leads, or the tablets have no leaders in time.
+        """
         coroutine = self.asynchronous.create_table(
             name,
             schema,
@@ -97,23 +106,23 @@ class Client:
         return Table(self, self.run(coroutine))
 
     def delete_table(self, name: str) -> None:
-        """As AsyncClient.delete_table."""
+        """Delete a table or key space with all its rows, for good. Raises Rejected NOT_FOUND."""
         self.run(self.asynchronous.delete_table(name))
 
     def list_tables(self) -> list[TableInfo]:
-        """As AsyncClient.list_tables."""
+        """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
         return self.run(self.asynchronous.list_tables())
 
     def describe(self, name: str) -> TableInfo:
-        """As AsyncClient.describe."""
+        """State, schema, partitioning and tablets of one table. Raises Rejected NOT_FOUND."""
         return self.run(self.asynchronous.describe(name))
 
     def open_table(self, name: str) -> Table:
-        """As AsyncClient.open_table."""
+        """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space."""
         return Table(self, self.run(self.asynchronous.open_table(name)))
 
     def keyspace(self, name: str) -> BlockingKeySpace:
-        """As AsyncClient.keyspace."""
+        """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
     def _end_loop(self) -> None:
@@ -123,7 +132,7 @@ class Client:
 
 
 class Table:
-    """An open table; every method as in AsyncTable, waiting."""
+    """An open table. Every method waits for its answer."""
 
     def __init__(self, client: Client, table: AsyncTable) -> None:
         self._client = client
@@ -145,25 +154,34 @@ class Table:
         return self.asynchronous.arrow_schema
 
     def put(self, row: Mapping[str, Any]) -> int:
-        """As AsyncTable.put."""
+        """Upsert one row, columns by name; the hybrid time it was written at.
+
+        Raises:
+            Rejected: the row itself is at fault.
+            Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
+        """
         return self._client.run(self.asynchronous.put(row))
 
     upsert = put
 
     def insert(self, row: Mapping[str, Any]) -> int:
-        """As AsyncTable.insert."""
+        """Insert one row; its hybrid time. Raises as `put`; Rejected ALREADY_PRESENT if its key is there."""
         return self._client.run(self.asynchronous.insert(row))
 
     def update(self, row: Mapping[str, Any]) -> int:
-        """As AsyncTable.update."""
+        """Change the columns given, of the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND."""
         return self._client.run(self.asynchronous.update(row))
 
     def delete(self, row: Mapping[str, Any]) -> int:
-        """As AsyncTable.delete."""
+        """Delete the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND if it is not there."""
         return self._client.run(self.asynchronous.delete(row))
 
-    def get(self, key: Mapping[str, Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """As AsyncTable.get."""
+    def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row with this key as of now (linearizable), None if there is none.
+
+        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column.
+        Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
+        """
         return self._client.run(self.asynchronous.get(key, columns))
 
     def write_arrow(
@@ -175,7 +193,14 @@ class Table:
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
     ) -> WriteResult:
-        """As AsyncTable.write_arrow. `on_rows` is called on the client's thread."""
+        """Write Arrow data in blocks; returns once all are acknowledged. `timeout_s` is for each block; `on_rows` is told,
+        on the client's thread, how many rows were acknowledged.
+
+        Raises:
+            RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
+            Rejected: columns that do not fit the table.
+            SteleError: a block as a whole was not written; other blocks may be.
+        """
         return self._client.run(
             self.asynchronous.write_arrow(
                 data, op, timeout_s=timeout_s, on_rows=on_rows, raise_row_errors=raise_row_errors
@@ -185,7 +210,7 @@ class Table:
     def scan(
         self,
         columns: Sequence[str] | None = None,
-        predicates: Sequence[PredicateLike] = (),
+        predicates: Predicates = (),
         *,
         lower: Sequence[Any] | Mapping[str, Any] | None = None,
         upper: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -193,14 +218,20 @@ class Table:
         ordered: bool = False,
         snapshot: int | None = None,
     ) -> BlockingScanner:
-        """As AsyncTable.scan."""
+        """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
+
+        `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
+        be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns. `snapshot`: a hybrid time,
+        by default now. Raises Rejected for an unknown column or a value that does not fit.
+        """
         scanner = self.asynchronous.scan(
             columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
         )
         return BlockingScanner(self._client, scanner)
 
     def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> BlockingSession:
-        """As AsyncTable.new_session."""
+        """A session for one caller that writes many rows in order; they leave every `flush_interval_s` seconds, or once
+        `buffer_bytes` wait."""
 
         async def make() -> Session:
             return self.asynchronous.new_session(flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes)
@@ -209,14 +240,15 @@ class Table:
 
 
 class BlockingScanner:
-    """A scan; every method as in Scanner, waiting."""
+    """A scan ready to be read, once or again."""
 
     def __init__(self, client: Client, scanner: Scanner) -> None:
         self._client = client
         self.asynchronous = scanner
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """As Scanner.batches."""
+        """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
+        SteleError if no replica of a tablet can serve it."""
         source = self.asynchronous.batches()
         try:
             while True:
@@ -228,47 +260,48 @@ class BlockingScanner:
             self._client.run(_close(source))
 
     def to_table(self) -> pa.Table:
-        """As Scanner.to_table."""
+        """All rows as one Arrow table. Raises as `batches`."""
         return self._client.run(self.asynchronous.to_table())
 
     def to_pandas(self) -> Any:
-        """As Scanner.to_pandas."""
+        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas."""
         return self.to_table().to_pandas()
 
     def count(self) -> int:
-        """As Scanner.count."""
+        """How many rows there are; reads one narrow column. Raises as `batches`."""
         return self._client.run(self.asynchronous.count())
 
 
 class BlockingSession:
-    """A session; every method as in Session, waiting. Leaving it flushes."""
+    """One caller's rows, written in the background in the order given. Leaving it flushes."""
 
     def __init__(self, client: Client, session: Session) -> None:
         self._client = client
         self._session = session
 
     def insert(self, row: Mapping[str, Any]) -> None:
-        """As Session.insert."""
+        """A whole row whose key must not be present; written later. A fault of its own is raised by `flush`."""
         self.apply(RowOp.INSERT, row)
 
     def upsert(self, row: Mapping[str, Any]) -> None:
-        """As Session.upsert."""
+        """A whole row, replaced if its key is present; as `insert`."""
         self.apply(RowOp.UPSERT, row)
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """As Session.update."""
+        """Some columns of a row whose key must be present; as `insert`."""
         self.apply(RowOp.UPDATE, row)
 
     def delete(self, row: Mapping[str, Any]) -> None:
-        """As Session.delete."""
+        """The key of a row to remove, which must be present; as `insert`."""
         self.apply(RowOp.DELETE, row)
 
     def apply(self, op: RowOp, row: Mapping[str, Any]) -> None:
-        """As Session.apply."""
+        """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed."""
         self._client.run(self._session.apply(op, row))
 
     def flush(self) -> WriteResult:
-        """As Session.flush."""
+        """Write what waits; what was written since the last flush. Raises RowErrors if rows were refused, SteleError
+        if a block was not written."""
         return self._client.run(self._session.flush())
 
     def __enter__(self) -> BlockingSession:
@@ -281,30 +314,30 @@ class BlockingSession:
 
 
 class BlockingKeySpace:
-    """A key space; every method as in KeySpace, waiting."""
+    """A key space. Keys and values are bytes; str is taken as UTF-8."""
 
     def __init__(self, client: Client, keyspace: KeySpace) -> None:
         self._client = client
         self._keyspace = keyspace
 
     def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """As KeySpace.replace."""
+        """Set a key, whatever was there. str is taken as UTF-8. Raises Retryable if no leader answered in time."""
         self._client.run(self._keyspace.replace(key, value))
 
     def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """As KeySpace.insert."""
+        """Set a key that must not be there. Raises Rejected ALREADY_PRESENT, and as `replace`."""
         self._client.run(self._keyspace.insert(key, value))
 
     def read(self, key: bytes | str) -> bytes | None:
-        """As KeySpace.read."""
+        """The value of a key as of now (linearizable), None if it is not there. Raises as `replace`."""
         return self._client.run(self._keyspace.read(key))
 
     def delete(self, key: bytes | str) -> None:
-        """As KeySpace.delete."""
+        """Remove a key, present or not. Raises as `replace`."""
         self._client.run(self._keyspace.delete(key))
 
     def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
-        """As KeySpace.list."""
+        """Keys that begin with `prefix` and their values, in order. Raises as `replace`."""
         return self._client.run(self._keyspace.list(prefix))
 
 

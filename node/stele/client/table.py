@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,17 +20,20 @@ from stele.client.scan import FlightPool, Scanner, ScanPlan, key_bound
 from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
+from stele.client.where import parse_where
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
-from stele.model.predicate import Predicate, ScanSpec
+from stele.model.predicate import OPERATORS, Predicate, ScanSpec
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 
 Row = Mapping[str, Any]
-PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any]
+PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any] | str
+Predicates = PredicateLike | Sequence[PredicateLike]
+Key = Row | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
 
@@ -146,14 +149,16 @@ class AsyncTable:
             raise
         return result.raise_for_errors() if raise_row_errors else result
 
-    async def get(self, key: Row, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row with this key as of now (linearizable), None if there is none.
+
+        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
             SteleError: no leader answered in time.
         """
-        batch, _, _, errors = batch_from_rows([key], self.schema, RowOp.DELETE)
+        batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
             raise Rejected(errors[0].message)
         (ordinal,) = assign(batch, self.schema, self.partitioning).tolist()
@@ -169,7 +174,7 @@ class AsyncTable:
     def scan(
         self,
         columns: Sequence[str] | None = None,
-        predicates: Sequence[PredicateLike] = (),
+        predicates: Predicates = (),
         *,
         lower: Sequence[Any] | Mapping[str, Any] | None = None,
         upper: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -180,7 +185,8 @@ class AsyncTable:
     ) -> Scanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
-        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"); all must be true.
+        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text as in
+        `stele table scan --where`: "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
         `lower` (inclusive) and `upper` (exclusive): values of the first key columns. `snapshot`: a hybrid time, by
         default now, and never below what this client has seen written.
 
@@ -200,7 +206,7 @@ class AsyncTable:
     def plan_scan(
         self,
         columns: Sequence[str] | None = None,
-        predicates: Sequence[PredicateLike] = (),
+        predicates: Predicates = (),
         *,
         lower: Sequence[Any] | Mapping[str, Any] | None = None,
         upper: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -211,7 +217,7 @@ class AsyncTable:
         """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
-            predicates=tuple(self._predicate(p) for p in predicates),
+            predicates=tuple(self._predicates(predicates)),
             lower_key=key_bound(dict(lower) if isinstance(lower, Mapping) else lower, self.schema, "lower"),
             upper_key=key_bound(dict(upper) if isinstance(upper, Mapping) else upper, self.schema, "upper"),
             limit=limit,
@@ -275,6 +281,8 @@ class AsyncTable:
     def _column_ids(self, columns: Sequence[str] | None) -> tuple[int, ...]:
         if columns is None:
             return ()
+        if isinstance(columns, str):
+            columns = [columns]
         unknown = [name for name in columns if name not in self.schema.by_name]
         if unknown or not columns:
             raise Rejected(
@@ -282,12 +290,38 @@ class AsyncTable:
             )
         return tuple(int(self.schema.by_name[name].id) for name in columns)
 
-    def _predicate(self, given: PredicateLike) -> Predicate:
+    def _key(self, key: Key) -> Row:
+        if isinstance(key, Mapping):
+            return key
+        names = [column.name for column in self.schema.key_columns]
+        values = list(key) if isinstance(key, (tuple, list)) else [key]
+        if len(values) != len(names):
+            raise Rejected(
+                f"key {key!r}: expected values of {', '.join(names)}, or a mapping of these columns"
+            )
+        return dict(zip(names, values))
+
+    def _predicates(self, given: Any) -> Iterator[Predicate]:
+        several = isinstance(given, (list, tuple)) and not _is_comparison(given)
+        for each in given if several else [given]:
+            if isinstance(each, str):
+                yield from (self._predicate(parsed) for parsed in parse_where(each, self.schema))
+            else:
+                yield self._predicate(each)
+
+    def _predicate(self, given: Any) -> Predicate:
         if isinstance(given, Predicate):
             predicate = given
+        elif not _is_comparison(given):
+            raise Rejected(f"predicate {given!r}: expected (column, operator, value), or text like 'id > 1'")
         else:
             (column_id,) = self._column_ids([given[0]])
             value: Any = given[2] if len(given) > 2 else None
             predicate = Predicate(column_id, given[1], tuple(value) if given[1] == "in" else value)
         predicate.array(self.schema)
         return predicate
+
+
+def _is_comparison(given: Any) -> bool:
+    """Whether this is (column, operator) or (column, operator, value)."""
+    return isinstance(given, (tuple, list)) and len(given) in (2, 3) and given[1] in OPERATORS

@@ -1,4 +1,4 @@
-"""`--where "carrier = 'UA' AND arr_delay > 30"`: comparisons joined by AND, as predicates of a scan. Pure.
+"""`carrier = 'UA' AND arr_delay > 30`: comparisons joined by AND, as predicates of a scan (`--where`, `scan`). Pure.
 
 Invariant: what is understood means what SQL means by it; what is not understood is refused with its place.
 """
@@ -39,7 +39,7 @@ def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
         if not tokens:
             return found
         if _take(tokens, text)[1].upper() != "AND":
-            raise Rejected(f"--where {text!r}: expected AND between comparisons (OR is not understood)")
+            raise Rejected(f"where {text!r}: expected AND between comparisons (OR is not understood)")
 
 
 def _tokens(text: str) -> list[Token]:
@@ -49,7 +49,7 @@ def _tokens(text: str) -> list[Token]:
     while at < len(stripped):
         match = _TOKEN.match(stripped, at)
         if match is None:
-            raise Rejected(f"--where {text!r}: not understood from {stripped[at : at + 20]!r} on")
+            raise Rejected(f"where {text!r}: not understood from {stripped[at : at + 20]!r} on")
         kind = str(match.lastgroup)
         found.append((kind, match.group(kind)))
         at = match.end()
@@ -58,7 +58,7 @@ def _tokens(text: str) -> list[Token]:
 
 def _take(tokens: list[Token], text: str) -> Token:
     if not tokens:
-        raise Rejected(f"--where {text!r}: ends too early; expected COLUMN OPERATOR VALUE")
+        raise Rejected(f"where {text!r}: ends too early; expected COLUMN OPERATOR VALUE")
     return tokens.pop(0)
 
 
@@ -66,7 +66,7 @@ def _comparison(tokens: list[Token], schema: Schema, text: str) -> tuple[str, st
     _, name = _take(tokens, text)
     column = schema.by_name.get(name)
     if column is None:
-        raise Rejected(f"--where {text!r}: no column {name}; expected one of {', '.join(schema.by_name)}")
+        raise Rejected(f"where {text!r}: no column {name}; expected one of {', '.join(schema.by_name)}")
     _, sign = _take(tokens, text)
     if sign.upper() == "IS":
         word = _take(tokens, text)[1].upper()
@@ -74,22 +74,22 @@ def _comparison(tokens: list[Token], schema: Schema, text: str) -> tuple[str, st
         if negated:
             word = _take(tokens, text)[1].upper()
         if word != "NULL":
-            raise Rejected(f"--where {text!r}: expected IS NULL or IS NOT NULL after {name}")
+            raise Rejected(f"where {text!r}: expected IS NULL or IS NOT NULL after {name}")
         return name, "is_not_null" if negated else "is_null", None
     if sign.upper() == "IN":
         return name, "in", _values(tokens, column, text)
     if sign not in _COMPARE:
-        raise Rejected(f"--where {text!r}: {sign!r} after {name}; expected =, !=, <, <=, >, >=, IN or IS")
+        raise Rejected(f"where {text!r}: {sign!r} after {name}; expected =, !=, <, <=, >, >=, IN or IS")
     return name, _COMPARE[sign], _value(_take(tokens, text), column)
 
 
 def _values(tokens: list[Token], column: Column, text: str) -> list[Any]:
     if _take(tokens, text)[1] != "(":
-        raise Rejected(f"--where {text!r}: expected ( after IN")
+        raise Rejected(f"where {text!r}: expected ( after IN")
     values = [_value(_take(tokens, text), column)]
     while (sign := _take(tokens, text)[1]) != ")":
         if sign != ",":
-            raise Rejected(f"--where {text!r}: expected , or ) in the list after IN")
+            raise Rejected(f"where {text!r}: expected , or ) in the list after IN")
         values.append(_value(_take(tokens, text), column))
     return values
 
@@ -117,5 +117,5 @@ def _value(token: Token, column: Column) -> Any:
             moment = datetime.datetime.fromisoformat(text)
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     except (ValueError, ArithmeticError) as exc:
-        raise Rejected(f"--where: {raw} is no {column.type} for column {column.name} ({exc})") from exc
-    raise Rejected(f"--where: {raw} is no {column.type}; column {column.name} wants one (text stands in '')")
+        raise Rejected(f"where: {raw} is no {column.type} for column {column.name} ({exc})") from exc
+    raise Rejected(f"where: {raw} is no {column.type}; column {column.name} wants one (text stands in '')")
