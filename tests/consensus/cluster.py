@@ -86,6 +86,7 @@ class TestNode:
         self.node_id = node_id or NodeId(new_id())
         self.stopped = False
         self.low = False
+        self.files: Any = None
         self.skew_us = 0
         self._random = random.Random(self.node_id)
         self._threads = ThreadPoolExecutor(4)
@@ -102,7 +103,11 @@ class TestNode:
             loop.call_soon_threadsafe(lambda: [c() for c in callbacks])
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.log = await self.in_thread(Log.open, self.directory / "wal", LOG_OPTIONS, self.node_id, dispatch)
+
+        def open_log() -> Log:
+            return Log.open(self.directory / "wal", LOG_OPTIONS, self.node_id, dispatch, files=self.files)
+
+        self.log = await self.in_thread(open_log)
         self.manager = TabletManager(self.directory / "tablets", self.log, self, OPTIONS)
         self.sessions = CopySessions(self.directory / "copies", self)
         await self.sessions.clear_debris()

@@ -25,12 +25,13 @@ from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
 from stele.model.config import Configuration
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
 
 log = structlog.get_logger("stele.tserver")
 
 _OPEN_AT_ONCE = 8
+_LOG_LOOK_S = 0.5
 _CLOSE_S = 2.0
 """How long an order under way may take to end when the node stops; the next start removes what it left."""
 
@@ -159,8 +160,12 @@ class TabletManager:
                 key = StreamKey(TabletId(tablet.name), ReplicaId(int(directory.name)))
                 try:
                     found.append((key, read_superblock(directory), ""))
-                except FileNotFoundError:
-                    remove_tree(directory)
+                except FileNotFoundError as exc:
+                    if key in self._node_log.recovery.streams:
+                        # It comes before the stream and goes after it, so this is no debris: it may have voted.
+                        found.append((key, None, f"{exc.filename} is missing: the superblock was lost"))
+                    else:
+                        remove_tree(directory)
                 except SteleError as exc:
                     found.append((key, None, str(exc)))
         return found
@@ -350,9 +355,9 @@ class TabletManager:
         if replica is not None:
             await replica.stop()
             self._drop(key)
+        self.held.pop(key, None)
         if target is DataState.DELETED:
             self.tombstones.pop(key, None)
-            self.held.pop(key, None)
             await self._erase(key)
         elif replica is not None:
             await self._tombstone(key, replica)
@@ -398,7 +403,11 @@ class TabletManager:
                 future.set_result(None)
 
         call(*arguments, done)
-        await future
+        while not future.done():
+            await asyncio.wait((future,), timeout=_LOG_LOOK_S)
+            failed = self._node_log.failed
+            if failed is not None and not future.done():
+                raise Corrupt(f"the node's log has failed: {failed}", code=Code.IO_ERROR)
 
     def _drop(self, key: StreamKey) -> None:
         self._replicas.pop(key, None)
@@ -431,6 +440,12 @@ class TabletManager:
             if key in self.tombstones:
                 raise Rejected(
                     f"replica {key} is a tombstone; an id is never used again", code=Code.ALREADY_PRESENT
+                )
+            here = self._replicas.get(key)
+            if here is not None and here.state is ReplicaState.FAILED:
+                raise Rejected(
+                    f"replica {key} has FAILED ({here.error}); copy under a new replica_id",
+                    code=Code.ALREADY_PRESENT,
                 )
             live = self.current(order.tablet_id)
             if live is not None and live.state is ReplicaState.FAILED and live.replica_id != order.replica_id:

@@ -1,0 +1,77 @@
+"""Orders to a tablet manager: what must end, what must not be forgotten, what comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.replica import ReplicaState
+from stele.consensus.superblock import SUPERBLOCK, DataState
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.ids import ReplicaId, StreamKey
+from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
+from tests.consensus.conftest import MakeGroup
+from tests.consensus.test_copy import DirectSource, order
+from tests.wal.simfs import SimFiles
+
+
+@pytest.mark.parametrize("what", ["create", "delete"])
+async def test_an_order_ends_when_the_log_fails(tmp_path: Path, what: str) -> None:
+    """What the log was asked for will never be durable, and it calls nobody back."""
+    node = TestNode(Network(), tmp_path / "n")
+    node.files = SimFiles()
+    await node.start()
+    try:
+        group = await Group([node]).create()
+        await group.write(rows([1]))
+        node.files.sync_error = True
+        if what == "create":
+            other = Group([node])
+            asked = node.manager.create(other.superblock(1), other.config)
+        else:
+            asked = node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
+        with pytest.raises(Corrupt):
+            await asyncio.wait_for(asked, 20)
+    finally:
+        await node.stop()
+
+
+async def test_a_replica_that_lost_its_superblock_is_failed_and_kept(group_of: MakeGroup) -> None:
+    """Its log says that it voted and acknowledged: it is damage, not what a crash left half-made."""
+    group, _ = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(victim)
+    await node.stop()
+    (victim.directory / SUPERBLOCK).unlink()
+    fresh = await node.restart()
+    found = fresh.manager.get(group.tablet_id)
+    assert found.state is ReplicaState.FAILED and "superblock" in found.error
+    assert (victim.directory / "store").exists()
+    term = victim.term
+    await fresh.manager.delete(group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED, 1 << 40, "test")
+    assert fresh.log.stream(victim.superblock.key).hard_state.term >= term
+    again = await fresh.restart()
+    assert victim.superblock.key in again.manager.tombstones
+
+
+async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: MakeGroup) -> None:
+    """Copied anew under the same replica_id it would forget how it voted."""
+    group, _ = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    node, source = group.node_of(victim), group.node_of(leader)
+    victim.fail("damaged by a test")
+    copy = await node.manager.start_copy(order(group, source, 4), DirectSource(source))
+    assert copy is not None
+    await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
+    node.manager.get(group.tablet_id).fail("damaged by a test, too")
+    with pytest.raises(SteleError) as late:
+        await node.manager.start_copy(order(group, source, int(victim.replica_id)), DirectSource(source))
+    assert isinstance(late.value, Rejected) and late.value.code is Code.ALREADY_PRESENT
+    assert (victim.directory / SUPERBLOCK).exists()
+    assert node.log.stream(StreamKey(group.tablet_id, ReplicaId(victim.replica_id))).hard_state.term > 0
