@@ -275,6 +275,11 @@ class Cluster:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    def log_lines(self, member: Member) -> list[dict[str, Any]]:
+        """What its processes have logged; lines that are no JSON are left out."""
+        lines = member.log_path.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     def resident_bytes(self, member: Member) -> int:
         """Resident memory of a member's process."""
         assert member.process is not None

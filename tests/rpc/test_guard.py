@@ -281,9 +281,9 @@ def test_errors_on_streams_and_in_flight() -> None:
 def test_a_source_is_logged_once_a_minute() -> None:
     now = 0.0
     may_log = OncePer(60, clock=lambda: now)
-    assert may_log("a")
-    assert may_log("b")
-    assert not may_log("a")
+    assert may_log("a", "x")
+    assert may_log("b", "x")
+    assert not may_log("a", "x") and may_log("a", "y")
     now = 61
-    assert may_log("a")
-    assert sum(may_log(f"source {n}") for n in range(5_000)) < 2_000
+    assert may_log("a", "x")
+    assert sum(may_log(f"source {n}", "x") for n in range(5_000)) < 2_000

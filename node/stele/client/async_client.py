@@ -20,7 +20,7 @@ from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -126,8 +126,9 @@ class AsyncClient:
         deadline = time.monotonic() + timeout_s
         while wait and not (locations.complete and locations.info.tablets_running):
             if time.monotonic() > deadline:
-                raise SteleError(
-                    f"key space {name} has no leader after {timeout_s:.0f} s", code=Code.NOT_READY
+                raise Retryable(
+                    f"key space {name} has no leader after {timeout_s:.0f} s; `stele ksck` says why",
+                    code=Code.NOT_READY,
                 )
             await asyncio.sleep(0.05)
             await locations.refresh()

@@ -41,7 +41,7 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
                 timeout_s=patience_s,
             )
         except SteleError as error:
-            if not was_answered(error):
+            if not was_answered(error) or error.code is Code.UNSUPPORTED_VERSION:
                 said[name] = str(error.args[0]).removeprefix(f"{address}: ")
                 return
         if not found.done():

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from stele.model.errors import Code, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import MESSAGE_BYTES_MAX, dial
 from stele.rpc.errors import error_from_pb, from_rpc_error
@@ -78,9 +78,7 @@ class NodeStream:
         request.request_id = request_id
         raw = request.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
-            raise SteleError(
-                f"a request of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX}", code=Code.TOO_LARGE
-            )
+            raise Rejected(f"a request of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX}", code=Code.TOO_LARGE)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
         self._queue.append((request_id, raw))

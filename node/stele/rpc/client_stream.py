@@ -52,13 +52,14 @@ class ClientStreams:
     async def _serve(self, request_iterator: Any, context: Any) -> None:
         try:
             await self._greet(context)
-            await _Stream(self._budget, self._answer, context).run()
+            await _Stream(self._budget, self._answer, context, self._may_log).run()
         except Exception as exc:
             if isinstance(exc, grpc.aio.AbortError):
                 raise
             error = as_stele_error(exc, where=METHOD)
-            if isinstance(error, Rejected) and self._may_log(source_of(context)):
-                log.warning("client stream refused", source=source_of(context), error=str(error))
+            source = source_of(context)
+            if isinstance(error, Rejected) and self._may_log(source, error.code):
+                log.warning("client stream refused", source=source, error=str(error))
             await abort_with(context, error)
 
     async def _greet(self, context: Any) -> None:
@@ -80,10 +81,11 @@ class ClientStreams:
 class _Stream:
     """One client's stream after its hello."""
 
-    def __init__(self, budget: ByteBudget, answer: Answer, context: Any) -> None:
+    def __init__(self, budget: ByteBudget, answer: Answer, context: Any, may_log: OncePer) -> None:
         self._budget = budget
         self._answer = answer
         self._context = context
+        self._may_log = may_log
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: deque[bytes] = deque()
         self._wake = asyncio.Event()
@@ -141,6 +143,8 @@ class _Stream:
         except Exception as exc:  # noqa: BLE001 - the border, as above
             error = as_stele_error(exc, where=f"{METHOD}.{kind}")
             metrics.client_requests.labels(kind, error.code.name).inc()
+            if error.code is Code.TOO_LARGE and self._may_log(source_of(self._context), error.code):
+                log.warning("request refused", source=source_of(self._context), error=str(error))
             response = tserver_pb2.ClientResponse(error=error_to_pb(error))
         finally:
             charge.release()

@@ -119,10 +119,16 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             raise self._refused(context, exc, "DoGet") from None
         return fl.GeneratorStream(schema, _Rows(self, context, batches))
 
+    def _not_served(self, context: Any, *arguments: Any) -> Any:
+        error = Rejected("only GetFlightInfo and DoGet are served here", code=Code.UNSUPPORTED_VERSION)
+        raise self._refused(context, error, "Flight")
+
+    get_schema = list_flights = list_actions = do_action = do_put = do_exchange = _not_served
+
     def _refused(self, context: Any, exc: BaseException, where: str) -> Exception:
         error = as_stele_error(exc, where=where)
         source = str(context.peer()).rpartition(":")[0]
-        if isinstance(error, Rejected) and self._may_log(source):
+        if isinstance(error, Rejected) and self._may_log(source, error.code):
             log.warning("scan refused", source=source, error=str(error))
         return to_flight_error(error)
 

@@ -129,7 +129,7 @@ class HttpServer:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     await self._answer(reader, writer, source)
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, ValueError) as exc:
-            if self._may_log(source):
+            if self._may_log(source, "dropped"):
                 log.info("http connection dropped", source=source, error=str(exc) or type(exc).__name__)
         finally:
             self._open -= 1
@@ -140,7 +140,7 @@ class HttpServer:
         line = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             reply = Reply(400, b"this port speaks HTTP/1.1\n")
-            if self._may_log(source):
+            if self._may_log(source, "not HTTP"):
                 log.warning("not HTTP", source=source, first_line=" ".join(line)[:80])
         elif line[0] not in ("GET", "HEAD"):
             reply = Reply(405, b"only GET and HEAD\n")

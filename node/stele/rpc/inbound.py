@@ -51,8 +51,9 @@ class PeerInbound:
             if isinstance(exc, grpc.aio.AbortError):
                 raise
             error = as_stele_error(exc, where=METHOD)
-            if isinstance(error, Rejected) and self._may_log(source_of(context)):
-                log.warning("peer stream refused", source=source_of(context), error=str(error))
+            source = source_of(context)
+            if isinstance(error, Rejected) and self._may_log(source, error.code):
+                log.warning("peer stream refused", source=source, error=str(error))
             await abort_with(context, error)
 
     async def _serve_stream(self, context: Any) -> None:

@@ -49,24 +49,24 @@ def _named_logger(*names: str) -> _NamedLogger:
 
 
 class OncePer:
-    """Says whether something may be logged: once per source in `seconds`, whatever the source sends."""
+    """Says whether something may be logged: each kind of fault once per source in `seconds`."""
 
     __slots__ = ("_clock", "_seconds", "_seen")
 
     def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._seen: dict[str, float] = {}
+        self._seen: dict[tuple[str, object], float] = {}
 
-    def __call__(self, source: str) -> bool:
-        """True for the first call of this source within the period."""
+    def __call__(self, source: str, fault: object) -> bool:
+        """True for the first call of this source and fault within the period. `fault`: one of a fixed set."""
         now = self._clock()
-        last = self._seen.get(source)
+        last = self._seen.get((source, fault))
         if last is not None and now - last < self._seconds:
             return False
         if len(self._seen) >= SOURCES_MAX:
             self._seen = {key: at for key, at in self._seen.items() if now - at < self._seconds}
             if len(self._seen) >= SOURCES_MAX:
                 return False
-        self._seen[source] = now
+        self._seen[source, fault] = now
         return True

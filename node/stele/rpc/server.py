@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
@@ -73,7 +73,9 @@ class Guard(grpc.aio.ServerInterceptor):
         if raw_stream is not None:
             return raw_stream
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._unknown(method))
+        if handler.request_streaming:
             return handler
         metadata = handler_call_details.invocation_metadata
         if handler.response_streaming:
@@ -111,6 +113,16 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return call
 
+    def _unknown(self, method: str) -> Callable[[Any, Any], Awaitable[None]]:
+        async def call(request_iterator: Any, context: Any) -> None:
+            error = Rejected(
+                f"{method[:100]} is not served here; check the port: masters and nodes serve different requests",
+                code=Code.UNSUPPORTED_VERSION,
+            )
+            await self._refuse(context, "unknown", error)
+
+        return call
+
     def _admit(self, metadata: Any) -> bool:
         caller = caller_from_metadata(metadata)
         check(self._identity, self._book, caller)
@@ -127,8 +139,9 @@ class Guard(grpc.aio.ServerInterceptor):
             raise exc
         error = as_stele_error(exc, where=method)
         metrics.rpc_requests.labels(method, error.code.name).inc()
-        if isinstance(error, Rejected) and self._may_log(source_of(context)):
-            log.warning("request refused", method=method, source=source_of(context), error=str(error))
+        source = source_of(context)
+        if isinstance(error, Rejected) and self._may_log(source, error.code):
+            log.warning("request refused", method=method, source=source, error=str(error))
         await abort_with(context, error)
 
 

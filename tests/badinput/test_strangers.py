@@ -1,0 +1,151 @@
+"""Strangers at a node's ports, on real processes: refused, logged once, nothing harmed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from stele.client import AsyncClient
+from stele.client.admin import list_replicas, node_status
+from stele.client.streams import Streams
+from stele.model.errors import Code, SteleError
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.schema import Schema
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import Identity
+from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.ticket import Ticket
+from tests.harness import Cluster
+from tests.harness.processes import FLIGHT_PORT, HTTP_PORT, NODE_PORT, Member
+
+SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
+
+
+async def code_of(call: Any) -> Code:
+    with pytest.raises(SteleError) as caught:
+        await call
+    return caught.value.code
+
+
+def throw_garbage(host: str) -> None:
+    for port in (NODE_PORT, FLIGHT_PORT, HTTP_PORT):
+        for garbage in (
+            b"garbage\r\n\r\n",
+            os.urandom(4_096),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(99),
+        ):
+            with socket.create_connection((host, port), 5) as stranger:
+                stranger.settimeout(0.2)
+                try:
+                    stranger.sendall(garbage)
+                    stranger.recv(100)
+                except OSError:
+                    pass
+
+
+async def foreign_streams(address: str, node_id: str) -> None:
+    """A client and a peer of another cluster, and streams that begin with no hello at all."""
+    foreign = Identity(ClusterId(new_id()))
+    streams = Streams(foreign)
+    try:
+        request = tserver_pb2.ClientRequest(read=tserver_pb2.ReadRequest())
+        assert await code_of(streams.to(node_id, address).ask(request, timeout_s=5)) is Code.WRONG_CLUSTER
+    finally:
+        await streams.close()
+    peer = Identity(ClusterId(new_id()), NodeId(new_id()), 1)
+    hello = consensus_pb2.PeerFrame(hello=peer.hello(node_id, channel="control")).SerializeToString()
+    async with grpc.aio.insecure_channel(address) as channel:
+        for path, first, status in (
+            ("ConsensusService/PeerStream", hello, grpc.StatusCode.FAILED_PRECONDITION),
+            ("ConsensusService/PeerStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+            ("TabletServerService/ClientStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+            ("MasterService/ListTables", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ):
+            call: Any = channel.stream_stream(f"/stele.v1.{path}")()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.write(first)
+                await call.read()
+            assert await call.code() is status, path
+
+
+def foreign_tickets(member: Member) -> None:
+    with fl.connect(f"grpc+tcp://{member.flight_address}") as client:
+        other = Ticket(new_id(), new_id(), 1, 1, "{}").encode()
+        asks: tuple[tuple[Callable[[], Any], str], ...] = (
+            (lambda: client.do_get(fl.Ticket(other)).read_all(), "this is cluster"),
+            (lambda: client.do_get(fl.Ticket(b"junk")).read_all(), "is unknown, this program reads"),
+            (lambda: list(client.list_flights()), "only GetFlightInfo and DoGet"),
+        )
+        for ask, words in asks:
+            with pytest.raises(fl.FlightError, match=words):
+                ask()
+
+
+async def too_large(client: AsyncClient, address: str) -> None:
+    table = await client.open_table("t")
+    for size in (9 << 20, 17 << 20):  # above what a write may be, and above what a message may be
+        row = {"id": 1, "s": "x" * size}
+        assert await code_of(table.put(row)) is Code.TOO_LARGE
+        assert await code_of(table.write_arrow(pa.Table.from_pylist([row]))) is Code.TOO_LARGE
+    async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        call: Any = channel.unary_unary("/stele.v1.TabletServerService/GetNodeStatus")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(bytes(17 << 20), metadata=Identity().metadata())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=1) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
+        await table.put({"id": 0})
+        node = cluster.nodes[0]
+        for _ in range(2):
+            throw_garbage(node.host)
+            await foreign_streams(node.address, node.node_id)
+            foreign_tickets(node)
+            await too_large(client, node.address)
+            pool = ChannelPool(Identity(ClusterId(new_id())))
+            assert await code_of(list_replicas(pool, node.address)) is Code.WRONG_CLUSTER
+            await pool.close()
+
+        told = Counter(
+            (line["event"], line.get("error", "").partition(":")[0])
+            for line in cluster.log_lines(node)
+            if "source" in line and line["level"] == "warning"
+        )
+        assert told == {
+            ("not HTTP", ""): 1,
+            ("request refused", "WRONG_CLUSTER"): 1,
+            ("request refused", "UNSUPPORTED_VERSION"): 1,
+            ("request refused", "TOO_LARGE"): 1,
+            ("client stream refused", "WRONG_CLUSTER"): 1,
+            ("client stream refused", "INVALID_ARGUMENT"): 1,
+            ("peer stream refused", "WRONG_CLUSTER"): 1,
+            ("peer stream refused", "INVALID_ARGUMENT"): 1,
+            ("scan refused", "WRONG_CLUSTER"): 1,
+            ("scan refused", "UNSUPPORTED_VERSION"): 1,
+        }
+        assert (await node_status(client.pool, node.address)).replicas == 1
+        assert await table.scan().count() == 1 and await table.get(0) is not None
+
+
+async def test_a_node_given_as_master_is_told_from_a_master(tmp_path: Path) -> None:
+    async with Cluster(tmp_path / "c", masters=1, nodes=1) as cluster:
+        node = cluster.nodes[0].address
+        async with AsyncClient([node], first_contact_s=1.0) as client:
+            with pytest.raises(SteleError, match="masters and nodes serve different requests"):
+                await client.list_tables()
+        async with AsyncClient([node, *cluster.master_addresses]) as client:
+            assert await client.list_tables() == []
