@@ -169,6 +169,34 @@ StoreMachine.TestCase.settings = settings(
 TestStoreMachine = StoreMachine.TestCase
 
 
+def test_plain_blocks_that_wait_undecoded_are_what_decoded_ones_are(tmp_path: Path) -> None:
+    """The same entries marked plain and not; some are read, updated, flushed or restarted while others wait."""
+    stores = [new_store(tmp_path / "plain"), new_store(tmp_path / "each")]
+    rng = np.random.default_rng(11)
+    for index in range(1, 400):
+        n = int(rng.integers(0, 60))
+        if index % 29 == 0:  # a checked write must find what waits
+            block = block_of([{"k": "a", "n": n, "w": -index}], RowOp.UPDATE)
+        else:
+            rows = [
+                {"k": "a", "n": n + at, "v": f"{index}", "w": index, "d": float(at)}
+                for at in range(1 + n % 9)
+            ]
+            block = block_of(rows, RowOp.UPSERT)
+        plain, each = write_entry(index, block), write_entry(index, block, plain=False)
+        assert (plain.payload == each.payload) == (index % 29 == 0)
+        assert stores[0].apply(plain) == stores[1].apply(each)
+        if index % 113 == 0:
+            assert [flush(store) for store in stores] == [True, True]
+        if index % 37 == 0:
+            assert all_rows(stores[0]) == all_rows(stores[1])
+    assert stores[0].rows_estimate == stores[1].rows_estimate
+    assert all_rows(stores[0], plain.timestamp - (100 << 12)) == all_rows(
+        stores[1], plain.timestamp - (100 << 12)
+    )
+    assert stores[0].exactly_once_checksum() == stores[1].exactly_once_checksum()
+
+
 def test_ten_times_more_data_than_the_memory_budget(tmp_path: Path) -> None:
     """Memory stays within its budget (and one block), history is dropped, and all rows are right at the end."""
     options = StoreOptions(flush_bytes=256 << 10, history_us=1)

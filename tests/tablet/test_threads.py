@@ -15,19 +15,21 @@ from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import StateMachine
+from stele.tablet.memtable import SMALL_ROWS
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.tablet.twin import FOREVER, SCHEMA, block_of, compact, flush, new_store, rows_of, write_entry
 
 _ROWS = 40
 
 
-def _block(n: int) -> bytes:
-    return block_of([{"k": "k", "n": i, "v": str(n), "w": n, "d": None} for i in range(_ROWS)], RowOp.UPSERT)
+def _block(n: int, count: int = _ROWS) -> bytes:
+    return block_of([{"k": "k", "n": i, "v": str(n), "w": n, "d": None} for i in range(count)], RowOp.UPSERT)
 
 
-def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [_ROWS, SMALL_ROWS // 4])
+def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path, count: int) -> None:
     store = new_store(tmp_path / "t")
-    store.apply(write_entry(1, _block(1)))
+    store.apply(write_entry(1, _block(1, count)))
     stop = threading.Event()
     faults: list[str] = []
     seen = [0, 0]
@@ -40,7 +42,7 @@ def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path) -> Non
                 rows = rows_of(view.scan(ScanSpec(ordered=bool(reader))))
                 one = view.get(key).to_pylist()
             values = {row["w"] for row in rows}
-            if len(rows) != _ROWS or len(values) != 1 or min(values) < last or one[0]["w"] not in values:
+            if len(rows) != count or len(values) != 1 or min(values) < last or one[0]["w"] not in values:
                 faults.append(f"reader {reader}: {len(rows)} rows of {values} after {last}, got {one}")
                 return
             last = min(values)
@@ -52,7 +54,7 @@ def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path) -> Non
     index = 1
     while not faults and (index < 60 or min(seen) < 3):
         index += 1
-        store.apply(write_entry(index, _block(index)))
+        store.apply(write_entry(index, _block(index, count)))
         if index % 10 == 0:
             flush(store)
         if index % 20 == 0:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stele.model.block import DELETES, UPDATES, RowOp, encode_block
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code
+from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime, OpId
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
@@ -19,6 +19,7 @@ from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
 from stele.tablet.compaction import run_job
 from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.writing import vet
 
 SCHEMA = Schema.make(
     [
@@ -53,7 +54,16 @@ def header(body: bytes, **change: Any) -> WriteHeader:
 def write_entry(index: int, body: bytes, *, term: int = 1, at_us: int | None = None, **change: Any) -> Entry:
     """A WRITE entry whose timestamp follows its index."""
     us = START_US + index if at_us is None else at_us
+    change.setdefault("plain", _plain(body))
     return Entry(term, index, EntryKind.WRITE, us << 12, encode(header(body, **change), body))
+
+
+def _plain(body: bytes) -> bool:
+    """What a leader finds out before it proposes; a block that it would refuse is written as it is."""
+    try:
+        return vet(body, SCHEMA)
+    except Rejected:
+        return False
 
 
 def block_of(rows: Sequence[Row], ops: RowOp | Sequence[RowOp], schema: Schema = SCHEMA) -> bytes:

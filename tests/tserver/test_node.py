@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient
+from stele.model.block import RowOp, encode_block
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected
 from stele.model.ids import NodeId, OpId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
@@ -69,6 +72,28 @@ async def test_write_scan_restart(cluster: LocalCluster) -> None:
         assert await count(client) == 500
         await fill(client, 600)
         assert await count(client) == 600
+
+
+async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(cluster: LocalCluster) -> None:
+    """String offsets that point far outside of the message: applied unseen they would end every replica."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([1]), pa.array(["a name of 21 letters!"])], schema=SCHEMA.to_arrow()
+        )
+        good = encode_block(RowOp.UPSERT, SCHEMA.column_ids, batch, SCHEMA.version)
+        end = struct.pack("<ii", 0, 21)
+        at = good.rindex(end)
+        for block in (
+            good[:at] + struct.pack("<ii", 0, 1 << 30) + good[at + 8 :],
+            good[:-8],
+            b"",
+            b"x" * 100,
+        ):
+            with pytest.raises(Rejected):
+                await table._tablet(0).write(block, timeout_s=5)
+        await table.put({"id": 2, "name": "after"})
+        assert await count(client) == 1
 
 
 async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:

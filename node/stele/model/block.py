@@ -159,6 +159,25 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     return Block(schema_version, column_ids, batch, RowOp(op) if row_ops is None else None, row_ops)
 
 
+def row_count(data: bytes | memoryview) -> int:
+    """How many rows a block says it has."""
+    return int(HEADER.unpack_from(data)[5])
+
+
+def vetted_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
+    """The rows of a block that has all columns of `schema` and one operation for all rows, and was decoded before.
+
+    Raises:
+        Rejected: it is not what was vetted.
+    """
+    at = HEADER.size + 4 * len(schema.columns)
+    at += -at % 8
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(data).slice(at), schema.to_arrow())
+    except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
+        raise Rejected(f"block: its rows are no longer the message that was checked: {exc}") from exc
+
+
 _OPS = frozenset(int(op) for op in RowOp)
 
 

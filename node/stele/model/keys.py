@@ -148,6 +148,18 @@ def key_list(arrays: Sequence[pa.Array]) -> list[bytes]:
     return found
 
 
+def length_bound(arrays: Sequence[pa.Array]) -> int:
+    """No row of these key columns is encoded to more bytes than this: what escaping could add at most is counted."""
+    bound = 0
+    for array in arrays:
+        if _is_bytes(array.type):
+            offsets, _ = binary_parts(_as_binary(array))
+            bound += 2 * int(np.diff(offsets).max(initial=0)) + 2
+        else:
+            bound += max(1, array.type.bit_width // 8)
+    return bound
+
+
 def _is_bytes(type_: pa.DataType) -> bool:
     return type_.id in _BYTES_KINDS
 

@@ -1,9 +1,10 @@
 """Payload of a WRITE entry: a fixed header that makes a retry harmless, then the body (a block, or key space
 operations). Built by the leader, decoded where the entry is applied; opens no files.
 
-Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 zero, u32 schema version, 16 bytes client id, u64
+Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 flags, u32 schema version, 16 bytes client id, u64
 sequence, u64 lowest unfinished sequence, u64 time of the client id's making (µs since 1970), u64 xxh3-64 of the body.
-56 is a multiple of eight, so a block's Arrow buffers stay aligned.
+56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that the block
+upserts whole rows and that none of them can be refused, so it need not be decoded to know its outcome.
 
 Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own proposals).
 """
@@ -21,6 +22,7 @@ from stele.model.errors import Code, Corrupt, Rejected
 HEADER = struct.Struct("<BBHI16sQQQQ")
 VERSION = 1
 NO_CLIENT = bytes(16)
+_PLAIN = 1
 
 
 class BodyKind(IntEnum):
@@ -28,6 +30,9 @@ class BodyKind(IntEnum):
 
     BLOCK = 1
     KEYSPACE = 2
+
+
+_KINDS = {int(kind): kind for kind in BodyKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class WriteHeader:
     digest: int
     schema_version: int = 0
     kind: BodyKind = BodyKind.BLOCK
+    plain: bool = False
 
 
 def digest(body: bytes | memoryview) -> int:
@@ -53,7 +59,7 @@ def encode(header: WriteHeader, body: bytes) -> bytes:
     packed = HEADER.pack(
         VERSION,
         header.kind,
-        0,
+        _PLAIN if header.plain else 0,
         header.schema_version,
         header.client_id,
         header.sequence,
@@ -73,13 +79,16 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     """
     if len(payload) < HEADER.size:
         raise Corrupt(f"write payload of {len(payload)} bytes; expected at least {HEADER.size}")
-    version, kind, _, schema_version, client_id, sequence, lowest, first_us, body_digest = HEADER.unpack_from(
-        payload
+    version, kind, flags, schema_version, client_id, sequence, lowest, first_us, body_digest = (
+        HEADER.unpack_from(payload)
     )
-    if version != VERSION or kind not in (BodyKind.BLOCK, BodyKind.KEYSPACE):
+    if version != VERSION or kind not in (BodyKind.BLOCK, BodyKind.KEYSPACE) or flags & ~_PLAIN:
         raise Rejected(
-            f"write payload version {version}, kind {kind}; this program reads version {VERSION}, kinds 1 and 2",
+            f"write payload version {version}, kind {kind}, flags {flags}; this program reads version {VERSION}, "
+            "kinds 1 and 2, flag 1",
             code=Code.UNSUPPORTED_VERSION,
         )
-    header = WriteHeader(client_id, sequence, lowest, first_us, body_digest, schema_version, BodyKind(kind))
+    header = WriteHeader(
+        client_id, sequence, lowest, first_us, body_digest, schema_version, _KINDS[kind], flags == _PLAIN
+    )
     return header, memoryview(payload)[HEADER.size :]

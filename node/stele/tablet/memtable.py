@@ -1,11 +1,13 @@
 """Recent rows in memory, with a key index for small and for big blocks. Owned by the store; opens no files.
 
 Rows are numbered in the order they were applied (their ordinal). They stand in chunks, one per block at first; small
-chunks are coalesced, so that a million single puts cost no million Arrow batches. Two indexes: a dict of the keys of
+chunks are coalesced, so that a million single puts cost no million Arrow batches. Small plain blocks wait undecoded
+until there are some dozens, or somebody reads: decoded together they cost a fraction. Two indexes: a dict of the keys of
 small blocks, whose entries chain to the older version, and a hash index over ordinals, which is built only when
 something asks for keys of big blocks (a load of upserts never does).
 
-Threads: one writer; readers work on a `MemView`, which later writes do not change.
+Threads: one writer; readers work on a `MemView`, which later writes do not change. Whoever comes first, writer or
+reader, decodes what waits, under `_waiting_lock`.
 
 Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
 """
@@ -24,6 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stele.model import keys as key_bytes
+from stele.model.block import row_count, vetted_rows
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.runs import Mask, Positions, Run, concat, concat_batches, sorted_newest_first
@@ -33,6 +37,7 @@ U64 = npt.NDArray[np.uint64]
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
 _COALESCE = 64
+_WAITING_MAX = 64
 _COALESCED_ROWS_MAX = 8_192
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
@@ -94,6 +99,9 @@ class MemTable:
         self.bytes = 0
         self._small: dict[bytes, Version] = {}
         self._small_tail = 0
+        self._waiting: list[tuple[memoryview, int, int]] = []  # block, rows, hybrid time
+        self._waiting_rows = 0
+        self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = _HashIndex()
         self._lock = threading.Lock()
@@ -112,24 +120,72 @@ class MemTable:
         """Add the rows of one entry. `keys` given: it is a small block, found through the dict."""
         if batch.num_rows == 0:
             return
-        chunk = Chunk(self.rows, batch, time, deleted, self._schema)
-        self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES
-        if keys is None:
+        with self._waiting_lock:
+            self._decode_waiting()
+            chunk = Chunk(self.rows, batch, time, deleted, self._schema)
+            self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES
+            if keys is None:
+                self.chunks.append(chunk)
+                self.rows += chunk.rows
+                self._big_end = self.rows
+                self._small_tail = 0
+                return
+            small = self._small
+            for row, key in enumerate(keys):
+                gone = deleted is not None and bool(deleted[row])
+                small[key] = (self.rows + row, time, gone, small.get(key))
+            self.bytes += _DICT_ENTRY_BYTES * len(keys)
             self.chunks.append(chunk)
             self.rows += chunk.rows
-            self._big_end = self.rows
-            self._small_tail = 0
+            self._small_tail += 1
+            if self._small_tail == _COALESCE:
+                self._coalesce(_COALESCE)
+
+    def append_plain(self, block: memoryview, time: int, size_bytes: int) -> None:
+        """Add the rows of a vetted plain block; a small one is decoded later.
+
+        Raises:
+            Corrupt: a block that waited is not what was vetted.
+        """
+        rows = row_count(block)
+        if rows > SMALL_ROWS:
+            self.append(self._decoded(block), time, None, size_bytes, None)
             return
+        with self._waiting_lock:
+            self._waiting.append((block, rows, time))
+            self._waiting_rows += rows
+            self.rows += rows
+            self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
+            if len(self._waiting) >= _WAITING_MAX:
+                self._decode_waiting()
+
+    def _decoded(self, block: memoryview) -> pa.RecordBatch:
+        try:
+            return vetted_rows(block, self._schema)
+        except Rejected as exc:
+            raise Corrupt(f"a write that was checked: {exc}", code=Code.CORRUPT) from exc
+
+    def _decode_waiting(self) -> None:
+        """Make one chunk of the blocks that wait; `_waiting_lock` is held."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        batch = concat_batches([self._decoded(block) for block, _, _ in waiting])
+        start = self.rows - self._waiting_rows
+        times: int | U64 = waiting[0][2]
+        if len(waiting) > 1:
+            counts = [rows for _, rows, _ in waiting]
+            times = np.repeat(np.array([time for _, _, time in waiting], np.uint64), counts)
+        chunk = Chunk(start, batch, times, None, self._schema)
+        each = [times] * chunk.rows if isinstance(times, int) else times.tolist()
         small = self._small
-        for row, key in enumerate(keys):
-            gone = deleted is not None and bool(deleted[row])
-            small[key] = (self.rows + row, time, gone, small.get(key))
-        self.bytes += _DICT_ENTRY_BYTES * len(keys)
+        for row, key in enumerate(chunk.keys.to_pylist()):
+            small[key] = (start + row, each[row], False, small.get(key))
+        self.bytes -= (len(waiting) - 1) * _CHUNK_OVERHEAD_BYTES
+        self._waiting, self._waiting_rows = [], 0
         self.chunks.append(chunk)
-        self.rows += chunk.rows
-        self._small_tail += 1
-        if self._small_tail == _COALESCE:
-            self._coalesce()
+        self._small_tail = 0
+        self._coalesce(1)
 
     def append_keyed(
         self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size_bytes: int, keys: pa.BinaryArray
@@ -139,10 +195,15 @@ class MemTable:
         if batch.num_rows:
             self.chunks[-1].set_keys(keys)
 
-    def _coalesce(self) -> None:
+    def _decode(self) -> None:
+        if self._waiting:
+            with self._waiting_lock:
+                self._decode_waiting()
+
+    def _coalesce(self, last: int) -> None:
         """Join the last chunks, and the joined ones like a binary counter: a row is copied a bounded number of times."""
         chunks = self.chunks
-        at = len(chunks) - _COALESCE
+        at = len(chunks) - last
         rows = self.rows - chunks[at].start
         while (
             at
@@ -151,15 +212,18 @@ class MemTable:
         ):
             at -= 1
             rows += chunks[at].rows
+        self._small_tail = 0
+        if at == len(chunks) - 1:
+            return
         joined, kept = _join(chunks[at:], self._schema), chunks[:at]
         self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
         self.chunks = [*kept, joined]  # a new list: views keep the old one
-        self._small_tail = 0
 
     # --- finding ---------------------------------------------------------------------------------------------------
 
     def newest_small(self, key: bytes) -> tuple[int, bool] | None:
         """(ordinal, deleted) of the newest version of one key, None if it is not here."""
+        self._decode()
         found = self._small.get(key)
         best = None if found is None else (found[0], found[2])
         if self._big_end:
@@ -175,6 +239,7 @@ class MemTable:
 
     def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
         """Ordinal of the newest version of each key, -1 where it is not here."""
+        self._decode()
         with self._lock:
             self._ensure_index(self.rows)
             return self._index.newest(keys, hashes, self)
@@ -239,8 +304,9 @@ class MemTable:
 
     def view(self) -> MemView:
         """The rows that are here now."""
-        chunks = self.chunks
-        return MemView(self, chunks, len(chunks), self.rows)
+        with self._waiting_lock:
+            self._decode_waiting()
+            return MemView(self, self.chunks, len(self.chunks), self.rows)
 
     def versions(self, key: bytes, end: int) -> list[tuple[int, int, bool]]:
         """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest first."""

@@ -40,7 +40,7 @@ from stele.tablet.progress import Progress
 from stele.tablet.runs import compacted
 from stele.tablet.sources import LiveMasks
 from stele.tablet.view import View
-from stele.tablet.writing import write_block
+from stele.tablet.writing import vet, write_block
 
 ONCE_MAGIC, ONCE_VERSION = b"STLONCE1", 1
 _log = structlog.get_logger("stele.tablet")
@@ -215,17 +215,31 @@ class TabletStore:
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
             return earlier
-        try:
-            block = decode_block(body, self.schema, trusted=True)
-        except Rejected as exc:
-            outcome = Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
+        if header.plain and header.schema_version == self.schema.version:
+            self._state.active.append_plain(body, entry.timestamp, len(entry.payload))
+            outcome = Outcome(entry.timestamp)
         else:
-            state = self._state
-            rows = StoreRows(self.schema, state.active, state.frozen, state.files)
-            outcome = Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
+            outcome = self._write(entry, body)
         self._once.record(header, outcome)
         self._readable = entry.timestamp
         return outcome
+
+    def _write(self, entry: Entry, body: memoryview) -> Outcome:
+        try:
+            block = decode_block(body, self.schema, trusted=True)
+        except Rejected as exc:
+            return Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
+        state = self._state
+        rows = StoreRows(self.schema, state.active, state.frozen, state.files)
+        return Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
+
+    def vet(self, block: bytes) -> bool:
+        """Check a block before it is proposed; whether it is plain (stele.tablet.writing.vet).
+
+        Raises:
+            Rejected: every fault of the block as a whole.
+        """
+        return vet(block, self.schema)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
-from stele.model.block import DELETES, UPDATES, Block, RowError, RowOp
+from stele.model.block import DELETES, UPDATES, Block, RowError, RowOp, decode_block
 from stele.model.errors import Code
 from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
@@ -81,6 +81,22 @@ def write_block(store: Rows, block: Block, time: int, size_bytes: int) -> tuple[
     if found or errors:
         return tuple(sorted((*errors, *found), key=lambda e: e.row))
     return ()
+
+
+def vet(data: bytes | memoryview, schema: Schema) -> bool:
+    """Check a block that comes from outside, before it is proposed.
+
+    Returns: whether it is plain: upserts of whole rows, none of which can be refused, whatever the store holds.
+
+    Raises:
+        Rejected: as `decode_block` of untrusted bytes.
+    """
+    block = decode_block(data, schema)
+    if block.op is not RowOp.UPSERT or not block.rows or block.column_ids != schema.column_ids:
+        return False
+    if key_bytes.length_bound(key_columns(block.batch, schema)) > key_bytes.KEY_BYTES_MAX:
+        return False
+    return not null_faults(block, schema)
 
 
 def complete(block: Block, schema: Schema) -> pa.RecordBatch:

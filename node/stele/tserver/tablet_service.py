@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
-from stele.model.block import HEADER as BLOCK_HEADER
 from stele.model.errors import Code, InvariantViolation, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
@@ -70,13 +69,15 @@ class TabletService(TabletServerServiceServicer):
         replica.check_leader()
         block = request.block
         _check_kind(replica, "table")
+        machine: Any = replica.machine
         header = WriteHeader(
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
             first_attempt_us=request.first_attempt_us,
             digest=_check_digest(block, request.digest),
-            schema_version=_check_schema(replica, block),
+            schema_version=machine.schema.version,
+            plain=machine.vet(block),
         )
         future = replica.submit(writeop.encode(header, block))
         outcome = await replica.outcome(future, request.deadline_ms or _DEADLINE_MS)
@@ -188,20 +189,6 @@ def _check_kind(replica: Replica, kind: str) -> None:
         raise Rejected(
             f"tablet {replica.tablet_id} is a {replica.superblock.kind}, the request is for a {kind}"
         )
-
-
-def _check_schema(replica: Replica, block: bytes) -> int:
-    if len(block) < BLOCK_HEADER.size:
-        raise Rejected(f"block of {len(block)} bytes; expected at least {BLOCK_HEADER.size}")
-    version = int(BLOCK_HEADER.unpack_from(block)[4])
-    machine: Any = replica.machine
-    if machine is not None and version != machine.schema.version:
-        raise Rejected(
-            f"the block was made with schema version {version}, the tablet has {machine.schema.version}; "
-            "open the table again",
-            code=Code.SCHEMA_MISMATCH,
-        )
-    return version
 
 
 def _check_digest(block: bytes, digest: int) -> int:
