@@ -1,7 +1,7 @@
 """CEL rules of a CRD (`x-kubernetes-validations`), evaluated with cel-python. Owns: compiling, and where a rule applies.
 
 Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Left out: type checks
-when the CRD is created, cost limits, `optionalOldSelf`, and Kubernetes' extension libraries but `quantity`."""
+when the CRD is created (defaults excepted), cost limits, `optionalOldSelf`, and Kubernetes' extension libraries but `quantity`."""
 
 from __future__ import annotations
 
@@ -134,6 +134,19 @@ class Rules:
             for index, item in enumerate(value):
                 before = _correlate(item, old, schema)
                 yield from self._check(item, before, schema["items"], f"{path}[{index}]")
+
+
+def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
+    """Defaults that break a rule, as they are written: what lies below them is not filled in first."""
+    for name, below in (schema.get("properties") or {}).items():
+        where = f"{path}.properties[{name}]"
+        if "default" in below:
+            for cause in Rules(below).check(below["default"], below["default"]):
+                yield Cause(cause.reason, cause.message, f"{where}.default{cause.field.replace('<nil>', '')}")
+        yield from faults_of_defaults(below, where)
+    for word in ("items", "additionalProperties"):
+        if isinstance(schema.get(word), Mapping):
+            yield from faults_of_defaults(schema[word], f"{path}.{word}")
 
 
 def _correlate(item: Any, old: Any, schema: Schema) -> Any:

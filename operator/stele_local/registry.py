@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stele_local import builtin, schema, status
-from stele_local.cel import MISSING, Rules
+from stele_local.cel import MISSING, Rules, faults_of_defaults
 from stele_local.kinds import BUILT_IN, CRD, NAMESPACE, POD, Kind, from_crd
 from stele_local.objects import drop_nulls, find, merge_patch, now, parse_time, random_suffix, stamp, without
 from stele_local.selection import parse_fields, parse_labels
@@ -281,6 +281,8 @@ class Registry:
         """Prunes, fills in defaults, validates; raises ApiError 422 with every fault. Returns the unknown fields."""
         name = obj["metadata"].get("name", "")
         causes = _check_metadata(obj["metadata"])
+        if kind is CRD:
+            causes += _check_defaults(obj)
         unknown: list[str] = []
         if kind.schema is not None:
             shown = json.dumps(obj) if options.strict and options.patch else ""
@@ -410,6 +412,12 @@ def _may_go(kind: Kind, metadata: Json, obj: Json) -> bool:
     if kind is NAMESPACE:
         return not find(obj, "spec", "finalizers")
     return not metadata.get("deletionGracePeriodSeconds")
+
+
+def _check_defaults(definition: Json) -> list[Cause]:
+    """The real one names the schema of the only version so."""
+    schemas = [find(v, "schema", "openAPIV3Schema", default={}) for v in definition["spec"]["versions"]]
+    return [c for s in schemas for c in faults_of_defaults(s, "spec.validation.openAPIV3Schema")]
 
 
 def _check_metadata(metadata: Json) -> list[Cause]:

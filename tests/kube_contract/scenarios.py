@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.kube_contract import definitions
 from tests.kube_contract.crd import BASE, CRD, GROUP, NAME, shelf
 
 NAMESPACE = "contract"
@@ -520,6 +521,12 @@ LAST = [
     get("kind gone", f"{BASE}/namespaces/{NAMESPACE}/shelves", until=404),
 ]
 
+DEFINITIONS = [
+    post("a rule that assumes a field", CRDS, definitions.ASSUMES_A_FIELD),
+    post("broken by their defaults", CRDS, definitions.BROKEN_BY_ITS_DEFAULT),
+    post("a rule with a guard", f"{CRDS}?dryRun=All", definitions.GUARDED, part=True),
+]
+
 SCENARIOS: dict[str, Sequence[Step]] = {
     "discovery": DISCOVERY,
     "objects": OBJECTS,
@@ -534,4 +541,5 @@ SCENARIOS: dict[str, Sequence[Step]] = {
     "watches": WATCHES,
     "namespaces": NAMESPACES,
     "the definition goes": LAST,
+    "definitions": DEFINITIONS,
 }
