@@ -12,8 +12,8 @@ import pytest
 
 from stele.client import AsyncClient
 from stele.model.block import RowOp, encode_block
-from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected
-from stele.model.ids import NodeId, OpId, new_id
+from stele.model.errors import Corrupt, InvariantViolation, Rejected
+from stele.model.ids import NodeId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -208,15 +208,3 @@ async def test_a_port_in_use_is_one_line_that_says_what_to_do(cluster: LocalClus
     with pytest.raises(Rejected) as refused:
         await Node(NodeOptions(tmp_path / "x", NodeId(new_id()), cluster.cluster_id, options.listen)).start()
     assert "in use" in str(refused.value)
-
-
-async def test_orders_of_a_replaced_driver_or_catalog_are_refused(cluster: LocalCluster) -> None:
-    node = cluster.running["node-0"]
-    node.check_epoch(5)
-    node.check_epoch(0)
-    with pytest.raises(Rejected) as stale:
-        node.check_epoch(4)
-    assert stale.value.code is Code.STALE_EPOCH
-    node.manager.check_catalog(OpId(7, 1))
-    with pytest.raises(Rejected):
-        node.manager.check_catalog(OpId(6, 99))

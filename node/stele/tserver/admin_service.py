@@ -25,7 +25,8 @@ class AdminService(TabletServerAdminServiceServicer):
     async def CreateTablet(self, request: pb.CreateTabletRequest, context: Any) -> pb.CreateTabletResponse:
         """Make this node's replica of a new tablet."""
         manager = self._node.manager
-        manager.check_catalog(opid_from_pb(request.catalog_opid))
+        tablet_id = TabletId(id_from_pb(request.tablet_id))
+        await self._node.fences.check_catalog(tablet_id, opid_from_pb(request.catalog_opid))
         config = config_from_pb(request.config)
         mine = config.peer_on(self._node.node_id)
         if mine is None:
@@ -33,7 +34,7 @@ class AdminService(TabletServerAdminServiceServicer):
         kind = request.kind or "table"
         hint = config.peer_on(id_from_pb(request.leader_hint)) if request.leader_hint else None
         superblock = Superblock(
-            tablet_id=TabletId(id_from_pb(request.tablet_id)),
+            tablet_id=tablet_id,
             replica_id=mine.replica_id,
             table_id=TableId(id_from_pb(request.table_id)),
             table_name=request.table_name,
@@ -51,13 +52,15 @@ class AdminService(TabletServerAdminServiceServicer):
     async def DeleteTablet(self, request: pb.DeleteTabletRequest, context: Any) -> pb.DeleteTabletResponse:
         """Tombstone or remove a replica."""
         manager = self._node.manager
-        manager.check_catalog(opid_from_pb(request.catalog_opid))
         try:
             target = DataState(request.target)
         except ValueError:
             raise Rejected(f"data state {request.target}; expected TOMBSTONED or DELETED") from None
+        tablet_id = TabletId(id_from_pb(request.tablet_id))
+        opid = opid_from_pb(request.catalog_opid)
+        await self._node.fences.check_catalog(tablet_id, opid, erases=target is DataState.DELETED)
         await manager.delete(
-            TabletId(id_from_pb(request.tablet_id)),
+            tablet_id,
             ReplicaId(request.replica_id),
             target,
             request.cas_config_opid_index_less_or_equal,

@@ -35,7 +35,7 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
         """Change one member; answered once the change is committed."""
-        self._node.check_epoch(request.driver_epoch)
+        await self._node.fences.check_epoch(request.driver_epoch)
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
             raise Rejected("a change names its type and its peer")
         replica = self._node.manager.get(id_from_pb(request.tablet_id))
@@ -46,7 +46,7 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
         """Hand leadership to a node, or to whoever is most advanced."""
-        self._node.check_epoch(request.driver_epoch)
+        await self._node.fences.check_epoch(request.driver_epoch)
         replica = self._node.manager.get(id_from_pb(request.tablet_id))
         target: ReplicaId | None = None
         if request.target_node:
@@ -74,7 +74,7 @@ class ConsensusService(ConsensusServiceServicer):
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
         """Begin a copy to this node, or tell how far it is. Answered once a witness runs, not once it is done."""
         node = self._node
-        node.check_epoch(request.driver_epoch)
+        await node.fences.check_epoch(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
             replica_id=ReplicaId(request.replica_id),

@@ -184,7 +184,7 @@ class _MasterLoop:
         owner = self._owner
         owner.leader_heard = True
         owner.node_state = response.node_state
-        self._node.learned_epoch(response.driver_epoch)
+        self._node.fences.learned(response.term, response.driver_epoch)
         owner.learned_masters(tuple(m.address for m in response.masters if m.address))
         self._dirty = {key: n for key, n in self._dirty.items() if n > told}
         new_leader = response.term != self._leader_term

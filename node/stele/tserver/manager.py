@@ -61,7 +61,6 @@ class TabletManager:
         self._changing: dict[TabletId, asyncio.Lock] = {}
         self._listeners: list[ReplicaListener] = []
         self._orders: set[asyncio.Task[Any]] = set()
-        self._catalog_term = 0
         self._log_starts: dict[StreamKey, OpId] = {}
         self.tombstones: dict[StreamKey, Superblock] = {}
         self.copies: dict[StreamKey, TabletCopy] = {}
@@ -239,21 +238,6 @@ class TabletManager:
     def replica_directory(self, key: StreamKey) -> Path:
         """Where a replica lives."""
         return self._directory / key.tablet_id / str(key.replica_id)
-
-    def check_catalog(self, opid: OpId) -> None:
-        """Refuse orders of a catalog leader that was replaced.
-
-        Raises:
-            Rejected: STALE_EPOCH.
-        """
-        if opid == OPID_NONE:
-            return
-        if opid.term < self._catalog_term:
-            raise Rejected(
-                f"an order from catalog term {opid.term}; term {self._catalog_term} was already heard",
-                code=Code.STALE_EPOCH,
-            )
-        self._catalog_term = opid.term
 
     async def _whole(self, order: Coroutine[Any, Any, T]) -> T:
         """Carry out an order to its end: a caller that goes away must not leave a replica half made or half gone."""

@@ -25,7 +25,7 @@ from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc import server as rpc_server
@@ -52,6 +52,7 @@ from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
 from stele.tserver.copy_client import GrpcCopySource
 from stele.tserver.copy_service import TabletCopyService
+from stele.tserver.fences import Fences
 from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.maintenance import Maintenance
@@ -87,6 +88,7 @@ class Node:
         self.node_id = options.node_id
         self.cluster_id = options.cluster_id
         self.volume: Volume
+        self.fences: Fences
         self.log: Any = None
         self.manager: TabletManager
         self.quiet: QuietGroups
@@ -107,7 +109,6 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
         self._threads = ThreadPoolExecutor(8, "stele-io")
-        self._epoch = 0
         self._disk_bytes = (0, 0)
         self._low_space = False
         self._starting: asyncio.Task[None] | None = None
@@ -188,6 +189,7 @@ class Node:
 
     async def _begin(self) -> None:
         record = self.volume.record
+        self.fences = Fences(self.volume, self.in_thread)
         host, _ = split_address(self.options.listen)
         self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
         self.identity = self.pool.identity
@@ -338,23 +340,6 @@ class Node:
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used), as last measured."""
         return self._disk_bytes
-
-    def check_epoch(self, epoch: int) -> None:
-        """Refuse orders of a driver whose claim was taken over; 0 is an administrator.
-
-        Raises:
-            Rejected: STALE_EPOCH.
-        """
-        if epoch and epoch < self._epoch:
-            raise Rejected(
-                f"driver epoch {epoch}; epoch {self._epoch} was already heard: another driver took over",
-                code=Code.STALE_EPOCH,
-            )
-        self._epoch = max(self._epoch, epoch)
-
-    def learned_epoch(self, epoch: int) -> None:
-        """The leader master's epoch."""
-        self._epoch = max(self._epoch, epoch)
 
     def remember_masters(self, masters: tuple[str, ...]) -> None:
         """Keep the newest list of masters beside --masters."""

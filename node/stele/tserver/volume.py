@@ -16,7 +16,7 @@ from typing import Any
 
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.ids import OPID_NONE, ClusterId, NodeId, OpId, new_id
 from stele.tserver.options import EXIT_DISK, EXIT_USAGE, EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN
 
 FORMAT_VERSION = 1
@@ -35,7 +35,10 @@ class Fate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only."""
+    """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only.
+
+    `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
+    """
 
     cluster_id: ClusterId
     node_id: NodeId
@@ -45,6 +48,8 @@ class NodeRecord:
     formed: bool = True
     masters: tuple[str, ...] = ()
     first_masters: tuple[tuple[str, str], ...] = ()
+    catalog: OpId = OPID_NONE
+    driver_epoch: int = 0
     version: int = FORMAT_VERSION
 
 
@@ -78,6 +83,18 @@ class Volume:
             record = replace(self.record, **changes)
             _write(self.directory, record)
             self.record = record
+
+    def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
+        """Raise, never lower, what orders are refused below; nothing if that is known. Blocks; any thread."""
+        with self._updating:
+            record = replace(
+                self.record,
+                catalog=max(self.record.catalog, catalog),
+                driver_epoch=max(self.record.driver_epoch, driver_epoch),
+            )
+            if record != self.record:
+                _write(self.directory, record)
+                self.record = record
 
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""
@@ -215,6 +232,7 @@ def _read(directory: Path) -> NodeRecord:
                 f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade it",
                 code=Code.UNSUPPORTED_VERSION,
             )
+        catalog = raw.get("catalog")
         return NodeRecord(
             cluster_id=ClusterId(raw["cluster_id"]),
             node_id=NodeId(raw["node_id"]),
@@ -224,6 +242,8 @@ def _read(directory: Path) -> NodeRecord:
             formed=bool(raw["formed"]),
             masters=tuple(str(m) for m in raw["masters"]),
             first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
+            catalog=OpId(int(catalog["term"]), int(catalog["index"])) if catalog else OPID_NONE,
+            driver_epoch=int(raw.get("driver_epoch", 0)),
             version=version,
         )
     except (ValueError, TypeError, KeyError) as exc:

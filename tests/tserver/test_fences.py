@@ -1,0 +1,140 @@
+"""Orders that come too late: from a driver or a catalog leader that was replaced, before or after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.superblock import DataState
+from stele.model.config import Configuration, Peer
+from stele.model.errors import Code, Rejected
+from stele.model.ids import ClusterId, NodeId, OpId, ReplicaId, TabletId, new_id
+from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
+from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
+from stele.tserver.admin_service import AdminService
+from stele.tserver.consensus_service import ConsensusService
+from stele.tserver.node import Node
+from stele.tserver.options import NodeOptions
+from tests.consensus.cluster import OPTIONS, wait_until
+
+
+class Alone:
+    """One node that no master speaks to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.options = NodeOptions(
+            data_dir=directory / "node",
+            node_id=NodeId(new_id()),
+            cluster_id=ClusterId(new_id()),
+            listen="127.0.0.1:0",
+            http_port=0,
+            flight_port=0,
+            replica=OPTIONS,
+        )
+        self.node: Node
+
+    async def start(self) -> None:
+        self.node = Node(self.options)
+        await self.node.start()
+        await wait_until(lambda: self.node.manager.opened)
+
+    async def restart(self) -> None:
+        await self.node.stop()
+        await self.start()
+
+    async def create(self, tablet_id: TabletId, opid: OpId) -> None:
+        peer = Peer(self.options.node_id, ReplicaId(1), self.node.address)
+        request = tserver_pb2.CreateTabletRequest(
+            tablet_id=id_to_pb(tablet_id),
+            table_id=id_to_pb(new_id()),
+            config=config_to_pb(Configuration(-1, (peer,))),
+            leader_hint=id_to_pb(self.options.node_id),
+            catalog_opid=opid_to_pb(opid),
+            kind="keyspace",
+        )
+        await AdminService(self.node).CreateTablet(request, None)
+
+    async def delete(self, tablet_id: TabletId, opid: OpId, target: DataState) -> None:
+        request = tserver_pb2.DeleteTabletRequest(
+            tablet_id=id_to_pb(tablet_id),
+            replica_id=1,
+            target=common_pb2.DataStatePB.ValueType(target),
+            cas_config_opid_index_less_or_equal=1 << 40,
+            catalog_opid=opid_to_pb(opid),
+        )
+        await AdminService(self.node).DeleteTablet(request, None)
+
+    async def drive(self, epoch: int) -> Code:
+        """What an order of a driver with this epoch meets; the tablet it is about is not here."""
+        request = consensus_pb2.LeaderStepDownRequest(tablet_id=id_to_pb(new_id()), driver_epoch=epoch)
+        with pytest.raises(Rejected) as refused:
+            await ConsensusService(self.node).LeaderStepDown(request, None)
+        return refused.value.code
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[Alone]:
+    made = Alone(tmp_path)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.node.stop()
+
+
+async def stale(order: object) -> bool:
+    with pytest.raises(Rejected) as refused:
+        await order  # type: ignore[misc]
+    return refused.value.code is Code.STALE_EPOCH
+
+
+async def test_orders_of_a_replaced_catalog_leader_are_refused(alone: Alone) -> None:
+    one, two = TabletId(new_id()), TabletId(new_id())
+    await alone.create(one, OpId(7, 1))
+    assert await stale(alone.create(two, OpId(6, 99)))
+    await alone.restart()
+    assert await stale(alone.create(two, OpId(6, 99)))
+    assert await stale(alone.delete(one, OpId(6, 99), DataState.DELETED))
+    await alone.create(two, OpId(7, 1))
+    assert len(alone.node.manager) == 2
+
+
+async def test_an_older_order_about_the_same_tablet_is_refused(alone: Alone) -> None:
+    """Orders about other tablets may overtake each other: they leave the master side by side."""
+    one, two = TabletId(new_id()), TabletId(new_id())
+    await alone.create(one, OpId(7, 5))
+    await alone.delete(one, OpId(7, 9), DataState.DELETED)
+    assert await stale(alone.create(one, OpId(7, 6)))
+    await alone.create(two, OpId(7, 8))
+    assert not alone.node.manager.holds(one) and alone.node.manager.holds(two)
+
+
+async def test_a_tablet_that_was_deleted_is_not_made_again_after_a_restart(alone: Alone) -> None:
+    tablet = TabletId(new_id())
+    await alone.create(tablet, OpId(7, 5))
+    await alone.delete(tablet, OpId(7, 9), DataState.DELETED)
+    await alone.restart()
+    assert await stale(alone.create(tablet, OpId(7, 6)))
+    assert not alone.node.manager.holds(tablet)
+
+
+async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:
+    assert await alone.drive(5) is Code.NOT_FOUND
+    assert await alone.drive(0) is Code.NOT_FOUND
+    assert await alone.drive(4) is Code.STALE_EPOCH
+    await alone.restart()
+    assert await alone.drive(4) is Code.STALE_EPOCH
+    assert await alone.drive(5) is Code.NOT_FOUND
+
+
+async def test_heartbeats_tell_of_new_leaders_and_drivers_and_cost_no_sync(alone: Alone) -> None:
+    before = alone.node.volume.record
+    alone.node.fences.learned(9, 3)
+    assert alone.node.volume.record is before
+    assert await alone.drive(2) is Code.STALE_EPOCH
+    assert await stale(alone.create(TabletId(new_id()), OpId(8, 99)))
+    await alone.create(TabletId(new_id()), OpId(9, 1))
+    await alone.restart()
+    assert await alone.drive(2) is Code.STALE_EPOCH
