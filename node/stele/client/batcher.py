@@ -1,7 +1,7 @@
 """Packs what concurrent callers write, one row each, into one block per tablet. Owned by an open table.
 
-Rows of one turn of the event loop are converted and assigned to tablets together; while a node has blocks under way,
-rows for its tablets wait and leave as the next ones. Invariant: each row's future ends exactly once.
+Rows of one turn of the event loop are converted and assigned to tablets together; while blocks are under way, rows
+wait and leave as the next ones. Invariant: each row's future ends exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stele.rpc.errors import error_from
 
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05
-"""How long one tablet's block may keep the blocks for other tablets of the same node waiting, once."""
+"""How long one tablet's block may keep the blocks for other tablets waiting, once."""
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
@@ -62,7 +62,7 @@ class Batcher:
         self._rows: list[tuple[RowOp, Row, Done]] = []
         self._waiting: dict[int, deque[_Part]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._gates: dict[str, asyncio.Task[None]] = {}
+        self._gate: asyncio.Task[None] | None = None
 
     def put(self, op: RowOp, row: Row) -> Done:
         """Write one row with whatever else this turn of the loop writes. The future gives its hybrid time.
@@ -78,8 +78,9 @@ class Batcher:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        while self._rows or self._tasks or self._gates:
-            await asyncio.gather(*self._tasks.values(), *self._gates.values(), return_exceptions=True)
+        while self._rows or self._tasks or self._gate:
+            gate = (self._gate,) if self._gate is not None else ()
+            await asyncio.gather(*self._tasks.values(), *gate, return_exceptions=True)
             await asyncio.sleep(0)
 
     def _route(self) -> None:
@@ -115,39 +116,26 @@ class Batcher:
             part = _Part(ops[start:end], column_ids, batch.slice(start, end - start), futures[start:end])
             start = end
             self._waiting.setdefault(ordinal, deque()).append(part)
-            self._open_gate(ordinal)
+            self._open_gate()
 
-    def _open_gate(self, ordinal: int) -> None:
-        """See that somebody sends to the node of this tablet."""
-        node_id = self._node_of(ordinal)
-        if node_id not in self._gates:
-            self._gates[node_id] = asyncio.get_running_loop().create_task(self._send_to(node_id))
+    def _open_gate(self) -> None:
+        """See that somebody sends what waits."""
+        if self._gate is None:
+            self._gate = asyncio.get_running_loop().create_task(self._send_all())
 
-    def _node_of(self, ordinal: int) -> str:
-        try:
-            return self._tablet_of(ordinal).place.target().node_id
-        except SteleError:
-            return ""
+    async def _send_all(self) -> None:
+        """Send what waits, a block to each tablet at once, until nothing waits.
 
-    async def _send_to(self, node_id: str) -> None:
-        """Send what waits for a node's tablets, a block to each at once, until nothing waits.
-
-        The next blocks leave together when these are answered, so that a node works on all its tablets in one turn
-        and with one sync. A tablet that takes long holds the others up for GATE_S only.
+        The next blocks leave together when these are answered, so that the nodes work on all tablets in one turn and
+        with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
         """
         try:
-            while True:
-                ready = [o for o in self._waiting if o not in self._tasks and self._node_of(o) == node_id]
-                if not ready:
-                    return
+            while ready := [o for o in self._waiting if o not in self._tasks]:
                 for ordinal in ready:
                     self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
                 await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
         finally:
-            del self._gates[node_id]
-            for ordinal in self._waiting:  # some may have found another leader meanwhile
-                if ordinal not in self._tasks:
-                    self._open_gate(ordinal)
+            self._gate = None
 
     async def _send(self, ordinal: int) -> None:
         """Send one block of what waits for a tablet."""
@@ -168,7 +156,7 @@ class Batcher:
         finally:
             del self._tasks[ordinal]
             if ordinal in self._waiting:
-                self._open_gate(ordinal)
+                self._open_gate()
 
     async def _send_block(self, ordinal: int, parts: list[_Part]) -> None:
         futures = [future for part in parts for future in part.futures]

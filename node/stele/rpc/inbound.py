@@ -65,15 +65,15 @@ class PeerInbound:
         if earlier is not None:
             earlier.cancel()
         self._streams[key] = task
-        frames = metrics.peer_frames.labels(channel, "received")
-        size = metrics.peer_bytes.labels(channel, "received")
+        frames = metrics.peer_frames.cell(channel, "received")
+        size = metrics.peer_bytes.cell(channel, "received")
         try:
             while True:
                 raw = await context.read()
                 if raw is grpc.aio.EOF:
                     return
-                frames.inc()
-                size.inc(len(raw))
+                frames[0] += 1
+                size[0] += len(raw)
                 await self._take(node_id, raw)
         finally:
             if self._streams.get(key) is task:

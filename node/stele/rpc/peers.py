@@ -123,8 +123,8 @@ class _Link:
         self._wanted = asyncio.Event()
         self._resting = False
         self._timer: asyncio.TimerHandle | None = None
-        self._frames = metrics.peer_frames.labels(channel, "sent")
-        self._bytes = metrics.peer_bytes.labels(channel, "sent")
+        self._frames = metrics.peer_frames.cell(channel, "sent")
+        self._bytes = metrics.peer_bytes.cell(channel, "sent")
         self._log = log.bind(peer=node_id, channel=channel)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -234,8 +234,8 @@ class _Link:
                 await self._wanted.wait()
             frame = peer_frame(self._queue)
             self._queued_bytes = max(0, self._queued_bytes - len(frame)) if self._queue else 0
-            self._frames.inc()
-            self._bytes.inc(len(frame))
+            self._frames[0] += 1
+            self._bytes[0] += len(frame)
             await call.write(frame)
 
     def _clear(self) -> None:
