@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from stele_operator.plan import make_plan
+from stele_operator.plan.actions import RegisterNode
 from stele_operator.plan.fates import Fate, State, members
 from tests.operator.world import World
 
@@ -63,6 +65,17 @@ def test_first_masters_get_the_flag_others_join_and_formed_ones_start_plain() ->
     again = world.objects["Pod", "flights-master-0"]["spec"]["containers"][0]["args"]
     assert "--first-masters" not in again
     assert "--join" not in again
+
+
+def test_a_first_master_is_on_record_without_a_name_and_gets_one() -> None:
+    world = made()
+    observed = world.observe()
+    assert observed.catalog is not None
+    master = next(n.node_id for n in observed.catalog.view.nodes if n.role == "master")
+    catalog = replace(observed.catalog, unnamed_nodes=frozenset({master}))
+    (action,) = make_plan(replace(observed, catalog=catalog)).actions
+    assert isinstance(action, RegisterNode) and action.node_id == master
+    assert action.name.startswith("flights-master-")
 
 
 @pytest.mark.parametrize("seed", range(12))

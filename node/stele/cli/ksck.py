@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from stele.cli.errors import UNHEALTHY
+from stele.cli.errors import OK, UNHEALTHY
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import short, show_json, show_table
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
-    from stele.client.health import ClusterHealth
+    from stele.client.health import ClusterHealth, NodeHealth
 
 
 @click.command()
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     "--timeout", "timeout_s", default=10.0, show_default=True, help="Wait so long for a master to lead."
 )
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
-    """Check the cluster: masters, nodes, tablets, changes under way. Exit 1 if a tablet is not as it should be.
+    """Check the cluster: masters, nodes, tablets, changes under way.
+
+    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent (WARNING).
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -34,45 +37,58 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     async def work(client: AsyncClient) -> ClusterHealth:
         return examine(await cluster_view(client.masters, timeout_s=timeout_s))
 
-    health = with_client(masters, work)
+    sys.exit(show(with_client(masters, work), as_json=as_json))
+
+
+def show(health: ClusterHealth, *, as_json: bool = False) -> int:
+    """Print it; the exit code."""
     if as_json:
-        show_json({"healthy": health.healthy, **asdict(health)})
+        silent = [node.node_id for node in health.silent]
+        show_json({"healthy": health.healthy, "silent": silent, **asdict(health)})
     else:
         _print(health)
-    if not health.healthy:
-        sys.exit(UNHEALTHY)
+    return OK if health.healthy and not health.silent else UNHEALTHY
 
 
 def _print(health: ClusterHealth) -> None:
-    click.echo(f"cluster {health.cluster_id}, leader master {short(health.leader_master)}")
+    by_id = {node.node_id: node for node in health.nodes}
+    leader = by_id.get(health.leader_master)
+    click.echo(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
     if not health.settled:
         click.echo("the leader master is new and has not heard from all nodes yet; ask again in a second")
-    show_table(
-        ("node", "role", "state", "heard", "replicas", "address", "machine", "zone"),
-        [
-            (
-                short(node.node_id),
-                node.role,
-                node.state,
-                f"{node.heartbeat_age_ms / 1_000:.1f} s ago",
-                node.replicas,
-                node.address,
-                node.machine or "-",
-                node.zone or "-",
-            )
-            for node in health.nodes
-            if node.state != "retired"
-        ],
-    )
+    columns: dict[str, Callable[[NodeHealth], str]] = {
+        "node": lambda node: short(node.node_id),
+        "name": lambda node: node.name,
+        "role": lambda node: node.role,
+        "state": lambda node: node.state,
+        "heard": lambda node: node.heard,
+        "replicas": lambda node: str(node.replicas),
+        "address": lambda node: node.address,
+        "machine": lambda node: node.machine,
+        "zone": lambda node: node.zone,
+    }
+    nodes = [node for node in health.nodes if node.state != "retired"]
+    # A column that nobody filled in (no operator, no zones) says nothing.
+    shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
+    show_table(tuple(shown), [[cell(node) or "-" for cell in shown.values()] for node in nodes])
     for tablet in health.tablets:
         if tablet.state != "healthy":
             click.echo(
                 f"tablet {short(tablet.tablet_id)} of {tablet.table_name} is {tablet.state}: "
                 f"{'; '.join(tablet.reasons)}"
             )
+    for node in health.silent:
+        click.echo(f"{node.role} {node.label} is silent: {node.heard}")
     for intent in health.intents:
         click.echo(f"under way: {intent}")
     states = ("healthy", "under-replicated", "unavailable", "creating")
     counts = ", ".join(f"{health.count(s)} {s}" for s in states if health.count(s) or s == "healthy")
     click.echo(f"{len(health.tablets)} tablets: {counts}")
-    click.echo("OK" if health.healthy else "NOT HEALTHY")
+    if not health.healthy:
+        click.echo("NOT HEALTHY")
+    elif health.silent:
+        click.echo(
+            f"WARNING: {len(health.silent)} of {len(nodes)} nodes and masters silent, all tablets healthy"
+        )
+    else:
+        click.echo("OK")

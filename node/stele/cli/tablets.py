@@ -63,10 +63,13 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
     """
     from google.protobuf.json_format import MessageToDict
 
+    from stele.client.health import examine
     from stele.model.errors import Code, Rejected
     from stele.rpc.proto import common_pb2
 
-    found = [t for t in _view(masters).tablets if t.tablet_id.hex().startswith(tablet)]
+    cluster = _view(masters)
+    known = {node.node_id: node.label for node in examine(cluster).nodes}
+    found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet)]
     if len(found) != 1:
         raise Rejected(f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND)
     view = found[0]
@@ -76,20 +79,21 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
     config = view.committed_config
     click.echo(
         f"tablet {view.tablet_id.hex()} of {view.table_name}: {view.state}, term {view.term}, "
-        f"leader {short(view.leader_node.hex())}, configuration {config.opid_index}"
+        f"leader {known.get(view.leader_node.hex(), '-')}, configuration {config.opid_index}"
     )
     reports = {(r.node_id, r.status.replica_id): r.status for r in view.replicas}
     rows = []
     for peer in config.peers:
+        node = known.get(peer.node_id.hex(), short(peer.node_id.hex()))
         status = reports.get((peer.node_id, peer.replica_id))
         kind = common_pb2.MemberTypePB.Name(peer.member_type) + (" (promote)" if peer.promote else "")
         if status is None:
-            rows.append((peer.replica_id, short(peer.node_id.hex()), kind, "not reported", "-", "-", "-", ""))
+            rows.append((peer.replica_id, node, kind, "not reported", "-", "-", "-", ""))
             continue
         rows.append(
             (
                 peer.replica_id,
-                short(peer.node_id.hex()),
+                node,
                 kind,
                 common_pb2.ReplicaStatePB.Name(status.state),
                 common_pb2.RolePB.Name(status.role),

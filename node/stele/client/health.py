@@ -6,6 +6,7 @@ replication factor promises.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stele.rpc.convert import id_from_pb
@@ -30,16 +31,33 @@ class TabletHealth:
 
 @dataclass(slots=True)
 class NodeHealth:
-    """One node or master: "alive", "silent" or "retired"."""
+    """One node or master: "alive", "silent" or "retired". `name`: its pod's, "" without an operator."""
 
     node_id: str
+    name: str
     role: str
     address: str
     machine: str
     zone: str
     state: str
     heartbeat_age_ms: int
+    ever_heard: bool
+    formed: bool
     replicas: int
+
+    @property
+    def label(self) -> str:
+        """What people know it by: its name, else its short id; with its address."""
+        where = f" ({self.address})" if self.address else ""
+        return f"{self.name or self.node_id[:8]}{where}"
+
+    @property
+    def heard(self) -> str:
+        """When the leader master last heard it. A new leader does not know what an earlier one heard."""
+        age_s = self.heartbeat_age_ms / 1_000
+        if self.ever_heard:
+            return f"{age_s:.1f} s ago"
+        return f"not for {age_s:.0f} s" if self.formed else "never heard"
 
 
 @dataclass(slots=True)
@@ -55,8 +73,13 @@ class ClusterHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether every tablet is healthy and the masters have heard from everyone."""
+        """Whether every tablet is healthy, and the leader master has had the time to hear from everyone."""
         return self.settled and all(t.state == "healthy" for t in self.tablets)
+
+    @property
+    def silent(self) -> list[NodeHealth]:
+        """Nodes and masters that are on record, not retired, and not heard."""
+        return [node for node in self.nodes if node.state == "silent"]
 
     def count(self, state: str) -> int:
         """How many tablets are in this state."""
@@ -66,13 +89,13 @@ class ClusterHealth:
 def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
     """What the view says, tablet by tablet. Replicas on silent nodes count as lost."""
     nodes = [_node(pb) for pb in view.nodes]
-    alive = {node.node_id for node in nodes if node.state == "alive"}
+    known = {node.node_id: node for node in nodes}
     return ClusterHealth(
         cluster_id=id_from_pb(view.cluster_id),
         leader_master=id_from_pb(view.leader),
         nodes=nodes,
-        tablets=[_tablet(pb, alive) for pb in view.tablets],
-        intents=[_intent(pb) for pb in view.intents],
+        tablets=[_tablet(pb, known) for pb in view.tablets],
+        intents=[_intent(pb, known) for pb in view.intents],
         settled=view.settled,
     )
 
@@ -83,21 +106,28 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:
         state = "retired"
     elif pb.heartbeat_age_ms > SILENT_MS:
         state = "silent"
-    elif pb.state == master_pb2.DRAINING:
-        state = "alive"
     return NodeHealth(
         node_id=id_from_pb(pb.node_id),
+        name=pb.name,
         role=pb.registration.role or "node",
         address=pb.registration.address,
         machine=pb.registration.machine,
         zone=pb.registration.zone,
         state=state,
         heartbeat_age_ms=pb.heartbeat_age_ms,
+        ever_heard=pb.ever_heard,
+        formed=pb.formed,
         replicas=pb.replicas,
     )
 
 
-def _tablet(pb: master_pb2.TabletViewPB, alive: set[str]) -> TabletHealth:
+def _label(node_id: str, known: Mapping[str, NodeHealth]) -> str:
+    node = known.get(node_id)
+    return node.label if node is not None else node_id[:8]
+
+
+def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> TabletHealth:
+    alive = {node.node_id for node in known.values() if node.state == "alive"}
     peers = pb.committed_config.peers
     voters = [p for p in peers if p.member_type in (common_pb2.VOTER, common_pb2.WITNESS)]
     reports = {(r.node_id, r.status.replica_id): r for r in pb.replicas}
@@ -106,20 +136,17 @@ def _tablet(pb: master_pb2.TabletViewPB, alive: set[str]) -> TabletHealth:
     for peer in peers:
         node_id = id_from_pb(peer.node_id)
         report = reports.get((peer.node_id, peer.replica_id))
+        where = f"replica {peer.replica_id} on {_label(node_id, known)}"
         fault = _fault(node_id, report, alive)
         if peer.member_type == common_pb2.NON_VOTER:
-            reasons.append(
-                f"replica {peer.replica_id} on {node_id[:8]} does not vote{' yet' if peer.promote else ''}"
-            )
+            reasons.append(f"{where} does not vote{' yet' if peer.promote else ''}")
         elif fault:
-            reasons.append(f"replica {peer.replica_id} on {node_id[:8]} {fault}")
+            reasons.append(f"{where} {fault}")
         else:
             healthy += 1
             with_data += peer.member_type == common_pb2.VOTER
             if peer.member_type == common_pb2.WITNESS:
-                reasons.append(
-                    f"replica {peer.replica_id} on {node_id[:8]} is a witness, its rows are being copied"
-                )
+                reasons.append(f"{where} is a witness, its rows are being copied")
     leader = id_from_pb(pb.leader_node)
     wanted = pb.replication_factor or len(voters)
     if pb.state in ("PREPARING", "CREATING"):
@@ -127,7 +154,7 @@ def _tablet(pb: master_pb2.TabletViewPB, alive: set[str]) -> TabletHealth:
     elif healthy < len(voters) // 2 + 1 or not leader or leader not in alive:
         state = "unavailable"
         if leader not in alive:
-            reasons.append("no leader" if not leader else f"its leader {leader[:8]} is silent")
+            reasons.append("no leader" if not leader else f"its leader {_label(leader, known)} is silent")
     elif with_data < wanted or len(voters) != wanted:
         state = "under-replicated"
         if not reasons:
@@ -149,9 +176,9 @@ def _fault(node_id: str, report: master_pb2.ReplicaReportPB | None, alive: set[s
     return ""
 
 
-def _intent(pb: master_pb2.IntentPB) -> str:
+def _intent(pb: master_pb2.IntentPB, known: Mapping[str, NodeHealth]) -> str:
     reason = f": {pb.reason}" if pb.reason else ""
     return (
         f"{pb.kind or 'change'} of tablet {id_from_pb(pb.tablet_id)[:8]}, replica {pb.replica_id} on "
-        f"{id_from_pb(pb.target_node)[:8]}{reason}"
+        f"{_label(id_from_pb(pb.target_node), known)}{reason}"
     )

@@ -126,6 +126,7 @@ def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewP
         disk_free_bytes=life.disk_free_bytes if life is not None else 0,
         disk_used_bytes=life.disk_used_bytes if life is not None else 0,
         formed=node.formed,
+        name=node.name,
     )
 
 

@@ -186,11 +186,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What the leader master told. `formed_nodes`: UUIDs that were ever seen with a formatted volume."""
+    """What the leader master told. `formed_nodes`: UUIDs that were ever seen with a formatted volume;
+    `unnamed_nodes`: those on record without the name of their pod."""
 
     view: ClusterView
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
+    unnamed_nodes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,8 @@ def _newcomers(
 ) -> list[Action]:
     """Members that are missing: their serials set aside first, then registered, then their claims."""
     actions: list[Action] = []
-    registered = {n.node_id for n in o.catalog.view.nodes} if o.catalog else set()
+    # First masters are on record by their own word, before anybody could tell their names.
+    registered = {n.node_id for n in o.catalog.view.nodes} - o.catalog.unnamed_nodes if o.catalog else set()
     for member in everyone:
         if member.active and member.node_id not in registered:
             reason = f"{member.name} is part of the cluster"

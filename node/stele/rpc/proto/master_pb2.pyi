@@ -633,6 +633,7 @@ class NodeViewPB(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_USED_BYTES_FIELD_NUMBER: _builtins.int
     FORMED_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -645,6 +646,8 @@ class NodeViewPB(_message.Message):
     disk_used_bytes: _builtins.int
     formed: _builtins.bool
     """it has been seen with a formatted volume, ever"""
+    name: _builtins.str
+    """what RegisterNode called it (a pod's name), for people"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -660,10 +663,11 @@ class NodeViewPB(_message.Message):
         disk_free_bytes: _builtins.int = ...,
         disk_used_bytes: _builtins.int = ...,
         formed: _builtins.bool = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

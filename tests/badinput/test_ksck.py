@@ -1,0 +1,96 @@
+"""What `stele ksck` says of a cluster that is not as it should be: which member, by its name, and since when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from stele.cli.ksck import show
+from stele.client.health import examine
+from stele.rpc.proto import common_pb2, master_pb2
+
+NODES = [bytes([n]) * 16 for n in range(1, 5)]
+View = master_pb2.GetClusterViewResponse
+
+
+def view() -> View:
+    """One master, three nodes and a tablet on them; all is well."""
+    found = View(leader=NODES[0], cluster_id=b"c" * 16, settled=True)
+    for number, node_id in enumerate(NODES):
+        found.nodes.add(
+            node_id=node_id,
+            name=f"flights-{'node' if number else 'master'}-{number}",
+            registration=master_pb2.NodeRegistrationPB(
+                address=f"10.0.0.{number}:7050", role="node" if number else "master", machine=f"m{number}"
+            ),
+            state=master_pb2.ACTIVE,
+            heartbeat_age_ms=400,
+            ever_heard=True,
+            formed=True,
+        )
+    tablet = found.tablets.add(
+        tablet_id=b"t" * 16,
+        table_name="flights",
+        state="RUNNING",
+        leader_node=NODES[1],
+        replication_factor=3,
+    )
+    for replica, node_id in enumerate(NODES[1:], 1):
+        tablet.committed_config.peers.add(node_id=node_id, replica_id=replica, member_type=common_pb2.VOTER)
+        tablet.replicas.add(
+            node_id=node_id,
+            status=common_pb2.ReplicaStatusPB(replica_id=replica, state=common_pb2.RUNNING),
+        )
+    return found
+
+
+def lost(found: View) -> None:
+    found.nodes[3].heartbeat_age_ms = 60_000
+
+
+def idle(found: View) -> None:
+    found.nodes.add(node_id=b"\x09" * 16, state=master_pb2.ACTIVE, heartbeat_age_ms=60_000)
+
+
+def new_leader(found: View) -> None:
+    idle(found)
+    found.nodes[4].formed = True
+
+
+def retired(found: View) -> None:
+    idle(found)
+    found.nodes[4].state = master_pb2.RETIRED
+
+
+def failed(found: View) -> None:
+    found.tablets[0].replicas[2].status.state = common_pb2.FAILED
+    found.tablets[0].replicas[2].status.error = "CORRUPT: MANIFEST"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "last", "words"),
+    [
+        (lambda found: None, 0, "OK", "flights-node-1"),
+        (retired, 0, "OK", ""),
+        (lost, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is on a silent node"),
+        (lost, 1, "NOT HEALTHY", "node flights-node-3 (10.0.0.3:7050) is silent: 60.0 s ago"),
+        (failed, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) FAILED: CORRUPT: MANIFEST"),
+        (idle, 1, "WARNING: 1 of 5 nodes and masters silent, all tablets healthy", "silent: never heard"),
+        (new_leader, 1, "WARNING: 1 of 5 nodes and masters silent, all tablets healthy", "not for 60 s"),
+    ],
+)
+def test_ksck_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], change: Callable[[View], None], code: int, last: str, words: str
+) -> None:
+    found = view()
+    change(found)
+    assert show(examine(found)) == code
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == last, out
+    assert words in out
+    assert "zone" not in out  # nobody gave zones
+    assert show(examine(found), as_json=True) == code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["healthy"], bool(told["silent"])) == (last[:3] != "NOT", "silent" in out)
