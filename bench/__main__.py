@@ -1,94 +1,142 @@
-"""`python -m bench [--quick] [--only KEY,...]`: starts a cluster on loopback with real syncs, prints the table.
+"""`python -m bench [--quick] [--only KEY,...]`: starts clusters on loopback with real syncs, prints the table.
 
-Writes nothing but the table (and, below a temporary directory that it removes, what the clusters write).
+Writes nothing but the table (and, below a temporary directory that it removes, what the clusters write). Stele first,
+then each peer that is at hand, one at a time. However it ends, no process of any of them is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
-from bench import etcd_side, rows, stele_side
+from bench import etcd_side, kudu_side, operator_side, rows, stele_side
+from bench.measures import KEYS, announced, chosen
 from bench.report import Report
 from stele.client import AsyncClient
 from tests.harness import Cluster
 
-BULK_ROWS, COPY_ROWS, SECONDS, KILLS = 4_000_000, 3_000_000, 5.0, 20
+BULK_ROWS, COPY_ROWS, SECONDS, KILLS, KUDU_KILLS = 4_000_000, 3_000_000, 5.0, 20, 5
 _LEAST_DISK_BYTES = 8 << 30
 
 
-def announced() -> Report:
-    """The measures, as the plan of the project names them."""
-    report = Report()
-    report.add("bulk", "bulk load, RF 3, rows of 100 bytes in blocks of 8,192", "300k rows/s", "1M rows/s")
-    report.add("puts", "puts with 64 callers on 8 tablets", "15k/s", "40k/s")
-    report.add("p50", "... p50", "", "1.6 ms", rate=False)
-    report.add("p99", "... p99", "", "4 ms", rate=False)
-    report.add("one", "one caller", "p50 1.5 ms", "p50 0.75 ms", rate=False)
-    report.add("kill", "kill -9 of a leader to the next write: median, worst", "0.6 s", "0.25 s", rate=False)
-    report.add("copy", "tablet copy", "200 MB/s", "380 MB/s")
-    report.add("scan", "scan to Arrow, all columns", "5M rows/s", "15M rows/s")
-    report.add("narrow", "scan to Arrow, two narrow columns", "10M rows/s", "40M rows/s")
-    report.add("rest", "a node at rest", "150 MB", "120 MB", rate=False)
-    return report
+class Bench:
+    """One run: how much of everything, and where."""
+
+    def __init__(self, directory: Path, report: Report, keys: frozenset[str], *, quick: bool) -> None:
+        self._directory = directory
+        self._report = report
+        self._keys = keys
+        self._row_divisor, self._divisor = (10, 5) if quick else (1, 1)
+        self._seconds = SECONDS / self._divisor
+        self._node_bytes = 0
+
+    def run(self) -> None:
+        """Everything that was asked for."""
+        uvloop.run(self._stele())
+        if "rest" in self._keys:
+            self._at_rest()
+        if self._keys & etcd_side.KEYS:
+            uvloop.run(self._etcd())
+        if self._keys & kudu_side.KEYS:
+            asyncio.run(self._kudu())  # it starts processes, for which libuv would run gRPC's fork handlers
+
+    async def _stele(self) -> None:
+        """The harmless first."""
+        report, keys = self._report, self._keys
+        async with (
+            Cluster(self._directory / "stele", masters=1, nodes=4) as cluster,
+            AsyncClient(cluster.master_addresses, timeout_s=60) as client,
+        ):
+            table = await client.create_table("bench", rows.SCHEMA, rows.PARTITIONING)
+            if "rest" in keys:
+                self._node_bytes = await stele_side.at_rest(cluster)
+            if "one" in keys:
+                await stele_side.one_caller(report, table, self._seconds)
+            if "puts" in keys:
+                await stele_side.many_callers(report, table, self._seconds)
+            if keys & {"bulk", "scan", "narrow"}:
+                await stele_side.bulk(report, table, BULK_ROWS // self._row_divisor)
+            if keys & {"scan", "narrow"}:
+                await stele_side.scans(report, table)
+            if "copy" in keys:
+                whole = await client.create_table("whole", rows.SCHEMA, rows.ONE_TABLET)
+                await whole.write_arrow(rows.batches(COPY_ROWS // self._row_divisor, 65_536), timeout_s=120)
+                await stele_side.copy(report, client, whole, cluster)
+                await client.delete_table("whole")
+            if "kill" in keys:
+                await stele_side.fail_over(report, table, cluster, KILLS // self._divisor)
+        shutil.rmtree(self._directory / "stele", ignore_errors=True)
+
+    def _at_rest(self) -> None:
+        try:
+            operator = f"{operator_side.at_rest(self._directory / 'local') / 1e6:.0f} MB"
+        except RuntimeError as exc:
+            operator = "not measured"
+            self._report.notes.append(f"The operator was not measured: {exc}")
+        self._report.put("rest", f"{self._node_bytes / 1e6:.0f} MB; {operator}", self._node_bytes)
+        shutil.rmtree(self._directory / "local", ignore_errors=True)
+
+    async def _etcd(self) -> None:
+        await etcd_side.measure(self._report, self._directory / "etcd", self._keys, self._seconds)
+        shutil.rmtree(self._directory / "etcd", ignore_errors=True)
+
+    async def _kudu(self) -> None:
+        await kudu_side.measure(
+            self._report,
+            self._directory / "kudu",
+            self._keys,
+            bulk_rows=BULK_ROWS // self._row_divisor,
+            seconds=self._seconds,
+            kills=KUDU_KILLS // self._divisor,
+        )
 
 
-async def run(directory: Path, report: Report, only: set[str], *, quick: bool) -> None:
-    """Measure what is asked for, the harmless first."""
-    divisor = 10 if quick else 1
-    seconds, kills = SECONDS / (5 if quick else 1), KILLS // (5 if quick else 1)
+def _arguments() -> argparse.Namespace:
+    keys = "\n".join(f"  {key:<8}{how}" for key, how in KEYS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="How fast, how big: measures Stele on loopback with real syncs, beside etcd where it is on the\n"
+        "path and beside Apache Kudu where KUDU_HOME names its unpacked binaries; prints a table.",
+        epilog=f"keys of --only:\n{keys}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, a fifth of the time")
+    parser.add_argument(
+        "--only", default="", metavar="KEY,...", help="these measures alone, for example puts,kill"
+    )
+    parser.add_argument("--directory", help="where the clusters keep their data; on a real disk")
+    return parser.parse_args()
 
-    def wanted(*keys: str) -> bool:
-        return not only or not only.isdisjoint(keys)
 
-    async with (
-        Cluster(directory / "stele", masters=1, nodes=4) as cluster,
-        AsyncClient(cluster.master_addresses, timeout_s=60) as client,
-    ):
-        table = await client.create_table("bench", rows.SCHEMA, rows.PARTITIONING)
-        if wanted("rest"):
-            await stele_side.at_rest(report, cluster)
-        if wanted("one"):
-            await stele_side.one_caller(report, table, seconds)
-        if wanted("puts", "p50", "p99"):
-            await stele_side.many_callers(report, table, seconds)
-        if wanted("bulk", "scan", "narrow"):
-            await stele_side.bulk(report, table, BULK_ROWS // divisor)
-        if wanted("scan", "narrow"):
-            await stele_side.scans(report, table)
-        if wanted("copy"):
-            whole = await client.create_table("whole", rows.SCHEMA, rows.ONE_TABLET)
-            await whole.write_arrow(rows.batches(COPY_ROWS // divisor, 65_536), timeout_s=120)
-            await stele_side.copy(report, client, whole, cluster)
-            await client.delete_table("whole")
-        if wanted("kill"):
-            await stele_side.fail_over(report, table, cluster, kills)
-    await etcd_side.measure(report, directory / "etcd", seconds)
+def _refuse(why: str) -> NoReturn:
+    print(f"python -m bench: {why}", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, a fifth of the time")
-    parser.add_argument("--only", default="", help="measures by key, for example puts,kill")
-    parser.add_argument(
-        "--directory", default=None, help="where the clusters keep their data; on a real disk"
-    )
-    arguments = parser.parse_args()
-    only = {key for key in arguments.only.split(",") if key}
+    """The command. Exit status: 0 with a table, 2 on a bad argument, 130 on Ctrl-C or SIGTERM."""
+    arguments = _arguments()
+    try:
+        keys = chosen(arguments.only)
+        directory = Path(tempfile.mkdtemp(prefix="stele-bench-", dir=arguments.directory))
+    except ValueError as exc:
+        _refuse(str(exc))
+    except OSError as exc:
+        _refuse(f"--directory {arguments.directory}: {exc.strerror}; name a directory that can be written to")
+    # Also where a script started it in the background, which ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     report = announced()
-    if only - set(report.measures):
-        parser.error(
-            f"unknown measures {sorted(only - set(report.measures))}; there are {list(report.measures)}"
-        )
-    directory = Path(tempfile.mkdtemp(prefix="stele-bench-", dir=arguments.directory))
     try:
         if shutil.disk_usage(directory).free < _LEAST_DISK_BYTES:
             sys.exit(f"{directory} has less than 8 GiB free; name another place with --directory")
@@ -96,13 +144,12 @@ def main() -> None:
             f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}, ", end=""
         )
         print(f"Python {platform.python_version()}; data in {directory.parent}", flush=True)
-        uvloop.run(run(directory, report, only, quick=arguments.quick))
-        for key in report.measures:
-            if only and {"p50": "puts", "p99": "puts"}.get(key, key) not in only:
-                report.measures[key].result = "not asked for"
+        Bench(directory, report, keys, quick=arguments.quick).run()
+        report.leave_out(keys)
         print(report.table())
-        if shutil.which("etcd") is None:
-            print("etcd is not on the path (Debian: etcd-server), so there is no peer to compare with")
+    except KeyboardInterrupt:
+        print("interrupted; everything is stopped", file=sys.stderr)
+        sys.exit(130)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -8,23 +8,22 @@ request_put = 2}.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from bench.processes import Servers
 from bench.report import Report, milliseconds, percentile
 
 CALLERS = 64
 TXN_ROWS = 128  # etcd's default limit of operations in a transaction
 VALUE = b"x" * 92
-_LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+PEER = "etcd"
+KEYS = frozenset({"puts", "one", "bulk", "kill"})
 
 
 class EtcdCluster:
@@ -34,43 +33,31 @@ class EtcdCluster:
         net = f"127.{random.SystemRandom().randrange(128, 192)}.1"
         self.hosts = [f"{net}.{n}" for n in (1, 2, 3)]
         self._directory = directory
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._servers = Servers(directory)
 
     def start(self) -> None:
         """Start all three."""
-        self._directory.mkdir(parents=True, exist_ok=True)
         members = ",".join(f"m{n}=http://{host}:2380" for n, host in enumerate(self.hosts))
         for number, host in enumerate(self.hosts):
-            with (self._directory / f"m{number}.log").open("wb") as out:
-                self._processes.append(
-                    subprocess.Popen(
-                        [
-                            *(sys.executable, "-c", _LAUNCH, "etcd", "--name", f"m{number}"),
-                            *("--data-dir", str(self._directory / f"m{number}")),
-                            *("--listen-peer-urls", f"http://{host}:2380"),
-                            *("--initial-advertise-peer-urls", f"http://{host}:2380"),
-                            *("--listen-client-urls", f"http://{host}:2379"),
-                            *("--advertise-client-urls", f"http://{host}:2379"),
-                            *("--initial-cluster", members, "--initial-cluster-state", "new"),
-                            *("--log-level", "error"),
-                        ],
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                        env={**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"},
-                    )
-                )
+            command = [
+                *("etcd", "--name", f"m{number}"),
+                *("--data-dir", str(self._directory / f"m{number}")),
+                *("--listen-peer-urls", f"http://{host}:2380"),
+                *("--initial-advertise-peer-urls", f"http://{host}:2380"),
+                *("--listen-client-urls", f"http://{host}:2379"),
+                *("--advertise-client-urls", f"http://{host}:2379"),
+                *("--initial-cluster", members, "--initial-cluster-state", "new"),
+                *("--log-level", "error"),
+            ]
+            self._servers.start(f"m{number}", command, {"ETCD_UNSUPPORTED_ARCH": "arm64"})
 
     def kill(self, number: int) -> None:
         """kill -9 of one member."""
-        self._processes[number].kill()
-        self._processes[number].wait()
+        self._servers.kill(f"m{number}")
 
     def stop(self) -> None:
         """End all."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+        self._servers.stop()
 
 
 def _field(number: int, value: bytes) -> bytes:
@@ -90,9 +77,10 @@ def _txn(keys: list[bytes]) -> bytes:
     return b"".join(_field(2, _field(2, _put(key))) for key in keys)
 
 
-async def measure(report: Report, directory: Path, seconds: float) -> None:
+async def measure(report: Report, directory: Path, keys: frozenset[str], seconds: float) -> None:
     """Puts with 64 callers and with one, transactions of 128 rows, and the leader killed once."""
     if shutil.which("etcd") is None:
+        report.notes.append("etcd is not on the path (Debian: etcd-server), so it is not compared.")
         return
     cluster = EtcdCluster(directory)
     channels: list[Any] = []
@@ -102,20 +90,26 @@ async def measure(report: Report, directory: Path, seconds: float) -> None:
         puts = [channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels]
         txns = [channel.unary_unary("/etcdserverpb.KV/Txn") for channel in channels]
         await _first_write(puts[0])
-        rate, times = await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
-        report.put_etcd("puts", f"{rate:,.0f}/s", rate)
-        report.put_etcd("p50", milliseconds(percentile(times, 0.5)), percentile(times, 0.5))
-        report.put_etcd("p99", milliseconds(percentile(times, 0.99)), percentile(times, 0.99))
-        _, times = await _for(lambda n: puts[0](_put(b"%016d" % n)), 1, seconds)
-        report.put_etcd("one", f"p50 {milliseconds(percentile(times, 0.5))}", percentile(times, 0.5))
-        rate, _ = await _for(
-            lambda n: txns[n % 3](_txn([b"%016d" % (n * TXN_ROWS + i) for i in range(TXN_ROWS)])),
-            CALLERS,
-            seconds,
-        )
-        report.put_etcd("bulk", f"{rate * TXN_ROWS:,.0f} rows/s", rate * TXN_ROWS)
-        found = await _fail_over(cluster, puts)
-        report.put_etcd("kill", milliseconds(found), found)
+        if "puts" in keys:
+            rate, times = await _for(lambda n: puts[n % 3](_put(b"%016d" % n)), CALLERS, seconds)
+            report.put_peer(PEER, "puts", f"{rate:,.0f}/s", rate)
+            for key, share in (("p50", 0.5), ("p99", 0.99)):
+                value = percentile(times, share)
+                report.put_peer(PEER, key, milliseconds(value), value)
+        if "one" in keys:
+            _, times = await _for(lambda n: puts[0](_put(b"%016d" % n)), 1, seconds)
+            value = percentile(times, 0.5)
+            report.put_peer(PEER, "one", f"p50 {milliseconds(value)}", value)
+        if "bulk" in keys:
+            rate, _ = await _for(
+                lambda n: txns[n % 3](_txn([b"%016d" % (n * TXN_ROWS + i) for i in range(TXN_ROWS)])),
+                CALLERS,
+                seconds,
+            )
+            report.put_peer(PEER, "bulk", f"{rate * TXN_ROWS:,.0f} rows/s", rate * TXN_ROWS)
+        if "kill" in keys:
+            found = await _fail_over(cluster, puts)
+            report.put_peer(PEER, "kill", milliseconds(found), found)
     finally:
         for channel in channels:
             await channel.close()
@@ -155,7 +149,8 @@ async def _fail_over(cluster: EtcdCluster, puts: list[Any]) -> float:
     leader = 0
     for number, host in enumerate(cluster.hosts):
         async with grpc.aio.insecure_channel(f"{host}:2379") as channel:
-            raw = await channel.unary_unary("/etcdserverpb.Maintenance/Status")(b"")
+            status: Any = channel.unary_unary("/etcdserverpb.Maintenance/Status")
+            raw = await status(b"")
         fields = _varints(raw)
         if fields.get((1, 2)) == fields.get((4,)):
             leader = number

@@ -1,63 +1,81 @@
 """The table that `python -m bench` prints. Pure.
 
-Invariant: a row without a measurement says why, instead of leaving a number out.
+Invariant: a row without a measurement says why, instead of leaving a number out; a system that did not run has no
+column, and a note says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one system did: in words, and as a number to compare; 0 where the two are not the same thing."""
+
+    result: str
+    value: float = 0.0
 
 
 @dataclass(slots=True)
 class Measure:
-    """One line: what was asked for, what came out. `value` compares with the etcd peer's, higher is better if `rate`."""
+    """One line: what was asked for, what came out. Of two numbers the higher is better if `rate`, else the lower."""
 
     name: str
     wanted: str
     design: str
-    result: str = "not measured"
-    value: float = 0.0
     rate: bool = True
-    etcd_result: str = ""
-    etcd_value: float = 0.0
+    of: str = ""  # the key of the measure that finds this one too
+    stele: Found = Found("not measured")
+    peers: dict[str, Found] = field(default_factory=dict)
 
-    @property
-    def ratio(self) -> str:
-        """How many times better than etcd."""
-        if not self.value or not self.etcd_value:
-            return ""
-        ratio = self.value / self.etcd_value if self.rate else self.etcd_value / self.value
-        return f"{ratio:.1f}x"
+    def ratio(self, peer: str) -> str:
+        """How many times better than this peer."""
+        theirs = self.peers.get(peer, Found("")).value
+        if not self.stele.value or not theirs:
+            return "-"
+        return f"{self.stele.value / theirs if self.rate else theirs / self.stele.value:.1f}x"
 
 
 @dataclass(slots=True)
 class Report:
-    """Measures in the order in which they are printed."""
+    """Measures in the order in which they are printed, and sentences to stand below them."""
 
     measures: dict[str, Measure] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
-    def add(self, key: str, name: str, wanted: str, design: str, *, rate: bool = True) -> None:
+    def add(self, key: str, name: str, wanted: str, design: str, *, rate: bool = True, of: str = "") -> None:
         """Announce a measure."""
-        self.measures[key] = Measure(name, wanted, design, rate=rate)
+        self.measures[key] = Measure(name, wanted, design, rate, of)
 
     def put(self, key: str, result: str, value: float = 0.0) -> None:
         """What Stele did."""
-        self.measures[key].result, self.measures[key].value = result, value
+        self.measures[key].stele = Found(result, value)
 
-    def put_etcd(self, key: str, result: str, value: float) -> None:
-        """What etcd did."""
-        self.measures[key].etcd_result, self.measures[key].etcd_value = result, value
+    def put_peer(self, peer: str, key: str, result: str, value: float = 0.0) -> None:
+        """What another system did."""
+        self.measures[key].peers[peer] = Found(result, value)
+
+    def leave_out(self, chosen: Iterable[str]) -> None:
+        """Say of all but the chosen measures that nobody asked for them."""
+        wanted = set(chosen)
+        for key, measure in self.measures.items():
+            if (measure.of or key) not in wanted:
+                measure.stele = Found("not asked for")
 
     def table(self) -> str:
-        """The whole as a Markdown table."""
-        peer = any(m.etcd_result for m in self.measures.values())
-        head = ["measure", "now at least", "design must allow", "Stele"] + (["etcd", "ratio"] if peer else [])
-        rows = [
-            [m.name, m.wanted, m.design, m.result] + ([m.etcd_result or "-", m.ratio or "-"] if peer else [])
-            for m in self.measures.values()
-        ]
-        return _markdown(head, rows)
+        """The whole as a Markdown table, the notes below it."""
+        peers = list(dict.fromkeys(peer for m in self.measures.values() for peer in m.peers))
+        head = ["measure", "now at least", "design must allow", "Stele"]
+        head += [title for peer in peers for title in (peer, f"to {peer}")]
+        rows = []
+        for m in self.measures.values():
+            row = [m.name, m.wanted, m.design, m.stele.result]
+            for peer in peers:
+                row += [m.peers.get(peer, Found("-")).result, m.ratio(peer)]
+            rows.append(row)
+        return "\n".join([_markdown(head, rows), *(f"\n{note}" for note in self.notes)])
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

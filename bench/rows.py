@@ -10,7 +10,7 @@ from stele.model.schema import Schema
 
 TABLETS = 8
 ROW_BYTES = 100
-_TEXT_BYTES = ROW_BYTES - 8 - 8 - 4
+TEXT_BYTES = ROW_BYTES - 8 - 8 - 4
 
 SCHEMA = Schema.make(
     [("id", "int64"), ("amount", "double"), ("kind", "int32"), ("text", "string")],
@@ -25,8 +25,8 @@ def batches(rows: int, batch_rows: int, seed: int = 1) -> list[pa.RecordBatch]:
     """`rows` rows with ids in random order, all different."""
     chosen = np.random.default_rng(seed)
     ids = chosen.permutation(rows).astype(np.int64)
-    letters = chosen.integers(97, 123, size=(batch_rows, _TEXT_BYTES), dtype=np.uint8)
-    offsets = np.arange(0, (batch_rows + 1) * _TEXT_BYTES, _TEXT_BYTES, dtype=np.int32)
+    letters = chosen.integers(97, 123, size=(batch_rows, TEXT_BYTES), dtype=np.uint8)
+    offsets = np.arange(0, (batch_rows + 1) * TEXT_BYTES, TEXT_BYTES, dtype=np.int32)
     text = pa.StringArray.from_buffers(batch_rows, pa.py_buffer(offsets), pa.py_buffer(letters.tobytes()))
     found = []
     for start in range(0, rows, batch_rows):
@@ -42,4 +42,4 @@ def batches(rows: int, batch_rows: int, seed: int = 1) -> list[pa.RecordBatch]:
 
 def row(number: int) -> dict[str, object]:
     """One such row."""
-    return {"id": number, "amount": number * 0.5, "kind": number % 1_000, "text": "x" * _TEXT_BYTES}
+    return {"id": number, "amount": number * 0.5, "kind": number % 1_000, "text": "x" * TEXT_BYTES}

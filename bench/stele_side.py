@@ -27,15 +27,15 @@ _STRANGER_REPLICA = 1_000_000  # of no configuration: a copy that is made only t
 _COPY_TIMEOUT_S = 120.0
 
 
-async def at_rest(report: Report, cluster: Cluster) -> None:
-    """Resident memory of a node some seconds after its start, with a table that holds nothing."""
+async def at_rest(cluster: Cluster) -> int:
+    """Resident memory of the largest node some seconds after its start, with a table that holds nothing."""
     await asyncio.sleep(3)
-    sizes = [cluster.resident_bytes(node) for node in cluster.nodes]
-    report.put("rest", f"{max(sizes) / 1e6:.0f} MB", max(sizes))
+    return max(cluster.resident_bytes(node) for node in cluster.nodes)
 
 
 async def one_caller(report: Report, table: AsyncTable, seconds: float) -> None:
-    """Puts one after another."""
+    """Puts one after another, once the tablets have leaders and connections stand."""
+    await put_for(table.put, 1, min(1.0, seconds), first=1 << 39)
     _, times = await put_for(table.put, 1, seconds, first=1 << 40)
     report.put("one", f"p50 {milliseconds(percentile(times, 0.5))}", percentile(times, 0.5))
 
@@ -149,7 +149,8 @@ def _row_of(table: AsyncTable, ordinal: int, first: int) -> dict[str, object]:
     """A row that belongs to this tablet."""
     wanted = [rows.row(first + n) for n in range(64 * rows.TABLETS)]
     batch, _, _, _ = batch_from_rows(wanted, table.schema, RowOp.UPSERT)
-    return wanted[assign(batch, table.schema, table.partitioning).tolist().index(ordinal)]
+    ordinals: list[int] = assign(batch, table.schema, table.partitioning).tolist()
+    return wanted[ordinals.index(ordinal)]
 
 
 async def _settle(table: AsyncTable) -> None:

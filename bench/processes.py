@@ -1,0 +1,83 @@
+"""Server processes of other systems. Called by etcd_side and kudu_side, from the main thread.
+
+Invariant: no server outlives the bench, however that ends (Linux kills the child when the thread that started it ends),
+and a Ctrl-C reaches the bench alone, which stops them by their ids.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LAUNCH = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9)\n"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+)
+_LOG_TAIL_LINES = 3
+
+
+class Servers:
+    """Processes by name; what each prints goes into `<directory>/<name>.out`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one, or start it again."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with self._out(name).open("ab") as out:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """kill -9, and wait for the end."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def stop(self) -> None:
+        """End all."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def ended(self) -> str:
+        """Which process ended by itself, with the last that it said; empty if all run."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                said = self._out(name).read_text(errors="replace").split("\n")[-_LOG_TAIL_LINES - 1 :]
+                return (
+                    f"{name} ended with {process.returncode}: {' '.join(said).strip() or 'it said nothing'}"
+                )
+        return ""
+
+    def resident_bytes(self, name: str) -> int:
+        """Resident memory of one."""
+        return resident_bytes(self._processes[name].pid)
+
+    def _out(self, name: str) -> Path:
+        return self._directory / f"{name}.out"
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process.
+
+    Raises:
+        RuntimeError: if it is a process no longer.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no VmRSS: it has ended")
