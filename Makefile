@@ -5,7 +5,10 @@ BIN     = $(VENV)/bin
 SEEDS  ?= 1000
 ROUNDS ?= 20
 
-.PHONY: help venv venv-demo demo test lint types unit sim chaos bench generate clean
+DOCKER ?= docker
+TAG    ?= dev
+
+.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,8 +31,13 @@ $(VENV)/.dev: $(VENV)/.base pyproject.toml constraints.txt
 venv: $(VENV)/.dev ## the virtual environment with all that developers need
 venv-demo: $(VENV)/.demo
 
-demo: venv-demo ## the product doing its job on real data; KEEP=1 leaves it running
-	$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
+demo: venv-demo $(if $(KUBE),images) ## the product doing its job on real data; KEEP=1 leaves it running, KUBE=1: in your Kubernetes
+	STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(if $(KUBE),--kube)
+
+images: ## the images node, operator and tools; DOCKER=docker TAG=dev BUILD_FLAGS=
+	for target in node operator tools; do \
+	  $(DOCKER) build --quiet $(BUILD_FLAGS) --target $$target --tag stele/$$target:$(TAG) . || exit 1; done
+	@$(DOCKER) images --filter 'reference=stele/*:$(TAG)' --format '{{.Repository}}:{{.Tag}}  {{.Size}}'
 
 test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation and chaos
 

@@ -5,13 +5,13 @@ Exit status: 0 if everything that was acknowledged was read back, 1 if not or if
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo import flights, health
-from examples.demo.kube import Kube, condition
+from examples.demo import flights
+from examples.demo.kube import condition
 from examples.demo.narrator import Narrator
-from examples.demo.places import LocalPlace
+from examples.demo.places import CLUSTER, ROOT, LocalPlace, Place
 
-ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = "flights"
-MASTER_PORT = 7051
 READY_WITHIN_S = 90.0
 HEALED_WITHIN_S = 120.0
+TOOL_WITHIN_S = 600.0
 _POLL_S = 0.4
 _STEPS = 8
 
@@ -40,10 +38,10 @@ class Difference(Exception):
 class Demo:
     """Runs the steps in order; keeps what one step has to tell the next."""
 
-    def __init__(self, place: LocalPlace, console: Console) -> None:
+    def __init__(self, place: Place, console: Console) -> None:
         self.place = place
         self.console = console
-        self.kube = Kube(place.kubeconfig, "default")
+        self.kube = place.kube
         self.narrator = Narrator(self.kube, CLUSTER, console)
         self.step_number = 1
 
@@ -58,12 +56,10 @@ class Demo:
         Raises:
             Difference: with a sentence that says what differs from what.
         """
-        self.step("a Kubernetes of five machines on this one, and the operator")
-        pid = self.place.start_operator()
-        self.narrator.say(f"operator runs as process {pid}; logs in {self.place.logs()}")
+        self.step(self.place.title)
+        self.place.set_up(self.kube, self.narrator.say)
 
         self.step("kubectl apply: a TabletCluster of 3 masters and 5 nodes, a TabletGroup of 8 tablets x 3")
-        self.kube.apply_crds(ROOT / "crds")
         self._apply_and_wait("cluster.yaml")
         self._apply_and_wait("flights.yaml")
 
@@ -102,6 +98,7 @@ class Demo:
 
     def _wait(self, done: Callable[[], bool], seconds: float, otherwise: str) -> None:
         """Narrate until `done`."""
+        seconds *= self.place.patience
         deadline = time.monotonic() + seconds
         while True:
             over = done()
@@ -114,34 +111,20 @@ class Demo:
                 raise Difference(f"{otherwise} after {seconds:.0f} s")
             time.sleep(_POLL_S)
 
-    def masters(self) -> str:
-        """Addresses of the masters of the moment, as --masters takes them."""
-        return master_addresses(self.kube)
-
     def _lose_a_machine(self) -> dict[str, Any]:
-        output = self.place.folder / "stream.log"
-        with (
-            open(output, "wb") as log,
-            subprocess.Popen(
-                command("stream", "--masters", self.masters()), stdout=log, stderr=log
-            ) as stream,
-        ):
-            try:
-                time.sleep(2)
-                machine = self._victim()
-                self.step("what the operator sees and does until every tablet has three healthy voters again")
-                self.narrator.say(f"machine {machine} is off for good: its disks are gone", "bold red")
-                self.place.power_off(machine, for_good=True)
-                with health.Checker(self.masters) as checker:
-                    self._wait(lambda: checker.healed(machine), HEALED_WITHIN_S, "not healed")
-                    self.narrator.say(f"healed: {checker.summary()}", "bold green")
-                stream.terminate()
-                stream.wait(60)
-            finally:
-                stream.kill()
-        if stream.returncode != 0:
-            raise Difference(f"the second stream failed: see {output}")
-        return last_json(output.read_text(), output)
+        machine = self._victim()
+        stream = self.place.begin("stream")
+        try:
+            time.sleep(2)
+            self.step("what the operator sees and does until every tablet has three healthy voters again")
+            self.narrator.say(f"machine {machine} is off for good: its disks are gone", "bold red")
+            self.place.power_off(machine, for_good=True)
+            with self.place.checker(machine) as checker:
+                self._wait(lambda: checker.healed(machine), HEALED_WITHIN_S, "not healed")
+                self.narrator.say(f"healed: {checker.summary()}", "bold green")
+            return last_json(stream.stop(60), "the second stream")
+        finally:
+            stream.kill()
 
     def _victim(self) -> str:
         """A machine that carries a master and a node, so that both have to be replaced."""
@@ -153,7 +136,7 @@ class Demo:
         }
         both = sorted(by_role["master"] & by_role["node"])
         self.narrator.say(f"masters on {sorted(by_role['master'])}, nodes on {sorted(by_role['node'])}")
-        return str(both[0])
+        return self.place.victim([str(machine) for machine in both])
 
     def _verify(self, loaded: dict[str, Any], streamed: dict[str, Any]) -> dict[str, Any]:
         newest = max(loaded["timestamp"], streamed["timestamp"])
@@ -189,51 +172,27 @@ class Demo:
         )
 
     def _tool(self, name: str, *arguments: str) -> dict[str, Any]:
-        log = self.place.folder / f"{name}.log"
-        with open(log, "wb") as errors:
-            interactive = name == "load" and self.console.is_terminal
-            done = subprocess.run(
-                command(name, "--masters", self.masters(), *arguments),
-                stdout=subprocess.PIPE,
-                stderr=None if interactive else errors,
-                text=True,
-                check=False,
-            )
-        if done.returncode != 0:
-            tail = log.read_text().strip().splitlines()[-1:] or ["no message"]
-            raise Difference(f"{name} failed with {done.returncode}: {tail[0]}; see {log}")
-        return last_json(done.stdout, log)
+        return last_json(self.place.run(name, *arguments, seconds=TOOL_WITHIN_S, say=self.narrator.say), name)
 
 
-def master_addresses(kube: Kube) -> str:
-    """host:port of the cluster's masters, separated by commas."""
-    pods = kube.pods(f"stele.dev/cluster={CLUSTER},stele.dev/role=master")
-    return ",".join(f"{p.status.pod_ip}:{MASTER_PORT}" for p in pods if p.status.pod_ip)
-
-
-def command(name: str, *arguments: str) -> list[str]:
-    """The command line of one of the demo's programs."""
-    return [sys.executable, "-m", "examples.demo.tools", name, *arguments]
-
-
-def last_json(output: str, where: Path) -> dict[str, Any]:
+def last_json(output: str, what: object) -> dict[str, Any]:
     """The result that a program printed last.
 
     Raises:
         Difference: if there is none.
     """
-    lines = output.strip().splitlines()
-    try:
-        found: dict[str, Any] = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        raise Difference(f"the last line is no result: see {where}") from None
-    return found
+    for line in reversed(output.strip().splitlines()):
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise Difference(f"no result was printed by {what}")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--keep", is_flag=True, help="Leave everything running and print lines to try.")
+@click.option("--kube", is_flag=True, help="In the Kubernetes that KUBECONFIG names, not in one of its own.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to keep logs and volumes.")
-def main(keep: bool, folder: Path | None) -> None:
+def main(keep: bool, kube: bool, folder: Path | None) -> None:
     """Apply, write, lose a machine, heal, read it from Spark."""
     console = Console(soft_wrap=True)
     folder = folder or Path(tempfile.mkdtemp(prefix="stele-demo-"))
@@ -241,7 +200,7 @@ def main(keep: bool, folder: Path | None) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     console.rule(f"[bold]1/{_STEPS}[/bold]  Stele, installed in {sys.prefix}", align="left")
     try:
-        with LocalPlace(folder, keep=keep) as place:
+        with place_of(kube, folder, keep) as place:
             demo = Demo(place, console)
             try:
                 demo.run()
@@ -249,7 +208,7 @@ def main(keep: bool, folder: Path | None) -> None:
                 demo.narrator.catch_up()
                 raise
             if keep:
-                _print_lines_to_try(console, place, demo)
+                _print_lines_to_try(console, place)
     except KeyboardInterrupt:
         console.print("interrupted; everything is stopped")
         sys.exit(130)
@@ -259,28 +218,26 @@ def main(keep: bool, folder: Path | None) -> None:
     console.print(f"[bold green]The demo succeeded[/bold green] in {time.monotonic() - started:.0f} s.")
 
 
+@contextlib.contextmanager
+def place_of(kube: bool, folder: Path, keep: bool) -> Iterator[Place]:
+    """The place that was asked for."""
+    if not kube:
+        with LocalPlace(folder, keep=keep) as local:
+            yield local
+        return
+    from examples.demo.kube_place import KubePlace  # it needs settings that the other does not
+
+    with KubePlace(folder, keep=keep) as real:
+        yield real
+
+
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt  # SIGTERM ends the demo as Ctrl-C does: nothing is left running
 
 
-def _print_lines_to_try(console: Console, place: LocalPlace, demo: Demo) -> None:
-    bin_folder = Path(sys.prefix) / "bin"
+def _print_lines_to_try(console: Console, place: Place) -> None:
     console.print(
-        f"""
-Everything is left running. Lines to try:
-
-  export PATH={bin_folder}:$PATH KUBECONFIG={place.kubeconfig} STELE_MASTERS={demo.masters()}
-  stele ksck
-  stele table list
-  stele table scan flights --columns carrier,flight,arr_delay --limit 5
-  kubectl get tc,tg          # where a kubectl is at hand
-  stele-local --folder {place.folder} status
-  stele-local --folder {place.folder} off n4
-
-To stop it:  kill {(place.folder / "operator.pid").read_text()}; stele-local --folder {place.folder} down
-""",
-        highlight=False,
-        markup=False,
+        f"\nEverything is left running. Lines to try:\n{place.lines_to_try()}", highlight=False, markup=False
     )
 
 

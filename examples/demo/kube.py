@@ -33,9 +33,11 @@ class EventLine:
 class Kube:
     """A connection to one API server and namespace."""
 
-    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+    def __init__(self, reach: Any, namespace: str) -> None:
+        """`reach`: the path of a kubeconfig, or a client that is connected already."""
         self.namespace = namespace
-        api = config.new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]
+        given = isinstance(reach, Path)
+        api = config.new_client_from_config(str(reach)) if given else reach  # type: ignore[no-untyped-call]
         self._custom = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._extensions = client.ApiextensionsV1Api(api)

@@ -1,6 +1,6 @@
-"""Where the demo runs: a Kubernetes to apply to, a way to switch a machine off, and the operator.
+"""Where the demo runs: a Kubernetes to apply to, a way to switch a machine off, the operator, and the programs.
 
-Called by __main__.py. Everything else of the demo speaks to the API server and the masters alone.
+Called by __main__.py. `Place` is what the demo needs of one; LocalPlace is stele_local, KubePlace a real cluster.
 
 Invariant: when a place is left, also by an exception or Ctrl-C, no process that it started is left, unless it was told
 to keep them.
@@ -12,21 +12,153 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+from examples.demo.health import Checker
+from examples.demo.kube import Kube
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = "flights"
+MASTER_PORT = 7051
 _STOP_SECONDS = 15
+
+
+class Program(Protocol):
+    """One of the demo's programs, running until it is told to stop."""
+
+    def stop(self, seconds: float) -> str:
+        """Ask it to stop and wait; returns what it printed.
+
+        Raises:
+            RuntimeError: it failed, or did not stop in time.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Away with it, if it still runs."""
+        ...
+
+
+class Health(Protocol):
+    """Whether the cluster is whole again, judged from the masters' view. A context manager."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def healed(self, lost_machine: str) -> bool:
+        """Whether every tablet has all its voters on machines other than this one."""
+        ...
+
+    def summary(self) -> str:
+        """What was seen last, in a few words."""
+        ...
+
+
+class Place(Protocol):
+    """What the demo needs of a place."""
+
+    title: str
+    patience: float
+    folder: Path
+    keep: bool
+
+    @property
+    def kube(self) -> Kube:
+        """The API server and namespace to apply to."""
+        ...
+
+    def set_up(self, kube: Kube, say: Callable[[str], None]) -> None:
+        """The CustomResourceDefinitions and the operator."""
+        ...
+
+    def operator_alive(self) -> bool:
+        """False if the operator has ended for good."""
+        ...
+
+    def victim(self, candidates: list[str]) -> str:
+        """Which of these machines to lose."""
+        ...
+
+    def power_off(self, machine: str, *, for_good: bool) -> None:
+        """Switch a machine off; `for_good`: its disks are lost with it."""
+        ...
+
+    def run(self, program: str, *arguments: str, seconds: float, say: Callable[[str], None]) -> str:
+        """Run one of the demo's programs to its end; returns what it printed.
+
+        Raises:
+            RuntimeError: it failed; the message says where to look.
+        """
+        ...
+
+    def begin(self, program: str, *arguments: str) -> Program:
+        """Start one of the demo's programs."""
+        ...
+
+    def checker(self, lost_machine: str) -> Health:
+        """Whether all is whole again without this machine."""
+        ...
+
+    def logs(self) -> str:
+        """Where to look when something went wrong."""
+        ...
+
+    def lines_to_try(self) -> str:
+        """For one who kept it running."""
+        ...
+
+
+class LocalProgram:
+    """A process beside the demo, its output in a file."""
+
+    def __init__(self, words: list[str], output: Path) -> None:
+        self._output = output
+        with open(output, "wb") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log)
+
+    def stop(self, seconds: float) -> str:
+        """As Program.stop."""
+        self._process.terminate()
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"it did not stop within {seconds:.0f} s: see {self._output}") from None
+        if code != 0:
+            raise RuntimeError(f"it failed with {code}: see {self._output}")
+        return self._output.read_text()
+
+    def kill(self) -> None:
+        """As Program.kill."""
+        self._process.kill()
+        self._process.wait()
 
 
 class LocalPlace:
     """stele_local: a one-machine Kubernetes in `folder`, with the operator as a process of its own beside it."""
+
+    title = "a Kubernetes of five machines on this one, and the operator"
+    patience = 1.0
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.keep = keep
         self._operator: subprocess.Popen[bytes] | None = None
+
+    @property
+    def kube(self) -> Kube:
+        """Its API server; after `up`."""
+        return Kube(self.kubeconfig, "default")
+
+    def set_up(self, kube: Kube, say: Callable[[str], None]) -> None:
+        """The operator as a process, the definitions from crds/."""
+        pid = self.start_operator()
+        say(f"operator runs as process {pid}; logs in {self.logs()}")
+        kube.apply_crds(ROOT / "crds")
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -101,9 +233,56 @@ class LocalPlace:
         """Switch a machine on again."""
         self._local("on", machine)
 
+    def victim(self, candidates: list[str]) -> str:
+        """The first."""
+        return candidates[0]
+
+    def run(self, program: str, *arguments: str, seconds: float, say: Callable[[str], None]) -> str:
+        """As a process; the progress bar of `load` goes to the terminal, if there is one."""
+        log = self.folder / f"{program}.log"
+        with open(log, "wb") as errors:
+            interactive = program == "load" and sys.stdout.isatty()
+            done = subprocess.run(
+                command(program, "--masters", master_addresses(self.kube), *arguments),
+                stdout=subprocess.PIPE,
+                stderr=None if interactive else errors,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        if done.returncode != 0:
+            tail = log.read_text().strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(f"{program} failed with {done.returncode}: {tail[0]}; see {log}")
+        return done.stdout
+
+    def begin(self, program: str, *arguments: str) -> LocalProgram:
+        """As a process."""
+        words = command(program, "--masters", master_addresses(self.kube), *arguments)
+        return LocalProgram(words, self.folder / f"{program}.log")
+
+    def checker(self, lost_machine: str) -> Checker:
+        """In a thread of the demo."""
+        kube = self.kube
+        return Checker(lambda: master_addresses(kube))
+
     def logs(self) -> str:
         """Where to look when something went wrong."""
         return str(self.folder)
+
+    def lines_to_try(self) -> str:
+        """For one who kept it running."""
+        bin_folder = Path(sys.prefix) / "bin"
+        return f"""
+  export PATH={bin_folder}:$PATH KUBECONFIG={self.kubeconfig} STELE_MASTERS={master_addresses(self.kube)}
+  stele ksck
+  stele table list
+  stele table scan flights --columns carrier,flight,arr_delay --limit 5
+  kubectl get tc,tg          # where a kubectl is at hand
+  stele-local --folder {self.folder} status
+  stele-local --folder {self.folder} off n4
+
+To stop it:  kill {(self.folder / "operator.pid").read_text()}; stele-local --folder {self.folder} down
+"""
 
     def _local(self, *words: str, check: bool = True) -> None:
         done = subprocess.run(
@@ -116,3 +295,14 @@ class LocalPlace:
         )
         if check and done.returncode != 0:
             raise RuntimeError(f"stele-local {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def master_addresses(kube: Kube) -> str:
+    """host:port of the cluster's masters, separated by commas."""
+    pods = kube.pods(f"stele.dev/cluster={CLUSTER},stele.dev/role=master")
+    return ",".join(f"{p.status.pod_ip}:{MASTER_PORT}" for p in pods if p.status.pod_ip)
+
+
+def command(program: str, *arguments: str) -> list[str]:
+    """The command line of one of the demo's programs."""
+    return [sys.executable, "-m", "examples.demo.tools", program, *arguments]

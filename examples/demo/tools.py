@@ -1,4 +1,4 @@
-"""The demo's four programs: load, stream, verify, spark. Each prints one JSON object as its last line of output.
+"""The demo's programs: load, stream, health, verify, spark. Each prints one JSON object as its last line of output.
 
 They speak to the masters they are given and to nothing of Kubernetes, so that they run beside the demo or in a Job.
 
@@ -52,11 +52,14 @@ def load(masters: str, name: str) -> None:
     with Client(masters) as client:
         table = client.open_table(name)
         rows = flights.load(table.arrow_schema)
+        console = Console(stderr=True)
+        tell = _Teller(rows.num_rows) if not console.is_terminal else None
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        with Progress(*columns, console=console, disable=tell is not None) as progress:
             task = progress.add_task("rows acknowledged", total=rows.num_rows)
             started = time.monotonic()
-            written = table.write_arrow(rows, on_rows=lambda count: progress.update(task, advance=count))
+            show = tell or (lambda count: progress.update(task, advance=count))
+            written = table.write_arrow(rows, on_rows=show)
             seconds = time.monotonic() - started
         _result(
             rows=written.rows_written,
@@ -65,6 +68,40 @@ def load(masters: str, name: str) -> None:
             checksum=flights.checksum(rows),
             timestamp=written.timestamp,
         )
+
+
+class _Teller:
+    """A line a second, where there is no terminal for a bar."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._told = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() - self._told >= 1:
+            self._told = time.monotonic()
+            print(f"load: {self._done:,} of {self._total:,} rows acknowledged", file=sys.stderr, flush=True)
+
+
+@main.command()
+@_masters
+@click.option("--lost", required=True, help="Name of the machine that is gone.")
+def health(masters: str, lost: str) -> None:
+    """Ask the masters until every tablet has all its voters, on machines other than the lost one."""
+    from examples.demo.health import Checker
+
+    told: list[str] = []
+    with Checker(lambda: masters) as checker:
+        while not checker.healed(lost):
+            if checker.faults != told:
+                told = list(checker.faults)
+                print(
+                    f"health: {len(told)} faults, such as: {told[0]}" if told else "health: none", flush=True
+                )
+            time.sleep(0.3)
+        _result(healed=checker.summary())
 
 
 @main.command()

@@ -20,10 +20,10 @@ from pathlib import Path
 import click
 
 from examples.demo import flights
-from examples.demo.__main__ import CLUSTER, ROOT, command, last_json, master_addresses
+from examples.demo.__main__ import last_json
 from examples.demo.health import Checker
 from examples.demo.kube import Kube, condition
-from examples.demo.places import LocalPlace
+from examples.demo.places import CLUSTER, ROOT, LocalPlace, command, master_addresses
 from tests.chaos import victims
 
 READY_WITHIN_S = 90.0
