@@ -58,7 +58,7 @@ sim: venv ## the simulator alone; SEEDS=10000 for more
 chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
-bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd where it is on the path
+bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd and Kudu where they are at hand
 	$(BIN)/python -m bench
 
 generate: venv ## the CRDs and the protobuf code, from their sources

@@ -18,7 +18,6 @@ _LAUNCH = (
     "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
 )
-_LOG_TAIL_LINES = 3
 
 
 class Servers:
@@ -54,7 +53,7 @@ class Servers:
             process.wait()
 
     def ended(self) -> str:
-        """Which process ended by itself, with the last that it said; empty if all run."""
+        """Which process ended by itself, with its last line; empty if all run."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 said = self._out(name).read_text(errors="replace").split("\n")[-_LOG_TAIL_LINES - 1 :]
