@@ -39,6 +39,10 @@ images: ## the images node, operator and tools; DOCKER=docker TAG=dev BUILD_FLAG
 	  $(DOCKER) build --quiet $(BUILD_FLAGS) --target $$target --tag stele/$$target:$(TAG) . || exit 1; done
 	@$(DOCKER) images --filter 'reference=stele/*:$(TAG)' --format '{{.Repository}}:{{.Tag}}  {{.Size}}'
 
+e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the settings; TESTS=test_3_machine for a part
+	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
+	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
+
 test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation and chaos
 
 lint: venv

@@ -1,0 +1,64 @@
+"""The release that all end-to-end tests share, and what each waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.demo.kube_place import KubePlace
+from tests.e2e.bench import NAMESPACE, Bench
+
+HERE = Path(__file__).parent
+WAITS = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without `make e2e` nothing here runs; with it, each test has time for what real clusters take."""
+    wanted = bool(os.environ.get("STELE_E2E"))
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.kube)
+            item.add_marker(pytest.mark.timeout(1200))
+            if not wanted:
+                item.add_marker(pytest.mark.skip(reason="needs a real Kubernetes: make e2e"))
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubePlace]:
+    """The namespace, the images, the release; gone afterwards, with every machine on."""
+    folder = Path(os.environ.get("STELE_E2E_FOLDER") or tmp_path_factory.mktemp("e2e"))
+    with KubePlace(folder, keep=False, namespace=NAMESPACE) as made:
+        made.set_up(made.kube, print)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _waits(request: pytest.FixtureRequest) -> list[str]:
+    return request.config.stash.setdefault(WAITS, [])
+
+
+@pytest.fixture
+def bench(place: KubePlace, _waits: list[str], request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """What a test asks; whatever it switched off is on again afterwards."""
+    _waits.append(f"\n{request.node.name}")
+
+    def note(line: str) -> None:
+        _waits.append(line)
+        print(line, flush=True)
+
+    made = Bench(place, note)
+    yield made
+    place.power.restore()
+    made.machines_ready()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was waited for, and how long it took."""
+    waits = config.stash.get(WAITS, [])
+    if waits:
+        terminalreporter.section("waited for")
+        for line in waits:
+            terminalreporter.write_line(line)
