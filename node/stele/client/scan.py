@@ -7,6 +7,7 @@ Invariant: all tablets are read at one snapshot, and a row comes out once, which
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.client.stall import Watchdog, open_stream, silent
 from stele.model import keys
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.predicate import ScanSpec
@@ -30,7 +32,9 @@ from stele.rpc.ticket import Ticket
 PARALLEL_TABLETS = 4
 CONNECT_TIMEOUT_S = 1.0
 STALL_TIMEOUT_S = 15.0
-"""A replica that sends nothing for so long is given up."""
+"""A replica that sends nothing for so long is given up; nodes send an empty batch where they find nothing for long."""
+_AVOID_S = 5.0
+"""How long a node that went silent is passed over by all scans, so that each need not find out by itself."""
 _QUEUE_BATCHES = 8
 _BACKOFF_S = 0.05
 _DEFINITE = frozenset(
@@ -50,17 +54,22 @@ class FlightPool:
 
     def __init__(self) -> None:
         self._clients: dict[str, Any] = {}
+        self._avoided: dict[str, float] = {}
         self._lock = Lock()
+        self.watchdog = Watchdog()
         self.threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
 
     def get(self, address: str) -> Any:
         """A connection to `address`. Fails at once if nobody listens; gRPC alone would wait 20 s for a dead machine.
 
         Raises:
-            Retryable: UNAVAILABLE.
+            Retryable: UNAVAILABLE, also for a while after `avoid`.
         """
         with self._lock:
             client = self._clients.get(address)
+            avoided = self._avoided.get(address, 0.0) > time.monotonic()
+        if avoided:
+            raise Retryable(f"{address} was silent a moment ago", code=Code.UNAVAILABLE)
         if client is not None:
             return client
         host, port = split_address(address)
@@ -77,9 +86,15 @@ class FlightPool:
         with self._lock:
             self._clients.pop(address, None)
 
+    def avoid(self, address: str) -> None:
+        """Nobody answers there, though connections stand."""
+        with self._lock:
+            self._avoided[address] = time.monotonic() + _AVOID_S
+
     def close(self) -> None:
         """Close all. Readers under way fail."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.watchdog.close()
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
@@ -115,11 +130,15 @@ class TabletScan:
         self._tablet = tablet
         self._timeout_s = timeout_s
         self._stop = Event()
+        self._reader: Any = None
         self._given = 0
 
     def stop(self) -> None:
         """End the scan from another thread, before its next batch."""
         self._stop.set()
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
         """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch."""
@@ -139,6 +158,8 @@ class TabletScan:
                         return
                 return
             except SteleError as exc:
+                if self._stop.is_set():
+                    return
                 if exc.code in _DEFINITE or time.monotonic() > deadline:
                     raise
             self._pool.drop(replica.flight_address)
@@ -168,21 +189,36 @@ class TabletScan:
             plan.schema.version,
             spec.to_json(plan.schema),
         )
-        reader = None
+        address, stall_s = replica.flight_address, STALL_TIMEOUT_S
+        reader = watched = None
         try:
-            client = self._pool.get(replica.flight_address)
-            reader = client.do_get(fl.Ticket(ticket.encode()))
+            client = self._pool.get(address)
+            wanted = fl.Ticket(ticket.encode())
+            self._reader = reader = open_stream(lambda: client.do_get(wanted), stall_s, self._stop, address)
+            watched = self._pool.watchdog.watch(reader.cancel)
             while True:
+                watched.due = time.monotonic() + stall_s
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
                     reader = None
                     return
+                watched.due = math.inf
                 yield chunk.data
         except (fl.FlightError, pa.ArrowException, OSError) as exc:
             reader = None
-            raise from_flight_error(exc, where=replica.flight_address) from exc
+            if watched is not None and watched.gone:
+                self._pool.avoid(address)
+                raise silent(address, stall_s) from exc
+            raise from_flight_error(exc, where=address) from exc
+        except Retryable as exc:
+            if exc.code is Code.TIMED_OUT:
+                self._pool.avoid(address)
+            raise
         finally:
+            self._reader = None
+            if watched is not None:
+                self._pool.watchdog.forget(watched)
             if reader is not None:
                 reader.cancel()
 

@@ -28,6 +28,9 @@ from stele.tablet.memtable import MemView
 from stele.tablet.runs import Run, concat_batches, take_batch, visible
 from stele.tablet.sources import LiveMasks, MemorySource, Source, clusters, pieces
 
+_SIGN_OF_LIFE = 32
+"""After so many batches without a row that is wanted an empty one is given: whoever waits knows that work goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableChecksum:
@@ -95,12 +98,17 @@ class View:
     def _filtered(
         self, columns: tuple[Column, ...], wanted: int, filter_: Filter, lower: bytes, spec: ScanSpec
     ) -> Iterator[pa.RecordBatch]:
+        barren = 0
         free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
         for batch in self._batches(columns, lower, spec.upper_key, free):
             mask = filter_.mask(batch)
             passed = batch if mask is None else batch.filter(mask)
             if passed.num_columns > wanted:
                 passed = passed.select(list(range(wanted)))
+            barren = 0 if passed.num_rows else barren + 1
+            if barren == _SIGN_OF_LIFE:
+                barren = 0
+                yield passed
             for start in range(0, passed.num_rows, max(1, spec.batch_rows)):
                 yield passed.slice(start, spec.batch_rows)
 
