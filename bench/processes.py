@@ -56,10 +56,8 @@ class Servers:
         """Which process ended by itself, with its last line; empty if all run."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                said = self._out(name).read_text(errors="replace").split("\n")[-_LOG_TAIL_LINES - 1 :]
-                return (
-                    f"{name} ended with {process.returncode}: {' '.join(said).strip() or 'it said nothing'}"
-                )
+                said = self._out(name).read_text(errors="replace").splitlines()
+                return f"{name} ended with {process.returncode}: {said[-1] if said else 'it said nothing'}"
         return ""
 
     def resident_bytes(self, name: str) -> int:
@@ -76,7 +74,11 @@ def resident_bytes(pid: int) -> int:
     Raises:
         RuntimeError: if it is a process no longer.
     """
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {pid} has no VmRSS: it has ended")
+    raise RuntimeError(f"process {pid} has no resident memory: it has ended")
