@@ -124,6 +124,37 @@ def test_the_table_is_dropped_before_its_group_goes_and_only_under_delete() -> N
     assert world.tables[0].state == "REMOVED"
 
 
+def test_a_group_that_never_had_the_table_does_not_drop_it() -> None:
+    """It asked for a name that was taken; both are deleted at once, and the one that had the table retains it."""
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    world.group("other", tableName="events")
+    world.step()
+    assert conditions(world, "other")["Stalled"][1] == "NameTaken"
+    del world.objects["TabletGroup", "events"]
+    world.objects["TabletGroup", "other"]["metadata"]["deletionTimestamp"] = NOW
+    world.run()
+    assert ("TabletGroup", "other") not in world.objects
+    assert [t.state for t in world.tables] == ["RUNNING"]
+
+
+def test_a_table_that_a_group_took_over_is_dropped_with_it() -> None:
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    del world.objects["TabletGroup", "events"]
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    o = world.observe()
+    group = world.objects["TabletGroup", "events"]
+    group["status"] = group_status(o, make_plan(o), the_group(o, "events"), NOW)
+    group["metadata"]["deletionTimestamp"] = NOW
+    world.run()
+    assert ("TabletGroup", "events") not in world.objects
+    assert [t.state for t in world.tables] == ["REMOVED"]
+
+
 def test_under_retain_the_finalizer_goes_and_the_table_stays() -> None:
     world = made()
     group = world.objects["TabletGroup", "events"]

@@ -29,6 +29,14 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
     return next((t for t in tables if t.name == group.table_name), None)
 
 
+def _owned(o: Observation, group: GroupObject) -> Table | None:
+    """The table that goes with a TabletGroup: made under its uid, or on record in its status. A name alone is none of
+    its own: another one, which retains its table, may have gone a moment ago."""
+    here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
+    own = (group.own_table_id, group.recorded_table if here else "")
+    return next((t for t in (o.catalog.tables if o.catalog else ()) if t.table_id in own), None)
+
+
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
     """Whether its table was in this very cluster, and is no longer."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
@@ -91,9 +99,9 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         message = f"the table cannot be dropped while no master leads: {o.catalog_problem}"
         findings.append(Finding(Kind.NOT_READY, "MastersUnavailable", message, group.name))
         return []
-    table = table_of(o, group)
+    table = _owned(o, group)
     if table is None:
-        return let_go(group, "its table is gone")
+        return let_go(group, "its table is gone, or never was its own")
     reason = "the TabletGroup was deleted and its deletionPolicy is Delete"
     return [DeleteTable(reason, group.name, table.table_id, table.name)]
 
