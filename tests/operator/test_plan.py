@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import RegisterNode
+from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
 from stele_operator.plan.fates import Fate, State, members
 from tests.operator.world import World
 
@@ -306,6 +306,61 @@ def test_a_cluster_made_again_without_volumes_is_a_new_one_with_new_serials() ->
     assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] != before
     assert names(world, "Pod")[0] == "flights-master-3"
     check(world)
+
+
+def test_a_cluster_made_again_while_its_volumes_go_is_a_new_one() -> None:
+    """Under deletionPolicy Delete the volumes belong to the one that was deleted: they go, only later."""
+    world = made()
+    world.cluster["spec"]["deletionPolicy"] = "Delete"
+    world.run()
+    before = world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"]
+    going = names(world, "PersistentVolumeClaim")
+    for name in names(world, "Pod"):
+        del world.objects["Pod", name]
+    del world.objects["TabletGroup", "events"]
+    world.confirmed, world.nodes, world.tables, world.tablets = set(), {}, [], []
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    world.cluster["spec"]["deletionPolicy"] = "Retain"
+    for _ in range(6):
+        world.step()
+    assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] != before
+    for name in going:
+        assert ("Pod", name) not in world.objects
+        owner = world.objects["PersistentVolumeClaim", name]["metadata"]["ownerReferences"][0]["uid"]
+        assert owner != world.cluster["metadata"]["uid"]
+        del world.objects["PersistentVolumeClaim", name]
+    world.run()
+    assert names(world, "Pod")[0] == "flights-master-3" and len(names(world, "Pod")) == 8
+    check(world)
+
+
+def test_nodes_whose_claims_are_refused_do_not_fill_the_catalog() -> None:
+    """A quota, or an admission rule: it may last for days, and a pass comes every second."""
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 5
+    known = len(world.nodes)
+    for _ in range(10):
+        for action in make_plan(world.observe()).actions:
+            if not isinstance(action, CreateClaim):
+                world.apply(action)
+        world.now_s += 1
+    assert len(world.nodes) == known
+    world.run()
+    assert len([n for n in names(world, "Pod") if "node" in n]) == 5
+    assert len(world.nodes) == known + 2
+    check(world)
+
+
+def test_a_node_is_registered_before_its_pod_starts() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 4
+    order = []
+    for _ in range(6):
+        plan = world.step()
+        order += [a for a in plan.actions if isinstance(a, RegisterNode | CreatePod)]
+    assert [type(a) for a in order] == [RegisterNode, CreatePod]
 
 
 def test_more_nodes_are_asked_for_and_come() -> None:

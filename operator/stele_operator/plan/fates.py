@@ -84,7 +84,10 @@ def members(o: Observation) -> tuple[Member, ...]:
     formed = o.catalog.formed_nodes if o.catalog else frozenset()
     found: list[Member] = []
     known: set[str] = set()
-    for claim in sorted(o.claims, key=lambda c: (ROLES.index(c.role), c.serial)):
+    own = o.identity.cluster_id if o.identity is not None else ""
+    # Others are those of an earlier cluster of this name, on their way out.
+    mine = [c for c in o.claims if c.cluster_id == own or not own]
+    for claim in sorted(mine, key=lambda c: (ROLES.index(c.role), c.serial)):
         pod = o.pod(claim.name)
         known.add(claim.node_id)
         node = nodes.get(NodeId(claim.node_id))

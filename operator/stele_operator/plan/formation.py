@@ -37,7 +37,9 @@ def plan_identity(
     if o.identity.owner_uid == o.cluster.uid:
         return o.identity, [], []
     # The TabletCluster was deleted and made again. With volumes it takes them over; with none it is a new cluster.
-    if any(c.cluster_id == o.identity.cluster_id for c in o.claims):
+    # Those that the earlier one owned are on their way out, however long it takes: Kubernetes collects them.
+    kept = (c for c in o.claims if not c.owned and not c.deleting)
+    if any(c.cluster_id == o.identity.cluster_id for c in kept):
         adopted = replace(o.identity, owner_uid=o.cluster.uid)
         return (
             None,

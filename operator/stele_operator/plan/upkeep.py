@@ -1,7 +1,7 @@
 """Pods, claims and Services: what should be there and is not, and what should go. Called by planner; pure.
 
-Invariant: a serial is set aside before the claim that uses it, a claim stands before its pod, a node is RETIRED before
-its pod goes, and its pod is gone before its claim is let go.
+Invariant: a serial is set aside before the claim that uses it, a claim stands and its node is registered before its
+pod starts, a node is RETIRED before its pod goes, and its pod is gone before its claim is let go.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import TabletCounts
-from stele_operator.plan.observation import ROLES, Claim, Identity, Observation, Role
+from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
 from stele_operator.plan.placement import choose_zones, zone_faults
 
 _UNBOUND_PATIENCE_S = 60.0
@@ -67,6 +67,8 @@ def plan_members(
     actions: list[Action] = []
     findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
     actions.extend(_first_claims(o, spec, identity))
+    if identity.formed and o.catalog is not None:
+        actions.extend(_registrations(o.catalog, everyone))
     for member in everyone:
         actions.extend(_one(o, spec, identity, member, everyone))
         findings.extend(_findings(spec, member))
@@ -224,17 +226,22 @@ def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Cla
     return []
 
 
+def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
+    """Members whose claims stand: what is registered is on record for ever, so a claim that is refused must not be."""
+    # First masters are on record by their own word, before anybody could tell their names.
+    registered = {n.node_id for n in catalog.view.nodes} - catalog.unnamed_nodes
+    return [
+        RegisterNode(f"{m.name} is part of the cluster", m.node_id, m.role, m.name)
+        for m in everyone
+        if m.active and m.node_id not in registered
+    ]
+
+
 def _newcomers(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> list[Action]:
-    """Members that are missing: their serials set aside first, then registered, then their claims."""
+    """Members that are missing: their serials set aside first, then their claims; the next pass registers them."""
     actions: list[Action] = []
-    # First masters are on record by their own word, before anybody could tell their names.
-    registered = {n.node_id for n in o.catalog.view.nodes} - o.catalog.unnamed_nodes if o.catalog else set()
-    for member in everyone:
-        if member.active and member.node_id not in registered:
-            reason = f"{member.name} is part of the cluster"
-            actions.append(RegisterNode(reason, member.node_id, member.role, member.name))
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": spec.masters.replicas, "node": spec.nodes.replicas}
     missing = {
@@ -250,7 +257,6 @@ def _newcomers(
             serial, node_id = identity.next_serial[role] + n, next(fresh)
             name = naming.member_name(o.cluster.name, role, serial)
             why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
-            actions.append(RegisterNode(why, node_id, role, name))
             manifest = manifests.claim(o.cluster, spec, role, serial, node_id, identity.cluster_id, zone)
             actions.append(CreateClaim(why, manifest))
     return actions
