@@ -26,7 +26,7 @@ from examples.demo.places import CLUSTER, ROOT, LocalPlace, Place
 
 READY_WITHIN_S = 90.0
 HEALED_WITHIN_S = 120.0
-TOOL_WITHIN_S = 600.0
+TOOL_WITHIN_S = 1800.0
 _POLL_S = 0.4
 _STEPS = 8
 

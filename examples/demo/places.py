@@ -242,14 +242,17 @@ class LocalPlace:
         log = self.folder / f"{program}.log"
         with open(log, "wb") as errors:
             interactive = program == "load" and sys.stdout.isatty()
-            done = subprocess.run(
-                command(program, "--masters", master_addresses(self.kube), *arguments),
-                stdout=subprocess.PIPE,
-                stderr=None if interactive else errors,
-                text=True,
-                timeout=seconds,
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    command(program, "--masters", master_addresses(self.kube), *arguments),
+                    stdout=subprocess.PIPE,
+                    stderr=None if interactive else errors,
+                    text=True,
+                    timeout=seconds,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"{program} takes longer than {seconds:.0f} s; see {log}") from None
         if done.returncode != 0:
             tail = log.read_text().strip().splitlines()[-1:] or ["no message"]
             raise RuntimeError(f"{program} failed with {done.returncode}: {tail[0]}; see {log}")
