@@ -138,6 +138,22 @@ async def test_arrow_data_is_written_in_blocks_and_the_later_row_wins(tmp_path: 
         assert dict(zip(found["id"], found["name"])) == wanted
 
 
+@pytest.mark.parametrize("one_batch", [True, False])
+async def test_blocks_are_bounded_by_what_their_rows_really_take(tmp_path: Path, one_batch: bool) -> None:
+    """A few large rows among many small ones: by the average a block of them would be refused as too large."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        large, small = 24, 20_000
+        names = ["x" * (1 << 20)] * large + ["y"] * small
+        data = pa.table({"id": np.arange(large + small), "name": names})
+        batches = data.to_batches(None if one_batch else large)
+        result = await table.write_arrow(batches)
+        assert result.rows_written == large + small
+        (tablet,) = cluster.tablets.values()
+        assert max(len(attempt.block) for attempt in tablet.attempts) <= 5 << 20
+        assert await table.scan().count() == large + small
+
+
 async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)

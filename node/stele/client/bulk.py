@@ -7,6 +7,7 @@ the same key the later one wins. Invariant: every input row is counted once, as 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -201,22 +202,26 @@ class BulkWriter:
                 self._on_rows(written)
 
     def _take_block(self, ordinal: int) -> Piece:
-        """Up to BLOCK_ROWS of what waits for a tablet; nothing if that would be a small block with more to come."""
+        """Up to BLOCK_ROWS and BLOCK_BYTES_MAX of what waits for a tablet, one row at least; nothing if that would be a
+        small block with more to come."""
         pending = self._pending[ordinal]
         total = self._pending_rows[ordinal]
         if not total or (total < BLOCK_ROWS and not self._final and not self._full):
             return pa.record_batch([], names=[]), np.empty(0, np.int64)
-        wanted = min(BLOCK_ROWS, max(1, BLOCK_BYTES_MAX // self._row_bytes))
-        batches, places, have = [], [], 0
-        while pending and have < wanted:
+        batches, places, have, room = [], [], 0, BLOCK_BYTES_MAX
+        while pending and have < BLOCK_ROWS and room >= 0:
             rows, where = pending.popleft()
-            if have + rows.num_rows > wanted:
-                cut = wanted - have
-                pending.appendleft((rows.slice(cut), where[cut:]))
-                rows, where = rows.slice(0, cut), where[:cut]
-            batches.append(rows)
-            places.append(where)
-            have += rows.num_rows
+            fits = min(BLOCK_ROWS - have, max(_fitting(rows, room), 0 if have else 1))
+            if fits < rows.num_rows:
+                pending.appendleft((rows.slice(fits), where[fits:]))
+                rows, where = rows.slice(0, fits), where[:fits]
+                room = -1  # the block ends here
+            else:
+                room -= rows.nbytes
+            if fits:
+                batches.append(rows)
+                places.append(where)
+                have += fits
         self._pending_rows[ordinal] = total - have
         if len(batches) == 1:
             return batches[0], places[0]
@@ -234,6 +239,13 @@ class BulkWriter:
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _fitting(rows: pa.RecordBatch, room: int) -> int:
+    """How many of the first rows take at most `room` bytes."""
+    if rows.nbytes <= room:
+        return int(rows.num_rows)
+    return bisect.bisect_right(range(rows.num_rows + 1), room, key=lambda n: rows.slice(0, n).nbytes) - 1
 
 
 def _pieces(
