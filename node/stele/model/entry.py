@@ -5,10 +5,10 @@ Invariant: an entry is immutable, and `payload` is never decoded below stele.con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from stele.model.ids import OpId
+from stele.model.record import record
 
 
 class EntryKind(IntEnum):
@@ -20,7 +20,7 @@ class EntryKind(IntEnum):
     CEILING = 4  # payload: u64 little-endian hybrid time below which the leader may assign timestamps
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """One entry of a replicated log. `timestamp` is a hybrid time, 0 where none was assigned."""
 

@@ -10,6 +10,8 @@ import uuid
 from dataclasses import dataclass
 from typing import NewType
 
+from stele.model.record import record
+
 NodeId = NewType("NodeId", str)
 """32 lower-case hex digits; lives on the node's volume."""
 ClusterId = NewType("ClusterId", str)
@@ -44,7 +46,7 @@ def is_id(text: str) -> bool:
     return _HEX32.match(text) is not None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@record(order=True)
 class OpId:
     """Position of a log entry. Ordered by term, then index (Raft §5.4.1)."""
 

@@ -12,12 +12,12 @@ Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeepin
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 
 import xxhash
 
 from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.record import record
 
 HEADER = struct.Struct("<BBHI16sQQQQ")
 VERSION = 1
@@ -35,7 +35,7 @@ class BodyKind(IntEnum):
 _KINDS = {int(kind): kind for kind in BodyKind}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteHeader:
     """Who writes, and which of its writes this is."""
 

@@ -12,13 +12,13 @@ Invariant: within one list of effects the order is Persist, Send, all others in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from stele.model.config import Configuration
 from stele.model.entry import Entry
 from stele.model.errors import Code
 from stele.model.ids import OpId, ReplicaId
+from stele.model.record import record
 from stele.raft.messages import Message
 
 
@@ -32,7 +32,7 @@ class Role(Enum):
     NON_PARTICIPANT = "NON_PARTICIPANT"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HardState:
     """Term and vote: what a replica must never forget (Raft figure 2)."""
 
@@ -40,7 +40,7 @@ class HardState:
     voted_for: ReplicaId | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Persist:
     """Write, in this order: hard state, the dropping of all from `truncate_from` on, entries. Then sync."""
 
@@ -50,7 +50,7 @@ class Persist:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     """Send a message; it must never leave before the Persist with id `after` is durable (0: at once)."""
 
@@ -59,14 +59,14 @@ class Send:
     after: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Committed:
     """These entries are committed and durable here: apply them."""
 
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Proposed:
     """The proposal is in the leader's log at `opid`; its outcome is unknown until Committed or ProposalLost."""
 
@@ -74,7 +74,7 @@ class Proposed:
     opid: OpId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProposalRefused:
     """The proposal never entered a log."""
 
@@ -83,14 +83,14 @@ class ProposalRefused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProposalLost:
     """The entry at `opid` was dropped from this log and will never be committed from it."""
 
     opid: OpId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadReady:
     """The read may be served once `index` is applied."""
 
@@ -98,7 +98,7 @@ class ReadReady:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadRefused:
     """The read cannot be served here."""
 
@@ -107,7 +107,7 @@ class ReadRefused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RoleChanged:
     """Role, term or known leader changed. `serves`: a leader with rows, so not a witness."""
 
@@ -118,7 +118,7 @@ class RoleChanged:
     serves: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigChanged:
     """The active configuration changed (`committed` false: appended, or an appended one undone) or was committed."""
 
@@ -127,7 +127,7 @@ class ConfigChanged:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChangeCommitted:
     """The change of this context is durable."""
 
@@ -135,7 +135,7 @@ class ChangeCommitted:
     config: Configuration
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChangeRefused:
     """The change of this context was refused, or its entry lost."""
 
@@ -144,7 +144,7 @@ class ChangeRefused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadLog:
     """Read entries for a slow peer from `first_index` on, about `bytes_max`, at least one; answer with LogRead."""
 
@@ -153,14 +153,14 @@ class ReadLog:
     bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferDone:
     """The chosen replica leads now."""
 
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferFailed:
     """Leadership was not handed over as asked; if this replica still leads, everything goes on as before."""
 
@@ -169,7 +169,7 @@ class TransferFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerNeedsCopy:
     """The peer's log ends before this log begins; only a copy of the tablet can bring it back.
 

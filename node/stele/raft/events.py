@@ -8,16 +8,16 @@ Invariant: the core does nothing but in answer to an event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.model.record import record
 from stele.raft.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InitialState:
     """What a replica finds on its disk; not an event, but what comes before the first.
 
@@ -50,14 +50,14 @@ class ChangeType(IntEnum):
     MODIFY = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Start:
     """The first event, once."""
 
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """Time has passed. Due at `core.next_deadline_ms` at the latest; earlier ones cost little.
 
@@ -67,7 +67,7 @@ class Tick:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Received:
     """A message has come from a replica of this group."""
 
@@ -76,7 +76,7 @@ class Received:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Propose:
     """Append an entry. Answered by Proposed or ProposalRefused; held back during a leadership transfer."""
 
@@ -86,7 +86,7 @@ class Propose:
     timestamp: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProposeChange:
     """Change one member. ADD takes the whole peer, REMOVE only its replica_id, MODIFY its new type and `promote`.
 
@@ -99,7 +99,7 @@ class ProposeChange:
     cas_opid_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferLeadership:
     """Hand over to `target`, or to the most advanced voter. Answered by TransferDone or TransferFailed."""
 
@@ -108,21 +108,21 @@ class TransferLeadership:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Persisted:
     """The Persist of this id and all before it survive power loss."""
 
     persist_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Applied:
     """All committed entries up to `index` are applied."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LogRead:
     """Answer to ReadLog: entries from `first_index` on; none means the log there is gone."""
 
@@ -131,40 +131,40 @@ class LogRead:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestRead:
     """A linearizable read. Answered by ReadReady or ReadRefused."""
 
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DataArrived:
     """The rows of a witness have been copied and meet its log."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerFailed:
     """The node of this replica is seen as failed: a reset connection, or SWIM."""
 
     replica_id: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compacted:
     """The log up to and including `opid` (committed, durable in the store) may be gone."""
 
     opid: OpId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportFailed:
     """This replica has become FAILED: it abstains from now on."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SyncStalled:
     """A sync has taken longer than an election timeout; fed again each election timeout while it lasts.
 

@@ -8,13 +8,12 @@ Invariant: a message is an immutable value; whoever receives it twice, late or o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stele.model.entry import Entry
 from stele.model.ids import OPID_NONE, OpId
+from stele.model.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UpdateRequest:
     """Entries or a heartbeat from a leader (AppendEntries, Raft figure 2).
 
@@ -32,7 +31,7 @@ class UpdateRequest:
     all_replicated_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UpdateResponse:
     """The answer to an UpdateRequest of `preceding_index`.
 
@@ -54,7 +53,7 @@ class UpdateResponse:
     preceding_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VoteRequest:
     """A candidate asks for a vote at `term` (RequestVote, Raft figure 2), or with `pre_vote` whether it would get one.
 
@@ -68,7 +67,7 @@ class VoteRequest:
     candidate_node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VoteResponse:
     """The answer to a VoteRequest at `request_term`; `term` is the answerer's own.
 
@@ -83,7 +82,7 @@ class VoteResponse:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TimeoutNow:
     """The leader of `term` asks the receiver to campaign at once (dissertation 3.10)."""
 

@@ -16,9 +16,10 @@ from stele.model.block import RowError
 from stele.model.entry import Entry
 from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
+from stele.model.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What became of one WRITE entry. A retry of the same write gets the same outcome.
 
