@@ -19,6 +19,8 @@ EXIT_VOLUME_EMPTY = 3
 EXIT_VOLUME_FOREIGN = 4
 EXIT_DISK = 5
 EXIT_INVARIANT = 70
+EXIT_TRY_AGAIN = 75
+"""Nothing is damaged: the disk is full, or something that was needed did not answer."""
 
 WAL_SYNC = ("always", "interval", "never")
 

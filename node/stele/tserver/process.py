@@ -6,6 +6,7 @@ Invariant: the process ends with one of the documented exit codes, and says why 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -15,9 +16,16 @@ from pathlib import Path
 
 import structlog
 
-from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
+from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable, SteleError
 from stele.tserver.node import Node
-from stele.tserver.options import EXIT_DISK, EXIT_INVARIANT, EXIT_OK, EXIT_USAGE, NodeOptions
+from stele.tserver.options import (
+    EXIT_DISK,
+    EXIT_INVARIANT,
+    EXIT_OK,
+    EXIT_TRY_AGAIN,
+    EXIT_USAGE,
+    NodeOptions,
+)
 from stele.tserver.volume import Fate
 
 log = structlog.get_logger("stele.tserver")
@@ -68,12 +76,17 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
 def exit_code(error: BaseException) -> int:
     """Say why, once and in one line; the exit code."""
     line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
+    full = _disk_full(error)
+    if full is not None:
+        line = f"the disk is full ({full.filename or line}); free space or grow the volume, then start again"
     if isinstance(error, Fate):
         line = f"{error.fate}: {error}"
     print(f"stele: {line}", file=sys.stderr, flush=True)
     told_to = os.environ.get(TERMINATION_LOG)
     if told_to:
         Path(told_to).write_text(line + "\n")
+    if full is not None or isinstance(error, Retryable):
+        return EXIT_TRY_AGAIN  # never EXIT_DISK: an operator would give a sound volume up
     if isinstance(error, Fate):
         return error.exit_code
     if isinstance(error, Rejected):
@@ -84,3 +97,12 @@ def exit_code(error: BaseException) -> int:
         return EXIT_DISK
     log.error("unexpected end", exc_info=error)
     return EXIT_INVARIANT
+
+
+def _disk_full(error: BaseException | None) -> OSError | None:
+    """The system's word that there is no space, wherever in the chain of causes it stands."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

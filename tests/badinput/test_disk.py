@@ -1,0 +1,145 @@
+"""A disk that is really full: writes are refused with DISK_FULL or go on by the others, nothing is lost, and it recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stele.client import AsyncClient, AsyncTable
+from stele.model.errors import Code, Corrupt, Retryable, SteleError
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from stele.tserver.process import exit_code
+from tests.harness import Cluster, Member
+from tests.harness.compare import rows_that_all_replicas_hold
+
+SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
+FOUR = PartitionSchema((HashPartition((0,), 4),))
+DISK_MIB = 512
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """A file system of its own at `directory`; skips where that is not allowed."""
+    directory.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "stele-test", str(directory)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def fill(path: Path) -> None:
+    """To the last byte."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            block = bytes(size)
+            try:
+                while True:
+                    file.write(block)
+            except OSError:
+                pass
+
+
+class Writer:
+    """Puts rows one by one, from several callers, and counts what became of them."""
+
+    def __init__(self, table: AsyncTable) -> None:
+        self.table = table
+        self.next = 0
+        self.acknowledged: set[int] = set()
+        self.unknown: set[int] = set()
+
+    async def put(self, count: int) -> Counter[Code]:
+        """How often each answer came."""
+        said: Counter[Code] = Counter()
+
+        async def one(number: int) -> None:
+            try:
+                await self.table.put({"id": number, "s": "x" * 1_000})
+                self.acknowledged.add(number)
+                said[Code.OK] += 1
+            except SteleError as exc:
+                said[exc.code] += 1
+                if exc.code is Code.UNKNOWN_OUTCOME:
+                    self.unknown.add(number)
+
+        numbers = range(self.next, self.next + count)
+        self.next += count
+        await asyncio.gather(*(one(number) for number in numbers))
+        return said
+
+    async def check(self) -> None:
+        found = set((await self.table.scan(["id"]).to_table())["id"].to_pylist())
+        assert self.acknowledged <= found, f"lost: {sorted(self.acknowledged - found)[:10]}"
+        assert found <= self.acknowledged | self.unknown
+
+
+async def tablets_led_by(table: AsyncTable, node: Member) -> set[str]:
+    """As the masters know it."""
+    await table.locations.refresh()
+    return {t.tablet_id for t in table.locations.tablets if t.target().node_id == node.node_id}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
+async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
+    volume = tmp_path / "c" / "node-1"
+    with small_disk(volume):
+        cluster = Cluster(tmp_path / "c", masters=1, nodes=3)
+        async with cluster, AsyncClient(cluster.master_addresses, timeout_s=3.0) as client:
+            node = cluster.nodes[1]
+            writer = Writer(await client.create_table("t", SCHEMA, FOUR))
+            assert await writer.put(400) == {Code.OK: 400}
+
+            fill(volume / "ballast")
+            await writer.put(100)  # some of them before the node has seen it
+            async with asyncio.timeout(20):
+                while (said := await writer.put(50)).keys() - {Code.OK, Code.DISK_FULL}:
+                    pass
+            assert said[Code.OK], said  # tablets that others lead go on
+            led = await tablets_led_by(writer.table, node)
+            said = await writer.put(50)
+            if led & await tablets_led_by(writer.table, node):
+                assert said[Code.DISK_FULL], said
+            assert node.running
+            await writer.check()
+
+            cluster.kill(node)
+            cluster.restart(node)
+            assert node.process is not None
+            code = await asyncio.to_thread(node.process.wait, 30)
+            assert code == 75, node.tail()
+            assert node.tail().splitlines()[-1].startswith("stele: the disk is full"), node.tail()
+
+            (volume / "ballast").unlink()
+            cluster.restart(node)
+            await cluster.wait_ready(node)
+            async with asyncio.timeout(20):
+                while (await writer.put(50)).keys() != {Code.OK}:
+                    pass
+            await writer.check()
+            held = await rows_that_all_replicas_hold(client, writer.table)
+            assert len(writer.acknowledged) <= held <= len(writer.acknowledged | writer.unknown)
+
+
+def test_a_full_disk_never_counts_as_a_damaged_one(capsys: pytest.CaptureFixture[str]) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    inside = Corrupt("log of the node: a write failed", code=Code.IO_ERROR)
+    inside.__cause__ = full
+    assert [exit_code(error) for error in (full, inside, Retryable("not now"))] == [75, 75, 75]
+    assert [exit_code(error) for error in (OSError(errno.EIO, "bad"), Corrupt("x"))] == [5, 5]
+    assert capsys.readouterr().err.count("the disk is full") == 2
