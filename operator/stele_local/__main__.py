@@ -152,17 +152,20 @@ def status(folder: Path) -> None:
         click.echo(f"{row['name']:4} {row['zone']:4} {power:4} {ready:9} {' '.join(row['pods'])}")
 
 
-def _machine_command(verb: str, text: str) -> None:
+def _machine_command(verb: str, text: str, done: str) -> None:
     @main.command(verb, help=text)
     @click.argument("machine")
     @click.pass_obj
     def command(folder: Path, machine: str) -> None:
         _control(folder, verb, machine)
+        click.echo(f"machine {machine} {done}")
 
 
-_machine_command("off", "Power failure of a machine: all its processes are killed.")
-_machine_command("on", "Power again; its disks as they were.")
-_machine_command("wipe", "While it is off: its disks are lost.")
+_machine_command(
+    "off", "Power failure of a machine: all its processes are killed.", "is off: its processes were killed"
+)
+_machine_command("on", "Power again; its disks as they were.", "is on: its pods start again")
+_machine_command("wipe", "While it is off: its disks are lost.", "has lost its disks")
 
 
 @main.command()

@@ -68,7 +68,7 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     assert "runs in" in _run(folder, "up", code=1)
     _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
-    _run(folder, "off", "n1")
+    assert _run(folder, "off", "n1") == "machine n1 is off: its processes were killed\n"
     _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
     assert "expected" in _run(folder, "off", "n9", code=1)
     assert "switch it off first" in _run(folder, "wipe", "n2", code=1)

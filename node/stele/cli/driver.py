@@ -37,7 +37,9 @@ def run(
     from stele.client.masters import parse_masters
     from stele.driver.main import run as drive
     from stele.driver.policy import Policy
+    from stele.rpc.logging import setup
 
+    setup(level="warning")  # standard output has each step already
     policy = Policy(
         dead_after_ms=int(dead_after_s * 1_000),
         lost=frozenset(lost),

@@ -70,9 +70,9 @@ def _finalizer(group: GroupObject) -> list[Action]:
         return []
     others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
     reason = (
-        "deletionPolicy is Delete: the table must be dropped before this resource may go"
+        "deletionPolicy is Delete: when this TabletGroup is deleted, the finalizer holds it until its table is dropped"
         if wanted
-        else "deletionPolicy is Retain: nothing to do when this resource goes"
+        else "deletionPolicy is Retain: when this TabletGroup is deleted, its table stays"
     )
     finalizers = (*others, FINALIZER_TABLE) if wanted else others
     return [SetFinalizers(reason, group.name, group.uid, group.resource_version, finalizers)]
@@ -138,8 +138,12 @@ def _staying(
             )
         counts = tablet_counts(o, table.table_id)
         if counts.total == 0 or counts.unavailable:
+            reason = "Creating" if _creating(o, table) else "NoLeader"
             message = f"{counts.unavailable} of {counts.total} tablets have no leader"
-            found(Kind.NOT_READY, "Creating" if _creating(o, table) else "NoLeader", message)
+            if reason == "Creating":
+                served = counts.total - counts.unavailable
+                message = f"table {table.name} is new: {served} of {counts.total or 'its'} tablets serve so far"
+            found(Kind.NOT_READY, reason, message)
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
             found(Kind.DEGRADED, "VoterLost", message)
