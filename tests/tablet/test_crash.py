@@ -126,6 +126,8 @@ class Full(Files):
 
     def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
         self._refuse("write")
+        if path.name.startswith("rows"):
+            self._refuse("rows")
         if path.name.startswith("MANIFEST"):
             self._refuse("manifest")
         return super().write_new(path, parts)
@@ -156,6 +158,28 @@ def test_a_full_disk_fails_the_flush_and_the_store_serves_on(tmp_path: Path, whe
     assert flush(store)
     reopened = TabletStore.open(tmp_path / "t")
     assert all_rows(reopened) == twin.at(store.last_timestamp)
+
+
+@pytest.mark.parametrize("where", ["rows", "manifest", "replace"])
+def test_a_flush_that_fails_again_and_again_fills_no_disk(tmp_path: Path, where: str) -> None:
+    """It is tried twice a second for as long as the disk is full; what it wrote so far must not stay."""
+    files, twin = Full(), Twin()
+    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(files=files))
+    store.apply(twin.write(_rows(0, 5), RowOp.INSERT)[0])
+    before = sorted(p.name for p in (tmp_path / "t").iterdir())
+    files.full = where
+    for _ in range(3):
+        job = store.begin_flush()
+        assert job is not None
+        with pytest.raises(Retryable):
+            job.write()
+        left = {p.name for p in (tmp_path / "t").iterdir()} - {"MANIFEST.tmp"}
+        assert sorted(left) == before
+    files.full = ""
+    assert flush(store)
+    store.close()
+    reopened = TabletStore.open(tmp_path / "t")
+    assert all_rows(reopened) == twin.at(reopened.last_timestamp)
 
 
 def test_a_full_disk_fails_the_merge_and_the_files_stand(tmp_path: Path) -> None:

@@ -295,35 +295,48 @@ class TabletStore:
             if current.opid == job.opid:
                 return
             number = self._reserve_number()
-            once_name = f"once-{number:08x}"
-            body = seal(ONCE_MAGIC, ONCE_VERSION, exactly_once.encode(job._once))
-            self.options.files.write_new(self.directory / once_name, [body])
-            metas: tuple[FileMeta, ...] = ()
-            opened: tuple[ColumnFile, ...] = ()
-            if job.frozen.rows:
-                # Files that are older may hold what a delete hides, so a delete goes only when there are none.
-                run = compacted([job.frozen.view().run()], job._mark, bottom=not current.files)
-                if run.rows:
-                    path = self.directory / f"rows-{number:08x}"
-                    metas = (write_column_file(self.options.files, path, self.schema, iter([run])),)
-                    opened = (ColumnFile(path, metas[0]),)
-            new = replace(
-                current,
-                opid=job.opid,
-                max_ceiling=job._ceiling,
-                last_timestamp=job._timestamp,
-                history_mark=max(current.history_mark, job._mark),
-                next_file=number + 1,  # a merge that is under way has a name no number can take
-                once=once_name,
-                files=(*metas, *current.files),
-            )
-            manifest.write(self.options.files, self.directory, new)
-            with self._swap_lock:
-                self._state = replace(
-                    self._state, frozen=None, files=(*opened, *self._state.files), manifest=new
-                )
-            if current.once:
-                self.options.files.remove(self.directory / current.once)
+            try:
+                self._write_flushed(job, current, number)
+            except SteleError:
+                # It is tried again soon, and as long as it takes: what it left would fill what room there is.
+                self._remove_unlisted(f"once-{number:08x}", f"rows-{number:08x}")
+                raise
+
+    def _write_flushed(self, job: StoreFlush, current: Manifest, number: int) -> None:
+        once_name = f"once-{number:08x}"
+        body = seal(ONCE_MAGIC, ONCE_VERSION, exactly_once.encode(job._once))
+        self.options.files.write_new(self.directory / once_name, [body])
+        metas: tuple[FileMeta, ...] = ()
+        opened: tuple[ColumnFile, ...] = ()
+        if job.frozen.rows:
+            # Files that are older may hold what a delete hides, so a delete goes only when there are none.
+            run = compacted([job.frozen.view().run()], job._mark, bottom=not current.files)
+            if run.rows:
+                path = self.directory / f"rows-{number:08x}"
+                metas = (write_column_file(self.options.files, path, self.schema, iter([run])),)
+                opened = (ColumnFile(path, metas[0]),)
+        new = replace(
+            current,
+            opid=job.opid,
+            max_ceiling=job._ceiling,
+            last_timestamp=job._timestamp,
+            history_mark=max(current.history_mark, job._mark),
+            next_file=number + 1,  # a merge that is under way has a name no number can take
+            once=once_name,
+            files=(*metas, *current.files),
+        )
+        manifest.write(self.options.files, self.directory, new)
+        with self._swap_lock:
+            self._state = replace(self._state, frozen=None, files=(*opened, *self._state.files), manifest=new)
+        if current.once:
+            self.options.files.remove(self.directory / current.once)
+
+    def _remove_unlisted(self, *names: str) -> None:
+        """Remove those of the files just written that the manifest on the disk does not list."""
+        listed = manifest.read(self.directory).file_names()
+        for name in names:
+            if name not in listed:
+                self.options.files.remove(self.directory / name)
 
     def _reserve_number(self) -> int:
         """A number for file names; never the same twice, so that a listed file is never written again."""
@@ -371,9 +384,7 @@ class TabletStore:
         """The merge failed; what it wrote is removed, and it may be planned again."""
         with self._manifest_lock:
             self._compacting = False
-            listed = manifest.read(self.directory).file_names()
-            if job.output not in listed:
-                self.options.files.remove(self.directory / job.output)
+            self._remove_unlisted(job.output)
 
     def install_compaction(self, result: CompactionResult) -> None:
         """Put the merged files in the place of those they were made from, durably. Blocks; any thread.
