@@ -67,6 +67,14 @@ class Healer:
         fresh, self._news = tuple(self._news), []
         return fresh
 
+    def rests(self, view: ClusterView | None, policy: Policy | None) -> bool:
+        """Whether there is nothing to do, or nothing may be done; then nothing is under way either."""
+        if view is not None and policy is not None and view.settled and plan_steps(view, policy):
+            return False
+        self.progress = ()
+        self._told.clear()
+        return True
+
     async def run(
         self,
         link: MasterLink,
@@ -75,13 +83,12 @@ class Healer:
         names: Mapping[str, str],
         on_round: Callable[[], Awaitable[None]],
     ) -> str:
-        """Let the driver work for a moment. Returns why it could not, or an empty text.
+        """Let the driver work for a moment; without view or policy it lets its claim go. Returns why it could not, or
+        an empty text.
 
         `names`: of members, by the first eight digits of their UUIDs. `on_round` tells of each round at once.
         """
-        if view is None or policy is None or not view.settled or not plan_steps(view, policy):
-            self.progress = ()
-            self._told.clear()
+        if view is None or policy is None:
             await link.driver.release()
             return ""
         try:

@@ -123,8 +123,10 @@ class ClusterTask:
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
         await self._tell(raw, o, plan, outcomes)
-        await self._heal(raw, view, plan)
+        resting = self._healer.rests(view, plan.policy)
+        # Before the healing, which takes its time: members and conditions are to be true meanwhile.
         await self._report(raw, groups, o, plan, outcomes)
+        await self._heal(raw, None if resting else view, plan)
         return BUSY_S if any(x.error for x in outcomes) else plan.wait_s
 
     async def _with_masters(self, o: Observation) -> Observation:

@@ -142,7 +142,9 @@ def _staying(
             message = f"{counts.unavailable} of {counts.total} tablets have no leader"
             if reason == "Creating":
                 served = counts.total - counts.unavailable
-                message = f"table {table.name} is new: {served} of {counts.total or 'its'} tablets serve so far"
+                message = (
+                    f"table {table.name} is new: {served} of {counts.total or 'its'} tablets serve so far"
+                )
             found(Kind.NOT_READY, reason, message)
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
