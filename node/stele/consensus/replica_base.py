@@ -43,6 +43,7 @@ class ReplicaBase:
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
     ) -> None:
         self.superblock = superblock
+        self.raw_tablet_id = bytes.fromhex(superblock.tablet_id)
         self.directory = directory
         self.host = host
         self.options = options or ReplicaOptions()

@@ -194,7 +194,8 @@ class RaftCore(HandoverPart):
             self._receivers[type(event.message)](event.sender, event.message)
 
     def _on_persisted(self, event: Persisted) -> None:
-        ensure(event.persist_id <= self._persist_id, f"raft: Persist {event.persist_id} was never asked for")
+        if event.persist_id > self._persist_id:
+            ensure(False, f"raft: Persist {event.persist_id} was never asked for")
         self._stalled_until_ms = 0
         self._persist_durable = max(self._persist_durable, event.persist_id)
         if self.log.persisted(event.persist_id):
@@ -203,10 +204,8 @@ class RaftCore(HandoverPart):
         self._own_vote_durable()
 
     def _on_applied(self, event: Applied) -> None:
-        ensure(
-            event.index <= self.log.handed_index,
-            f"raft: index {event.index} is applied but was not handed out",
-        )
+        if event.index > self.log.handed_index:
+            ensure(False, f"raft: index {event.index} is applied but was not handed out")
         self.applied_index = max(self.applied_index, event.index)
 
     def _on_transfer_event(self, event: TransferLeadership) -> None:

@@ -205,10 +205,11 @@ class CoreBase:
 
     # The log
 
-    def _append(self, entry: Entry, cause: str) -> None:
+    def _append(self, entry: Entry, cause: str = "") -> None:
+        """Add the next entry. `cause`: why, where this replica leads; else the leader of its term sent it."""
         config = self.log.append(entry)
         if config is not None:
-            self._config_changed(cause)
+            self._config_changed(cause or f"leader {self.leader} of term {self.term}")
 
     def _truncate(self, from_index: int, cause: str) -> None:
         """Drop a suffix that lost; a configuration in it is undone."""
@@ -240,21 +241,22 @@ class CoreBase:
             self._draw_election()
         self._on_config()
 
-    def _set_commit(self, index: int, cause: str) -> None:
+    def _set_commit(self, index: int) -> None:
         """Raise the commit index; entries are handed out when they are durable here as well."""
         before = self.commit_index
-        ensure(
-            before < index <= self.log.last_index,
-            f"raft: commit index {index} is not within {before} and the log's end",
-        )
+        if not before < index <= self.log.last_index:
+            ensure(False, f"raft: commit index {index} is not within {before} and the log's end")
         self.commit_index = index
         if not self._term_committed and self.log.term_at(index) == self.term:
             self._term_committed = True
         if before < self.log.config_index:
-            self._config_committed(before, cause)
+            self._config_committed(before)
 
-    def _config_committed(self, before: int, cause: str) -> None:
+    def _config_committed(self, before: int) -> None:
         config = self.committed_config
+        cause = f"leader {self.leader} of term {self.term}"
+        if self.role is Role.LEADER:
+            cause = f"a majority of {len(self.config.voters)} voters holds it"
         if config is not self.log.config_at(before):
             self._out.append(ConfigChanged(config, True, cause))
             self._on_config()

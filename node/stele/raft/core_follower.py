@@ -46,7 +46,7 @@ class FollowerPart(CoreBase):
         if request.commit_index > self.commit_index:
             known = min(request.commit_index, verified)
             if known > self.commit_index:
-                self._set_commit(known, f"leader {sender} of term {self.term}")
+                self._set_commit(known)
                 self._hand_out()
         if request.entries:
             # The answer waits for the disk, so it may vouch for all that is known to match.
@@ -56,10 +56,11 @@ class FollowerPart(CoreBase):
             self._answer(sender, request, min(verified, self.log.durable_index), self._hard_barrier())
 
     def _follow(self, leader: ReplicaId) -> None:
-        ensure(
-            self.role is not Role.LEADER,
-            f"raft: {leader} and {self.self_replica} both lead term {self.term}; one leader per term",
-        )
+        if self.role is Role.LEADER:
+            ensure(
+                False,
+                f"raft: {leader} and {self.self_replica} both lead term {self.term}; one leader per term",
+            )
         self._heard_ms = self._now_ms
         if self.leader != leader or self.role is Role.CANDIDATE:
             self._rest(leader, f"heard from the leader of term {self.term}")
@@ -90,7 +91,7 @@ class FollowerPart(CoreBase):
         if skip == len(entries):
             return False
         for entry in entries[skip:] if skip else entries:
-            self._append(entry, f"leader {sender} of term {self.term}")
+            self._append(entry)
         return True
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:

@@ -247,7 +247,7 @@ class LeaderPart(ElectionPart):
         self.all_replicated_index = max(self.all_replicated_index, matches[0])
         index = matches[len(matches) - len(matches) // 2 - 1]
         if index > self.commit_index and self._may_commit(index):
-            self._set_commit(index, f"a majority of {len(matches)} voters holds it")
+            self._set_commit(index)
 
     # Time
 

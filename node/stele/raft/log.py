@@ -99,7 +99,8 @@ class LogView:
     def opid_at(self, index: int) -> OpId:
         """OpId of the entry at `index`, which must be known."""
         term = self.term_at(index)
-        ensure(term is not None, f"log: index {index} is outside of {self.start} to {self.last_opid}")
+        if term is None:
+            ensure(False, f"log: index {index} is outside of {self.start} to {self.last_opid}")
         return OpId(term or 0, index)
 
     def first_of_term(self, index: int) -> int:
@@ -124,7 +125,8 @@ class LogView:
         if self._batch[0] == key:
             return self._batch[1]
         offset = first_index - self._tail_first
-        ensure(offset >= 0, f"log: entry {first_index} is below the tail, which begins at {self._tail_first}")
+        if offset < 0:
+            ensure(False, f"log: entry {first_index} is below the tail, which begins at {self._tail_first}")
         size = 0
         end = offset
         tail = self._tail
@@ -147,10 +149,8 @@ class LogView:
 
     def append(self, entry: Entry) -> Configuration | None:
         """Add the next entry; the configuration it brings, if it is a CONFIG."""
-        ensure(
-            entry.index == self.last_index + 1 and entry.term >= self.last_term,
-            f"log: entry {entry.opid} cannot follow {self.last_opid}",
-        )
+        if entry.index != self.last_index + 1 or entry.term < self.last_term:
+            ensure(False, f"log: entry {entry.opid} cannot follow {self.last_opid}")
         size = len(entry.payload) + 48
         self._tail.append(entry)
         self._tail_bytes += size

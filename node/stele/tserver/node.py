@@ -131,14 +131,14 @@ class Node:
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b."""
-        return self._random.randint(a, b)
+        return a + int(self._random.random() * (b - a + 1))
 
     def send(
         self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
         """Hand a message to the transport."""
         envelope = consensus_pb2.ConsensusMessage(
-            tablet_id=bytes.fromhex(replica.tablet_id),
+            tablet_id=replica.raw_tablet_id,
             from_replica=replica.replica_id,
             to_replica=to,
             tablet_incarnation=replica.superblock.tablet_incarnation,

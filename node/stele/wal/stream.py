@@ -104,7 +104,8 @@ class StreamLog:
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
         """As LogPort. Payloads are `bytes` and are not copied before the write."""
         state, log = self._state, self._log
-        ensure(bool(entries), f"log {state.key}: an append of no entries")
+        if not entries:
+            ensure(False, f"log {state.key}: an append of no entries")
         size = 0
         expected = entries[0].index
         for entry in entries:
