@@ -81,6 +81,8 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Else a refusal begins with the traceback of Spark's worker, and its own sentence comes last.
+        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
     builder = SparkSession.builder.appName(app_name).master(f"local[{cores or '*'}]")

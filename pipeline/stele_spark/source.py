@@ -12,6 +12,9 @@ Spark's own filter pushdown is left alone: Spark 4.3 keeps the partitions that o
 later query of the same frame that has no filter, which then misses rows (tests/spark holds the case). For the same
 reason a frame stays at the snapshot of its first action; load again to see newer rows.
 
+Errors come as Spark words them, behind a traceback of its Python worker; in a session with
+`spark.sql.execution.pyspark.udf.hideTraceback.enabled` (stele_spark.session sets it) their first line says what is wrong.
+
 Invariant: all partitions of one read see the same snapshot; a task that is tried again changes nothing that is there.
 """
 

@@ -154,8 +154,11 @@ def test_what_is_refused_says_why(spark: Any, masters: str) -> None:
         ),
         (spark.read.format("stele").options(masters=masters, table="kinds", where="who = 3"), "who"),
     ):
-        with pytest.raises(Exception, match=sentence):
+        with pytest.raises(Exception, match=sentence) as caught:
             broken.load().collect()
+        first, *others = str(caught.value).splitlines()
+        assert sentence in first, caught.value
+        assert not any("Traceback" in line for line in others)
     frame = spark.createDataFrame([(1,)], "id long")
     with pytest.raises(Exception, match=r'use mode\("append"\)'):
         frame.write.format("stele").options(masters=masters, table="copy").mode("overwrite").save()
