@@ -58,7 +58,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,t
     cd /opt/tools && rm -rf numpy numpy-* numpy.libs bin pyspark/examples pyspark/pandas/tests && \
     find . -type d -name tests -prune -exec rm -rf {} +
 
-# What we wrote: a layer of a few megabytes.
+# What we wrote: layers of a few megabytes, a package each, so that a change to one leaves the other images as they are.
 FROM builder AS package
 COPY README.md ./
 COPY node node
@@ -66,13 +66,14 @@ COPY operator operator
 COPY pipeline pipeline
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
-    rm -rf /opt/app/stele_local
+    rm /opt/app/stele-*.dist-info/RECORD
 
 FROM base AS runtime
 COPY --from=venv /opt/venv /opt/venv
 
 FROM runtime AS node
-COPY --from=package /opt/app /opt/app
+COPY --from=package /opt/app/stele /opt/app/stele
+COPY --from=package /opt/app/bin/stele /opt/app/bin/stele
 USER 1000:1000
 WORKDIR /tmp
 ENTRYPOINT ["stele"]
@@ -81,7 +82,9 @@ CMD ["--help"]
 FROM runtime AS operator
 COPY --from=venv-operator /opt/operator /opt/operator
 ENV PYTHONPATH=/opt/app:/opt/operator
-COPY --from=package /opt/app /opt/app
+COPY --from=package /opt/app/stele /opt/app/stele
+COPY --from=package /opt/app/stele_operator /opt/app/stele_operator
+COPY --from=package /opt/app/bin/stele-operator /opt/app/bin/stele-operator
 USER 1000:1000
 WORKDIR /tmp
 EXPOSE 8080
@@ -90,7 +93,10 @@ CMD ["run"]
 
 FROM runtime AS tools
 COPY --from=venv-tools /opt/tools /opt/tools
-COPY --from=package /opt/app /opt/app
+COPY --from=package /opt/app/stele /opt/app/stele
+COPY --from=package /opt/app/stele_spark /opt/app/stele_spark
+COPY --from=package /opt/app/pyspark_stele /opt/app/pyspark_stele
+COPY --from=package /opt/app/bin/stele /opt/app/bin/stele
 COPY examples /opt/app/examples
 ENV PYTHONPATH=/opt/app:/opt/tools HOME=/tmp SPARK_LOCAL_DIRS=/tmp XDG_CACHE_HOME=/opt/cache
 # Spark's Java, made ready here because the root file system will be read-only.

@@ -155,6 +155,8 @@ def test_a_machine_lost_for_good_loses_node_and_master_and_both_are_replaced() -
     assert ("Pod", master) not in world.objects
     released = world.objects["PersistentVolumeClaim", node]["metadata"]["annotations"]
     assert re.fullmatch(r"\d+", released["stele.dev/released-at"])
+    retired = next(m for m in make_plan(world.observe()).members if m.name == node)
+    assert (retired.state, retired.fate) == (State.RETIRED, Fate.NONE)
     assert "flights-master-3" in names(world, "Pod")
     assert "--join" in world.objects["Pod", "flights-master-3"]["spec"]["containers"][0]["args"]
     assert "flights-node-5" in names(world, "Pod")  # waits for a machine: there are four
