@@ -111,17 +111,23 @@ class Bench:
         self.until("no claim is left", lambda: not self.claims())
         self.core.delete_collection_namespaced_config_map(NAMESPACE, label_selector=selector)
 
-    def have(self, *, patient: bool = False, limit: str = "", fresh: bool = False) -> None:
+    def have(
+        self, *, patient: bool = False, limit: str = "", fresh: bool = False, policy: str = "Delete"
+    ) -> None:
         """A whole cluster as in examples/, with the table of flights; the one that is there if it will do.
 
         `patient`: nobody is taken for lost within the test's time. `limit`: of each node's memory. `fresh`: a new
-        one in any case, with empty tables.
+        one in any case, with empty tables. `policy`: deletionPolicy of cluster and table, of a new one.
         """
         example = yaml.safe_load((EXAMPLES / "cluster.yaml").read_text())["spec"]
         healing = {**example["healing"], **({"witnessAfter": "10m", "silentAfter": "20m"} if patient else {})}
         nodes = {**example["nodes"]}
         if limit:
-            nodes["resources"] = {"requests": {"memory": limit}, "limits": {"memory": limit}}
+            size = {
+                "cpu": "1",
+                "memory": limit,
+            }  # Guaranteed: the kernel scores what we start like the node itself
+            nodes["resources"] = {"requests": size, "limits": size}
         there = {kind: self.names(kind) for kind in PLURALS}
         will_do = not fresh and all(names == {CLUSTER} for names in there.values()) and self.whole()
         if will_do:
@@ -131,8 +137,8 @@ class Bench:
             self.patch("TabletCluster", {"healing": healing})
         else:
             self.clear()
-            self.apply("cluster", healing=healing, nodes=nodes)
-            self.apply("flights")
+            self.apply("cluster", healing=healing, nodes=nodes, deletionPolicy=policy)
+            self.apply("flights", deletionPolicy=policy)
         self.until("the cluster is whole", lambda: self.whole() and self.ready("TabletGroup"), 240)
 
     def operators(self) -> list[Any]:
@@ -169,7 +175,7 @@ class Bench:
         return condition(self.kube.status(kind, name), which)
 
     def whole(self) -> bool:
-        """Ready, every tablet healthy, all members Ready, nothing being healed."""
+        """Ready, every tablet healthy, all members Ready (or retired), nothing being healed."""
         status = self.kube.status("TabletCluster", CLUSTER)
         tablets = status.get("tablets", {})
         return bool(
@@ -178,7 +184,7 @@ class Bench:
             and condition(status, "Degraded")["status"] == "False"
             and tablets.get("total")
             and tablets["healthy"] == tablets["total"]
-            and all(m["state"] == "Ready" for m in status["members"])
+            and all(m["state"] in ("Ready", "Retired") for m in status["members"])
         )
 
     def members(self) -> dict[str, Json]:

@@ -1,0 +1,70 @@
+"""A machine loses its power: back in time it is taken back; for good, its node and master are replaced."""
+
+from __future__ import annotations
+
+import time
+
+from examples.demo.__main__ import last_json
+from tests.e2e.bench import Bench
+
+HEAL = ("Demoting", "AddingWitness", "Copying", "Promoting", "Removing", "Retiring")
+
+
+def test_off_and_back_in_time(bench: Bench) -> None:
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    # Copies that take minutes: the machine is back before they are done.
+    slow = {"copies": 1, "bytesPerSecond": "200Ki"}
+    bench.patch(
+        "TabletCluster", {"budget": slow, "healing": {"machineLostAfter": "15m", "silentAfter": "15m"}}
+    )
+    machine = bench.machine_with_both()
+    node, claims = bench.member_on(machine, "node"), {n: c.metadata.uid for n, c in bench.claims().items()}
+    identities = {n: m["nodeUUID"] for n, m in bench.members().items()}
+    started = time.time()
+    bench.power("off", machine)
+    bench.until("a witness stands in", lambda: bench.told("AddingWitness", started))
+    assert bench.members()[node]["state"] in ("Silent", "Lost")
+    bench.power("on", machine)
+    bench.until(f"whole again with {node} back", lambda: bench.whole() and bench.no_copy_left(), 300)
+    bench.sound()
+    assert {n: c.metadata.uid for n, c in bench.claims().items()} == claims
+    assert {n: m["nodeUUID"] for n, m in bench.members().items()} == identities
+    assert bench.told("PromotingBack", started), "nobody was promoted back"
+    assert not bench.told("Retiring", started)
+    bench.compare(loaded)
+    bench.patch("TabletCluster", {"budget": {"copies": 4, "bytesPerSecond": "100Mi"}})
+
+
+def test_off_for_good(bench: Bench) -> None:
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    machine = bench.machine_with_both()
+    node, master = bench.member_on(machine, "node"), bench.member_on(machine, "master")
+    stream = bench.place.begin("stream")
+    time.sleep(5)
+    started, since = time.time(), time.monotonic()
+    bench.power("off", machine)
+    bench.power("wipe", machine)
+    with bench.place.checker(machine) as checker:
+        bench.until(
+            "healed: every tablet has its voters on other machines", lambda: checker.healed(machine), 300
+        )
+    bench.until("retired", lambda: {node, master} <= bench.released(), 300)
+    bench.note(f"          {time.monotonic() - since:.1f} s from power failure to both claims let go")
+    streamed = last_json(stream.stop(60), "stream")
+    bench.note(
+        f"          {streamed['rows']:,} rows written meanwhile, longest wait {streamed['longest_wait_ms']} ms"
+    )
+
+    first = {reason: bench.first(reason, started) for reason in HEAL}
+    assert all(first.values()), f"steps that did not happen: {[r for r, at in first.items() if not at]}"
+    assert first["Demoting"] <= first["AddingWitness"] <= first["Promoting"] <= first["Removing"]
+    masters = bench.pods("master")
+    assert len({p.spec.node_name for p in masters} - {machine}) == 3 and master not in {
+        p.metadata.name for p in masters
+    }
+    bench.compare(loaded, streamed)
+    bench.power.restore()
+    bench.until("the new node is there too", lambda: bench.whole() and len(bench.pods("node")) == 5, 300)
+    assert bench.pod(node) is None

@@ -1,0 +1,99 @@
+"""The operator killed at each step of a heal, two operators at once, no API server for a minute: the same end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+
+import pytest
+
+from examples.demo.__main__ import last_json
+from examples.demo.outside import ROOT, TAG, helm, run
+from tests.e2e.bench import NAMESPACE, Bench
+
+STEPS = {
+    *("Beginning", "Demoting", "AddingWitness", "Copying", "Promoting", "Removing", "Ending"),
+    *("Retiring", "PodDeleted", "ClaimReleased", "ClaimCreated"),
+}
+SECOND = "stele-e2e-second"
+
+
+def lose(bench: Bench) -> str:
+    """A machine with a node and a master, switched off for good."""
+    machine = bench.machine_with_both()
+    bench.power("off", machine)
+    bench.power("wipe", machine)
+    return machine
+
+
+def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    started = time.time()
+    machine = lose(bench)
+    killed: list[str] = []
+
+    def kill_when_something_was_done() -> bool:
+        """Force: no handing over, no goodbye; another pod starts under another name and waits for the lease."""
+        for reason in sorted(STEPS - set(killed)):
+            if bench.told(reason, started):
+                killed.append(reason)
+                for operator in bench.operators():
+                    bench.core.delete_namespaced_pod(
+                        operator.metadata.name, NAMESPACE, grace_period_seconds=0
+                    )
+                bench.until(f"operator killed after {reason}, the next one leads", bench.new_leader())
+        return bool(bench.told("ClaimReleased", started)) and len(bench.released()) == 2
+
+    bench.until("healed, retired, claims let go", kill_when_something_was_done, 900)
+    bench.note(f"          killed {len(killed)} times, after {', '.join(killed)}")
+    assert len(killed) >= 6
+    bench.power.restore()
+    bench.until("whole", bench.whole, 300)
+    bench.sound(machine)
+    bench.compare(loaded)
+
+
+def test_two_operators_at_once(bench: Bench) -> None:
+    """A second release, in another namespace and so with another Lease, looks after the same namespace."""
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    settings = (f"image.tag={TAG}", f"nodeImage.tag={TAG}", "rbac.machines=true", "crds.install=false")
+    helm(
+        *("install", "second", str(ROOT / "charts" / "stele"), "--namespace", SECOND, "--create-namespace"),
+        *("--wait", "--timeout", "5m", "--set", f"namespaces={{{NAMESPACE}}}"),
+        *(word for setting in settings for word in ("--set", setting)),
+    )
+    try:
+        machine = lose(bench)
+        bench.until("healed by two at once", lambda: len(bench.released()) == 2, 600)
+        bench.power.restore()
+        bench.until("whole", bench.whole, 300)
+        bench.sound(machine)
+        bench.compare(loaded)
+        assert len(bench.pods("master")) == 3 and len(bench.pods("node")) == 5
+    finally:
+        helm("uninstall", "second", "--namespace", SECOND, "--wait")
+        bench.core.delete_namespace(SECOND)
+
+
+def test_writes_go_on_without_an_api_server(bench: Bench) -> None:
+    """STELE_API is called with stop and start."""
+    command = shlex.split(os.environ.get("STELE_API", ""))
+    if not command:
+        pytest.skip("STELE_API is not set: the command that stops and starts the API server")
+    bench.have(fresh=True)
+    stream = bench.place.begin("stream")
+    time.sleep(5)
+    run([*command, "stop"])
+    try:
+        time.sleep(60)
+    finally:
+        run([*command, "start"])
+    bench.until("the API server answers", lambda: bench.members())
+    streamed = last_json(stream.stop(60), "stream")
+    bench.note(f"          {streamed['rows']:,} rows, longest wait {streamed['longest_wait_ms']} ms")
+    assert streamed["longest_wait_ms"] < 20_000
+    bench.until("whole", bench.whole, 240)
+    bench.compare(streamed)

@@ -1,0 +1,73 @@
+"""Volumes that are not what they should be: refused and said so, and never a second catalog."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.bench import NAMESPACE, Bench
+
+_EMPTY = "rm -rf /data/stele && mkdir /data/stele"
+
+
+def restart(bench: Bench, name: str) -> None:
+    """Its pod made anew on the same volume."""
+    uid = bench.pod(name).metadata.uid
+    bench.core.delete_namespaced_pod(name, NAMESPACE, grace_period_seconds=0)
+    bench.until(f"{name} has another pod", lambda: (p := bench.pod(name)) and p.metadata.uid != uid)
+
+
+@pytest.mark.parametrize("role", ["node", "master"])
+def test_an_empty_mount(bench: Bench, role: str) -> None:
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    name, started = bench.pods(role)[0].metadata.name, time.time()
+    cluster = bench.kube.status("TabletCluster", "flights")["clusterUUID"]
+    bench.execute(name, "sh", "-c", _EMPTY)
+    restart(bench, name)
+    bench.until("its fate is VolumeEmpty", lambda: bench.members().get(name, {}).get("fate") == "VolumeEmpty")
+    bench.until("it was replaced", lambda: name in bench.released() and bench.whole(), 300)
+    assert [m for m in bench.told("NodeLost" if role == "node" else "MasterLost", started) if "empty" in m]
+    assert bench.kube.status("TabletCluster", "flights")["clusterUUID"] == cluster
+    assert len(bench.pods("master")) == 3
+    bench.sound()
+    bench.compare(loaded)
+
+
+def test_a_volume_of_another_node(bench: Bench) -> None:
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    one, other = (p.metadata.name for p in bench.pods("node")[:2])
+    identity = bench.execute(other, "cat", "/data/stele/node.json")
+    code = "import sys; open('/data/stele/node.json', 'w').write(sys.argv[1])"
+    bench.execute(one, "python", "-c", code, identity)
+    restart(bench, one)
+    bench.until("it is refused", lambda: bench.members().get(one, {}).get("fate") == "VolumeEmpty")
+    assert "another node" in str(bench.told("NodeLost"))
+    bench.until("it was replaced", lambda: one in bench.released() and bench.whole(), 300)
+    bench.sound()
+    bench.compare(loaded)
+
+
+def test_two_pods_with_one_volume(bench: Bench) -> None:
+    bench.have(patient=True)
+    pod = bench.pods("node")[0]
+    twin = bench.api.sanitize_for_serialization(pod)
+    twin["metadata"] = {"name": "twin", "namespace": NAMESPACE}
+    twin["spec"] |= {"restartPolicy": "Never", "hostname": "twin"}
+    twin.pop("status")
+    bench.core.create_namespaced_pod(NAMESPACE, twin)
+    try:
+        bench.until(
+            "the second has ended",
+            lambda: bench.core.read_namespaced_pod("twin", NAMESPACE).status.phase == "Failed",
+        )
+        ended = (
+            bench.core.read_namespaced_pod("twin", NAMESPACE).status.container_statuses[0].state.terminated
+        )
+        bench.note(f"          it says: {ended.message}")
+        assert ended.exit_code == 2 and "another process uses it" in (ended.message or "")
+        assert bench.whole()
+    finally:
+        bench.core.delete_namespaced_pod("twin", NAMESPACE, grace_period_seconds=0)
