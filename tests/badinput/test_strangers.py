@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections import Counter
@@ -68,13 +69,16 @@ async def foreign_streams(address: str, node_id: str) -> None:
             ("ConsensusService/PeerStream", hello, grpc.StatusCode.FAILED_PRECONDITION),
             ("ConsensusService/PeerStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
             ("TabletServerService/ClientStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-            ("MasterService/ListTables", b"", grpc.StatusCode.UNIMPLEMENTED),
         ):
             call: Any = channel.stream_stream(f"/stele.v1.{path}")()
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.write(first)
                 await call.read()
             assert await call.code() is status, path
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            unknown: Any = channel.unary_unary("/stele.v1.MasterService/ListTables")
+            await unknown(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def foreign_tickets(member: Member) -> None:
@@ -95,7 +99,12 @@ async def too_large(client: AsyncClient, address: str) -> None:
     for size in (9 << 20, 17 << 20):  # above what a write may be, and above what a message may be
         row = {"id": 1, "s": "x" * size}
         assert await code_of(table.put(row)) is Code.TOO_LARGE
-        assert await code_of(table.write_arrow(pa.Table.from_pylist([row]))) is Code.TOO_LARGE
+        three = pa.Table.from_pylist([{"id": 0, "s": "y"}, row, {"id": 0, "s": "z"}])
+        together = [table.put({"id": i, "s": "x" * (1 << 20)}) for i in range(20)]
+        assert all(await asyncio.gather(*together, table.put({"id": 99})))
+        result = await table.write_arrow(three, raise_row_errors=False)
+        assert [(e.row, e.code) for e in result.row_errors] == [(1, Code.TOO_LARGE)]
+        assert result.rows_written == 2
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
         call: Any = channel.unary_unary("/stele.v1.TabletServerService/GetNodeStatus")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -138,7 +147,7 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
             ("scan refused", "UNSUPPORTED_VERSION"): 1,
         }
         assert (await node_status(client.pool, node.address)).replicas == 1
-        assert await table.scan().count() == 1 and await table.get(0) is not None
+        assert await table.scan().count() == 21 and await table.get(0) is not None
 
 
 async def test_a_node_given_as_master_is_told_from_a_master(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stele.client.masters import Masters, parse_masters
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from stele.client.contact import FIRST_CONTACT_S
 from stele.client.kv import KeySpace
 from stele.client.locations import Locations, TableInfo, table_info_from_pb
-from stele.client.masters import Masters, parse_masters
 from stele.client.scan import FlightPool
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
@@ -25,9 +23,11 @@ from stele.model.ids import HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
+from stele.rpc.contact import FIRST_CONTACT_S
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2
 
 TIMEOUT_S = 30.0

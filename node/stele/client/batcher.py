@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, RowOp, encode_block
-from stele.model.errors import SteleError, error_for
+from stele.model.errors import Code, SteleError, error_for
 from stele.model.partition import PartitionSchema, assign, split
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
@@ -167,6 +167,13 @@ class Batcher:
             block = encode_block(one_op or ops, parts[0].column_ids, batch, self._schema.version)
             answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
         except SteleError as exc:
+            if exc.code is Code.TOO_LARGE and len(futures) > 1:  # refused before anything was proposed
+                half = len(futures) // 2
+                for some in (slice(0, half), slice(half, None)):
+                    rows = batch.slice(some.start, len(futures[some]))
+                    part = _Part(ops[some], parts[0].column_ids, rows, futures[some])
+                    await self._send_block(ordinal, [part])
+                return
             for future in futures:
                 _fail(future, exc)
             return

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.client.async_client import TIMEOUT_S, AsyncClient
-from stele.client.contact import FIRST_CONTACT_S
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import WriteResult
@@ -25,6 +24,7 @@ from stele.model.block import RowOp
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.contact import FIRST_CONTACT_S
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 30.0

@@ -24,6 +24,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.partition import PartitionSchema, assign
 from stele.model.schema import Schema
 from stele.rpc.errors import code_of
+from stele.rpc.proto import tserver_pb2
 
 BLOCK_ROWS = 8_192
 BLOCK_BYTES_MAX = 4 << 20
@@ -190,7 +191,13 @@ class BulkWriter:
             if not len(positions):
                 return
             block = encode_block(self._op, self._column_ids, rows, self._schema.version)
-            answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
+            try:
+                answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
+            except Rejected as exc:
+                if exc.code is not Code.TOO_LARGE or len(positions) > 1:
+                    raise
+                answer = tserver_pb2.WriteResponse()
+                answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
             for error in answer.row_errors:
                 self._refuse(RowError(int(positions[error.row]), code_of(error.code), error.message))
             written = len(positions) - len(answer.row_errors)

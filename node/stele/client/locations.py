@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stele.client.masters import Masters
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, partitions
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
+from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2
 
 REFRESH_INTERVAL_S = 0.2
