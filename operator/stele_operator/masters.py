@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from stele.driver.executor import Executor
-from stele.driver.masters import Masters
+from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.wire import view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
@@ -31,7 +31,9 @@ class MasterLink:
     def __init__(self, cluster_id: str, holder: str) -> None:
         self.cluster_id = cluster_id
         self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id)))
-        self._masters = Masters(self._pool, ())
+        self._masters = Masters(
+            self._pool, (), first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
+        )
         self.driver = Executor(self._pool, (), holder=holder)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
@@ -129,13 +131,13 @@ class MasterLink:
             replication_factor=spec.replicationFactor,
             table_id=id_to_pb(table_id),
         )
-        await self._masters.call("CreateTable", request, timeout_s=10.0)
+        await self._masters.call("CreateTable", request)
 
     async def delete_table(self, table_id: str) -> None:
         """Drop a table; that it is gone already is as good."""
         try:
             request = master_pb2.DeleteTableRequest(table_id=id_to_pb(table_id))
-            await self._masters.call("DeleteTable", request, timeout_s=10.0)
+            await self._masters.call("DeleteTable", request)
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise

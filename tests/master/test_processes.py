@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from stele.driver.executor import Executor
-from stele.driver.masters import Masters
 from stele.driver.policy import Policy
 from stele.driver.view import ClusterView, NodeState
 from stele.driver.wire import view_from_pb
@@ -20,6 +19,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
@@ -34,10 +34,10 @@ class Caller:
 
     def __init__(self, cluster: Cluster) -> None:
         self.pool = ChannelPool(Identity())
-        self.masters = Masters(self.pool, cluster.master_addresses)
+        self.masters = Masters(self.pool, cluster.master_addresses, first_contact_s=None)
 
     async def call(self, method: str, request: object) -> object:
-        return await self.masters.call(method, request, timeout_s=2.0, rounds=40)
+        return await self.masters.call(method, request, timeout_s=40.0)
 
     async def view(self) -> ClusterView:
         answer = await self.call("GetClusterView", pb.GetClusterViewRequest())

@@ -34,10 +34,10 @@ def run(
 
     Example: stele driver run --until-healthy --dead-after 10
     """
-    from stele.client.masters import parse_masters
     from stele.driver.main import run as drive
     from stele.driver.policy import Policy
     from stele.rpc.logging import setup
+    from stele.rpc.masters import parse_masters
 
     setup(level="warning")  # standard output has each step already
     policy = Policy(

@@ -31,8 +31,8 @@ def form(masters: str, cluster_id: str, wait_s: float) -> None:
     Example: stele master form --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
     """
     from stele.client.admin import form_masters
-    from stele.client.masters import parse_masters
     from stele.model.errors import Retryable
+    from stele.rpc.masters import parse_masters
 
     async def run() -> str:
         deadline = time.monotonic() + wait_s

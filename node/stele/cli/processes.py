@@ -143,8 +143,8 @@ def _prepare(values: dict[str, Any]) -> None:
 
 
 def _node_options(values: dict[str, Any], role: str, **more: Any) -> NodeOptions:
-    from stele.client.masters import parse_masters
     from stele.model.ids import ClusterId, NodeId
+    from stele.rpc.masters import parse_masters
     from stele.tserver.options import NodeOptions
 
     masters = values.pop("masters")

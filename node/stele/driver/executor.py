@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from stele.driver.masters import Masters
 from stele.driver.orders import Orders
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
@@ -26,12 +25,15 @@ from stele.driver.wire import claim_from_pb, freshen, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
+from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
 log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
+MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
+"""A pass would rather end than wait for masters: the next one comes soon."""
 _ASK_TIMEOUT_S = 1.0
 _WITNESS_REFUSALS_MAX = 5
 """After so many refusals in a row a witness's start is no longer in the leader's log: begin anew."""
@@ -78,7 +80,9 @@ class Executor:
         on_progress: Callable[[Progress], None] | None = None,
         now_ms: Callable[[], int] = lambda: int(time.monotonic() * 1000),
     ) -> None:
-        self.masters = Masters(pool, masters)
+        self.masters = Masters(
+            pool, masters, first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
+        )
         self.claim: Claim | None = None
         self._pool = pool
         self._holder = holder

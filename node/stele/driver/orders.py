@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from stele.driver.masters import Masters
 from stele.driver.policy import Policy
 from stele.driver.situation import judge
 from stele.driver.steps import (
@@ -43,6 +42,7 @@ from stele.rpc.convert import (
     opid_to_pb,
     peer_to_pb,
 )
+from stele.rpc.masters import Masters
 from stele.rpc.proto import consensus_pb2, master_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 

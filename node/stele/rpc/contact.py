@@ -1,0 +1,70 @@
+"""The first contact with a cluster: does any master answer at the addresses given? Used by masters.py, once per client.
+
+Asks all of them at once, so that a silent one costs nothing while another answers. Invariant: whoever never met a
+master is told so within the time given, with what each address said in plain words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from stele.model.errors import Code, Retryable, SteleError
+from stele.rpc.channels import ChannelPool
+from stele.rpc.errors import was_answered
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.rpc.resolve import resolve
+
+FIRST_CONTACT_S = 5.0
+"""Patience of a client that has not met any master yet. Wrong addresses are far likelier then than an outage."""
+_AGAIN_S = 0.25
+_SILENT = "no answer"
+
+
+async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: float) -> str:
+    """The address (IP:PORT) of the master that answered first.
+
+    Raises:
+        Retryable: UNAVAILABLE if none did within `patience_s`; the message has a reason for each address.
+    """
+    said = dict.fromkeys(given, _SILENT)
+    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def ask(name: str, address: str) -> None:
+        try:
+            await pool.unary(
+                address,
+                MasterServiceStub,
+                "ListMasters",
+                master_pb2.ListMastersRequest(),
+                timeout_s=patience_s,
+            )
+        except SteleError as error:
+            if not was_answered(error) or error.code is Code.UNSUPPORTED_VERSION:
+                said[name] = str(error.args[0]).removeprefix(f"{address}: ")
+                return
+        if not found.done():
+            found.set_result(address)
+
+    async def knock(name: str) -> None:
+        while True:
+            try:
+                addresses = await resolve(name)
+            except Retryable:
+                said[name] = "name does not resolve"
+            else:
+                await asyncio.gather(*(ask(name, address) for address in addresses))
+            await asyncio.sleep(_AGAIN_S)
+
+    tasks = [asyncio.create_task(knock(name)) for name in given]
+    try:
+        async with asyncio.timeout(patience_s):
+            return await found
+    except TimeoutError:
+        reasons = ", ".join(f"{name} ({why})" for name, why in said.items())
+        raise Retryable(f"no master answers at {reasons}; check --masters", code=Code.UNAVAILABLE) from None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,208 @@
+"""Calls to whichever master leads. Used by clients, drivers and the operator; owns the list of masters and a guess who
+leads.
+
+Any address of `--masters` may be a name with several addresses. Invariant: a call is retried only while the answer says
+that it was not done, or if the caller says that it may be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.rpc.channels import ChannelPool
+from stele.rpc.contact import FIRST_CONTACT_S, first_contact
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.rpc.resolve import resolve, split_address
+
+DEFAULT_PORT = 7051
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.05, 1.0
+_ATTEMPT_TIMEOUT_S = 3.0
+
+_NOT_DONE = frozenset(
+    (Code.NOT_LEADER, Code.UNAVAILABLE, Code.NOT_READY, Code.NO_QUORUM, Code.STEPPING_DOWN, Code.THROTTLED)
+)
+_MAYBE_DONE = frozenset((Code.TIMED_OUT, Code.UNKNOWN_OUTCOME))
+_SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
+"""Of several masters' errors the one that says most is told; of these the later ones say more."""
+
+
+def parse_masters(masters: str | Iterable[str]) -> list[str]:
+    """Addresses of "A,B,C" or of a list; port 7051 where none is given.
+
+    Raises:
+        Rejected: none at all, or one that is not HOST or HOST:PORT.
+    """
+    given = masters.split(",") if isinstance(masters, str) else list(masters)
+    found = []
+    for text in given:
+        if text.strip():
+            host, port = split_address(text, default_port=DEFAULT_PORT)
+            found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    if not found:
+        raise Rejected("no masters given; name them with --masters HOST:PORT,... or in STELE_MASTERS")
+    return found
+
+
+class Masters:
+    """The masters of a cluster. One per client. `timeout_s` and `rounds` hold for calls that name none themselves.
+
+    `first_contact_s`: patience until any master has answered once; None for those who were told where masters are.
+    """
+
+    def __init__(
+        self,
+        pool: ChannelPool,
+        addresses: Iterable[str],
+        rng: random.Random | None = None,
+        *,
+        first_contact_s: float | None = FIRST_CONTACT_S,
+        timeout_s: float = 15.0,
+        rounds: int | None = None,
+    ) -> None:
+        self._pool = pool
+        self._given = list(addresses)
+        self._timeout_s = timeout_s
+        self._rounds = rounds
+        self._first_contact_s = first_contact_s or 0.0
+        self._meeting = asyncio.Lock()
+        self.met = first_contact_s is None
+        """Whether a master has ever answered."""
+        self._unmet = (0.0, "")  # when the last attempt to meet one failed, and why
+        self._known: list[str] = []  # the presumed leader first
+        self._by_node: dict[str, str] = {}
+        self._rng = rng or random.Random()
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """Take up the newest list of addresses; older ones go, those given at the start stay. No address: nothing."""
+        newest = dict.fromkeys(a for a in addresses if a)
+        if newest:
+            self._known = list(dict.fromkeys([*(a for a in self._known if a in newest), *newest]))
+            self._by_node = {n: a for n, a in self._by_node.items() if a in newest}
+
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        rounds: int | None = None,
+        idempotent: bool = True,
+        retry_when: Callable[[SteleError], bool] = lambda error: False,
+    ) -> Any:
+        """Ask the leader master, looking for it as long as `timeout_s` allows, among all of them `rounds` times at most.
+
+        `idempotent`: also retried when it is not known whether it was done. `retry_when`: other errors to retry on.
+
+        Raises:
+            SteleError: the leader's own answer, or the last reason why there was none; UNAVAILABLE after
+                `first_contact_s` if no master ever answered.
+        """
+        timeout_s, rounds = timeout_s or self._timeout_s, rounds or self._rounds
+        deadline = time.monotonic() + timeout_s
+        if not self.met:
+            await self._meet(min(timeout_s, self._first_contact_s))
+        backoff_s = _BACKOFF_FIRST_S
+        for number in itertools.count(1):
+            error = await self._round(method, request, deadline, idempotent, retry_when)
+            if not isinstance(error, SteleError):
+                return error
+            rest_s = deadline - time.monotonic()
+            if rest_s <= backoff_s or number == rounds:
+                raise error
+            await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    async def _meet(self, patience_s: float) -> None:
+        asked = time.monotonic()
+        async with self._meeting:
+            if self.met:
+                return
+            if asked < self._unmet[0]:  # whoever waited for the same attempt shares its end
+                raise Retryable(self._unmet[1], code=Code.UNAVAILABLE)
+            try:
+                address = await first_contact(self._pool, self._given, patience_s)
+            except Retryable as exc:
+                self._unmet = (time.monotonic(), str(exc.args[0]))
+                raise
+            self._lead(address)
+            self.met = True
+
+    async def _round(
+        self,
+        method: str,
+        request: Any,
+        deadline: float,
+        idempotent: bool,
+        retry_when: Callable[[SteleError], bool],
+    ) -> Any:
+        """Ask each master once, hints first. Returns the answer, or the error that says most."""
+        worst: SteleError = Retryable("no master answers; check --masters", code=Code.UNAVAILABLE)
+        waiting = await self._addresses()
+        if not waiting:
+            raise Retryable("no master address is known", code=Code.UNAVAILABLE)
+        asked: set[str] = set()
+        while waiting:
+            address = waiting.pop(0)
+            if address in asked:
+                continue
+            asked.add(address)
+            timeout_s = min(_ATTEMPT_TIMEOUT_S, max(0.05, deadline - time.monotonic()))
+            try:
+                answer = await self._pool.unary(
+                    address, MasterServiceStub, method, request, timeout_s=timeout_s
+                )
+            except SteleError as error:
+                retry = error.code in _NOT_DONE or retry_when(error)
+                if not retry and not (idempotent and error.code in _MAYBE_DONE):
+                    raise
+                if _says(error) >= _says(worst):
+                    worst = error
+                hint = error.leader_hint if isinstance(error, NotLeader) else ""
+                if hint:
+                    waiting.insert(0, await self._address_of(hint, address))
+                continue
+            self._lead(address)
+            return answer
+        return worst
+
+    async def _addresses(self) -> list[str]:
+        known = list(self._known)
+        for given in self._given:
+            try:
+                known.extend(await resolve(given))
+            except Retryable:
+                known.append(given)
+        return list(dict.fromkeys(known))
+
+    async def _address_of(self, node_id: str, told_by: str) -> str:
+        if node_id not in self._by_node:
+            try:
+                answer = await self._pool.unary(
+                    told_by,
+                    MasterServiceStub,
+                    "ListMasters",
+                    master_pb2.ListMastersRequest(),
+                    timeout_s=1.0,
+                )
+            except SteleError:
+                return told_by
+            self._by_node = {id_from_pb(m.node_id): m.address for m in answer.masters if m.address}
+            self._known = list(dict.fromkeys([*self._known, *self._by_node.values()]))
+        return self._by_node.get(node_id, told_by)
+
+    def _lead(self, address: str) -> None:
+        if self._known[:1] != [address]:
+            self._known = [address, *(a for a in self._known if a != address)]
+
+
+def _says(error: SteleError) -> int:
+    """How much an error tells of the cluster."""
+    return _SAYS_LITTLE.index(error.code) if error.code in _SAYS_LITTLE else len(_SAYS_LITTLE)
