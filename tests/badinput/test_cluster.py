@@ -1,4 +1,4 @@
-"""Bad rows and a damaged replica on real processes: told, the rest goes on, healed from the peers."""
+"""Bad rows and bad files through `stele table load`, on real processes: told, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-
-import pyarrow as pa
 
 from stele.client import AsyncClient
 from stele.model.schema import Schema
@@ -34,12 +32,12 @@ async def stele(cluster: Cluster, *arguments: str) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
-async def test_bad_rows_bad_files_and_a_damaged_replica(tmp_path: Path) -> None:
+async def test_bad_rows_and_bad_files(tmp_path: Path) -> None:
     async with (
-        Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
+        Cluster(tmp_path / "c", masters=1, nodes=1) as cluster,
         AsyncClient(cluster.master_addresses) as client,
     ):
-        table = await client.create_table("t", SCHEMA)
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
         rows = tmp_path / "t.csv"
         rows.write_text("id,n\n1,1\n,2\n4,4\n9,many\n\n4,5\n6\n7,7\n")
         code, out = await stele(cluster, "table", "load", "t", str(rows), "--op", "insert")
@@ -53,23 +51,4 @@ async def test_bad_rows_bad_files_and_a_damaged_replica(tmp_path: Path) -> None:
         garbage.write_bytes(b"garbage" * 100)
         code, out = await stele(cluster, "table", "load", "t", str(garbage))
         assert code == 2 and str(garbage) in out.replace("\n", "") and "Traceback" not in out, out
-
-        await table.write_arrow(pa.table({"id": pa.array(range(10, 1_010), pa.int64())}))
-        node = cluster.nodes[1]
-        await cluster.stop(node)
-        (manifest,) = node.directory.glob("tablets/*/*/store/MANIFEST")
-        data = bytearray(manifest.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        manifest.write_bytes(bytes(data))
-        cluster.restart(node)
-        await cluster.wait_ready(node)
-        async with asyncio.timeout(20):
-            while "FAILED: CORRUPT: MANIFEST" not in (await stele(cluster, "ksck"))[1]:
-                await asyncio.sleep(0.2)
-        assert await table.scan().count() == 1_003
-        code, out = await stele(cluster, "driver", "run", "--until-healthy", "--dead-after", "5")
-        assert code == 0, out
-        async with asyncio.timeout(20):
-            while (await stele(cluster, "ksck"))[0] != 0:
-                await asyncio.sleep(0.2)
-        assert node.running and await table.scan().count() == 1_003
+        assert await table.scan().count() == 3

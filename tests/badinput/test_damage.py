@@ -20,7 +20,7 @@ from tests.harness import Cluster, Member
 from tests.harness.compare import rows_of_tablet, rows_that_all_replicas_hold
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
-TWO = PartitionSchema((HashPartition((0,), 2),))
+THREE = PartitionSchema((HashPartition((0,), 3),))
 ROWS = 4_000
 
 
@@ -54,12 +54,14 @@ def cut_log(volume: Path) -> None:
         file.truncate(used // 2)
 
 
-def flip_and_cut_rows(volume: Path) -> None:
-    """One tablet's file has a flipped byte, the other's lacks its end."""
-    flipped, cut = sorted(volume.glob("tablets/*/*/store/rows-*"))
+def damage_stores(volume: Path) -> None:
+    """One tablet's rows have a flipped byte, another's lack their end, the third's manifest is flipped."""
+    flipped, cut, third = sorted(volume.glob("tablets/*/*/store/rows-*"))
     flip(flipped, flipped.stat().st_size // 2)
     with cut.open("r+b") as file:
         file.truncate(cut.stat().st_size // 2)
+    manifest = third.with_name("MANIFEST")
+    flip(manifest, manifest.stat().st_size // 2)
 
 
 async def failures(client: AsyncClient, node: Member) -> list[str]:
@@ -86,14 +88,14 @@ async def test_flipped_and_cut_files_are_told_and_healed(tmp_path: Path) -> None
         Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
         AsyncClient(cluster.master_addresses) as client,
     ):
-        table = await client.create_table("t", SCHEMA, TWO)
+        table = await client.create_table("t", SCHEMA, THREE)
         for first in range(0, ROWS, 200):
             await table.write_arrow(rows(first))
         assert await rows_that_all_replicas_hold(client, table) == ROWS
         rounds: tuple[tuple[Callable[[Path], None], Member, str], ...] = (
             (flip_log, cluster.nodes[1], "its log is damaged"),
             (cut_log, cluster.nodes[2], "its log is damaged"),
-            (flip_and_cut_rows, cluster.nodes[1], "CORRUPT"),
+            (damage_stores, cluster.nodes[1], "CORRUPT"),
         )
         for damage, node, words in rounds:
             await cluster.stop(node)
@@ -102,12 +104,12 @@ async def test_flipped_and_cut_files_are_told_and_healed(tmp_path: Path) -> None
             await cluster.wait_ready(node)
             await table.write_arrow(rows(0))
             async with asyncio.timeout(30):
-                while len(found := await failures(client, node)) < 2:
+                while len(found := await failures(client, node)) < 3:
                     await read_everywhere(client, table)
                     await asyncio.sleep(0.1)
             assert all(words in error for error in found), found
             code, out = await stele(cluster, "ksck")
-            assert code == 1 and out.count("FAILED: ") == 2 and found[0] in out, out
+            assert code == 1 and out.count("FAILED: ") == 3 and found[0] in out, out
             assert await table.scan().count() == ROWS
 
             code, out = await stele(cluster, "driver", "run", "--until-healthy", "--dead-after", "5")

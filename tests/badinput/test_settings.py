@@ -138,8 +138,6 @@ def test_the_volume_of_the_other_role_is_foreign(tmp_path: Path, made_by: str, t
 
 COMMANDS = (
     ["ksck", "--timeout", "1"],
-    ["master", "list"],
-    ["table", "list"],
     ["table", "scan", "t"],
     ["kv", "get", "space", "key"],
 )
