@@ -32,6 +32,29 @@ async def test_concurrent_puts_share_blocks_and_are_all_there(tmp_path: Path) ->
         assert await table.scan().count() == 640
 
 
+async def test_what_is_given_later_is_not_written_first(tmp_path: Path) -> None:
+    """Puts, deletes and updates of one key, each begun a turn later while the blocks before it are under way."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        begun: list[asyncio.Task[int]] = []
+        for number in range(60):
+            row = {"id": 1, "n": number}
+            for write in (table.put, table.update, lambda row: table.delete({"id": row["id"]})):
+                begun.append(asyncio.ensure_future(write(row)))
+                await asyncio.sleep(0)
+        times = await asyncio.gather(*begun)
+        assert times == sorted(times)
+        assert await table.scan().count() == 0
+
+
+async def test_a_row_that_is_no_mapping_is_told_and_harms_no_other(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        with pytest.raises((TypeError, SteleError)):
+            await table.put(5)  # type: ignore[arg-type]
+        await table.put({"id": 1})
+
+
 async def test_a_lost_answer_is_asked_for_again_under_the_same_sequence(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)

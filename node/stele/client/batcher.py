@@ -1,7 +1,9 @@
 """Packs what concurrent callers write, one row each, into one block per tablet. Owned by an open table.
 
-Rows of one turn of the event loop are converted and assigned to tablets together; while blocks are under way, rows
-wait and leave as the next ones. Invariant: each row's future ends exactly once.
+While blocks are under way, rows wait; then all that came meanwhile is converted, assigned to tablets and sent together.
+
+Invariants: each row's future ends exactly once; of two rows given in different turns of the event loop, the later one
+is not written first.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ GATE_S = 0.05
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
+_Item = tuple[RowOp, Row, Done, int]
+"""What to do, the row, its future, the turn of the loop in which it was given."""
 
 
 class _Part:
@@ -59,22 +63,30 @@ class Batcher:
         self._partitioning = partitioning
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
-        self._rows: list[tuple[RowOp, Row, Done]] = []
+        self._rows: list[_Item] = []
+        self._turn = 0
+        self._turn_open = False
         self._waiting: dict[int, deque[_Part]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._gate: asyncio.Task[None] | None = None
 
     def put(self, op: RowOp, row: Row) -> Done:
-        """Write one row with whatever else this turn of the loop writes. The future gives its hybrid time.
+        """Write one row with whatever else waits. The future gives its hybrid time.
 
         It raises the row's own error (Rejected), or what became of its block.
         """
         loop = asyncio.get_running_loop()
         future: Done = loop.create_future()
-        if not self._rows:
-            loop.call_soon(self._route)
-        self._rows.append((op, row, future))
+        self._rows.append((op, row, future, self._turn))
+        if not self._turn_open:
+            self._turn_open = True
+            loop.call_soon(self._end_turn)
+        self._open_gate()
         return future
+
+    def _end_turn(self) -> None:
+        self._turn += 1
+        self._turn_open = False
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -83,22 +95,51 @@ class Batcher:
             await asyncio.gather(*self._tasks.values(), *gate, return_exceptions=True)
             await asyncio.sleep(0)
 
+    def _open_gate(self) -> None:
+        """See that somebody sends what waits."""
+        if self._gate is None:
+            self._gate = asyncio.get_running_loop().create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        """Send what waits, a block to each tablet at once, until nothing waits.
+
+        The next blocks are made and leave together when these are answered, so that the nodes work on all tablets in
+        one turn and with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
+        """
+        try:
+            while True:
+                if self._rows:
+                    self._route()
+                ready = [ordinal for ordinal in self._waiting if ordinal not in self._tasks]
+                if not ready and not self._rows:
+                    return
+                for ordinal in ready:
+                    self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
+                if ready:
+                    await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
+        finally:
+            self._gate = None
+
     def _route(self) -> None:
-        """Turn the rows of this turn into parts of blocks, and start the tablets that rest."""
+        """Turn the rows that wait into parts of blocks: rows of one shape together, those of other turns in order."""
         rows, self._rows = self._rows, []
-        groups: dict[object, list[tuple[RowOp, Row, Done]]] = {}
+        groups: dict[object, list[_Item]] = {}
         for item in rows:
             groups.setdefault(_shape(item[0], item[1]), []).append(item)
+        if len(groups) > 1:
+            groups = {}
+            for item in rows:
+                groups.setdefault((item[3], _shape(item[0], item[1])), []).append(item)
         for group in groups.values():
             try:
                 self._route_group(group)
-            except SteleError as exc:
-                for _, _, future in group:
-                    _fail(future, exc)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
+                for item in group:
+                    _fail(item[2], exc)
 
-    def _route_group(self, group: list[tuple[RowOp, Row, Done]]) -> None:
+    def _route_group(self, group: list[_Item]) -> None:
         batch, column_ids, kept, errors = batch_from_rows(
-            [row for _, row, _ in group], self._schema, group[0][0]
+            [item[1] for item in group], self._schema, group[0][0]
         )
         for error in errors:
             _fail(group[error.row][2], error_for(error.code, error.message))
@@ -116,26 +157,6 @@ class Batcher:
             part = _Part(ops[start:end], column_ids, batch.slice(start, end - start), futures[start:end])
             start = end
             self._waiting.setdefault(ordinal, deque()).append(part)
-            self._open_gate()
-
-    def _open_gate(self) -> None:
-        """See that somebody sends what waits."""
-        if self._gate is None:
-            self._gate = asyncio.get_running_loop().create_task(self._send_all())
-
-    async def _send_all(self) -> None:
-        """Send what waits, a block to each tablet at once, until nothing waits.
-
-        The next blocks leave together when these are answered, so that the nodes work on all tablets in one turn and
-        with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
-        """
-        try:
-            while ready := [o for o in self._waiting if o not in self._tasks]:
-                for ordinal in ready:
-                    self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
-                await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
-        finally:
-            self._gate = None
 
     async def _send(self, ordinal: int) -> None:
         """Send one block of what waits for a tablet."""
@@ -197,6 +218,6 @@ def _shape(op: RowOp, row: Row) -> object:
     return frozenset(row)
 
 
-def _fail(future: Done, error: SteleError) -> None:
+def _fail(future: Done, error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
