@@ -274,6 +274,24 @@ def test_identity_lost_is_read_back_from_the_claims_as_formed() -> None:
     assert after == before
 
 
+def test_identity_lost_after_a_master_was_replaced_is_read_back_as_formed() -> None:
+    """The new master joined and has no format id on its claim; the lost one's claim is kept for a while."""
+    world = made()
+    before = dict(world.objects["ConfigMap", "flights-identity"]["data"])
+    world.kill("n1")
+    for _ in range(700):
+        world.step()
+    assert "flights-master-3" in names(world, "Pod") and "flights-master-0" not in names(world, "Pod")
+    assert "flights-master-0" in names(world, "PersistentVolumeClaim")
+    serials = dict(world.objects["ConfigMap", "flights-identity"]["data"])
+    del world.objects["ConfigMap", "flights-identity"]
+    world.run()
+    after = world.objects["ConfigMap", "flights-identity"]["data"]
+    assert after["formed"] == before["formed"] and after["firstMasters"] == before["firstMasters"]
+    assert after["nextMaster"] == serials["nextMaster"]
+    assert world.observe().catalog is not None
+
+
 def test_identity_lost_before_forming_is_not_taken_for_formed() -> None:
     world = World({"nodes": {"replicas": 3}})
     for _ in range(2):

@@ -83,14 +83,15 @@ def _new(o: Observation, spec: TabletClusterSpec, serials: dict[Role, int]) -> I
 
 
 def _rebuilt(o: Observation) -> Identity | None:
-    """From the claims. Formed, if every first master's claim carries a format id: those are noted before forming."""
+    """From the claims. Formed, if every master's claim carries a format id: those are noted before forming. Masters that
+    joined later carry none; but then there are claims that only a formed cluster has: of nodes, or let go."""
     cluster_ids = {c.cluster_id for c in o.claims}
     if len(cluster_ids) != 1:
         return None
     masters = sorted((c for c in o.claims if c.role == "master"), key=lambda c: c.serial)
     noted = {c.node_id: c.format_id for c in masters if c.format_id}
-    reported = {r.node_id: r.format_id for r in o.master_reports if r.formed and r.format_id}
-    formed = {**noted, **reported} if reported or len(noted) == len(masters) else {}
+    later = any(c.role == "node" or c.released_s is not None for c in o.claims)
+    formed = noted if later or len(noted) == len(masters) else {}
     highest = {
         role: max((c.serial for c in o.claims if c.role == role), default=-1) + 1
         for role in ("master", "node")
