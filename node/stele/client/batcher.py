@@ -35,12 +35,16 @@ _Item = tuple[RowOp, Row, Done, int]
 
 
 class _Part:
-    """Rows of one tablet with the same columns, waiting to leave."""
+    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all of them, or one per row."""
 
     __slots__ = ("batch", "column_ids", "futures", "ops")
 
     def __init__(
-        self, ops: np.ndarray, column_ids: tuple[int, ...], batch: pa.RecordBatch, futures: list[Done]
+        self,
+        ops: RowOp | np.ndarray,
+        column_ids: tuple[int, ...],
+        batch: pa.RecordBatch,
+        futures: list[Done],
     ) -> None:
         self.ops = ops
         self.column_ids = column_ids
@@ -143,18 +147,23 @@ class Batcher:
         )
         for error in errors:
             _fail(group[error.row][2], error_for(error.code, error.message))
-        ops = np.fromiter((group[i][0] for i in kept.tolist()), np.uint8, len(kept))
-        futures = [group[i][2] for i in kept.tolist()]
+        positions = kept.tolist()
+        futures = [group[i][2] for i in positions]
+        ops: RowOp | np.ndarray = group[0][0]
+        if any(item[0] is not ops for item in group):
+            ops = np.fromiter((group[i][0] for i in positions), np.uint8, len(kept))
         pieces = list(split(batch, assign(batch, self._schema, self._partitioning)))
         if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
-            order = np.concatenate([positions for _, positions in pieces])
+            order = np.concatenate([members for _, members in pieces])
             batch = batch.take(pa.array(order))
-            ops = ops[order]
+            if not isinstance(ops, RowOp):
+                ops = ops[order]
             futures = [futures[i] for i in order.tolist()]
         start = 0
-        for ordinal, positions in pieces:
-            end = start + len(positions)
-            part = _Part(ops[start:end], column_ids, batch.slice(start, end - start), futures[start:end])
+        for ordinal, members in pieces:
+            end = start + len(members)
+            part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
+            part = _Part(part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
             start = end
             self._waiting.setdefault(ordinal, deque()).append(part)
 
@@ -181,18 +190,18 @@ class Batcher:
 
     async def _send_block(self, ordinal: int, parts: list[_Part]) -> None:
         futures = [future for part in parts for future in part.futures]
-        ops = parts[0].ops if len(parts) == 1 else np.concatenate([part.ops for part in parts])
+        ops = parts[0].ops if len(parts) == 1 else _joined_ops(parts)
         batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
-        one_op = RowOp(int(ops[0])) if (ops == ops[0]).all() else None
         try:
-            block = encode_block(one_op or ops, parts[0].column_ids, batch, self._schema.version)
+            block = encode_block(ops, parts[0].column_ids, batch, self._schema.version)
             answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
         except SteleError as exc:
             if exc.code is Code.TOO_LARGE and len(futures) > 1:  # refused before anything was proposed
                 half = len(futures) // 2
                 for some in (slice(0, half), slice(half, None)):
                     rows = batch.slice(some.start, len(futures[some]))
-                    part = _Part(ops[some], parts[0].column_ids, rows, futures[some])
+                    part_ops = ops if isinstance(ops, RowOp) else ops[some]
+                    part = _Part(part_ops, parts[0].column_ids, rows, futures[some])
                     await self._send_block(ordinal, [part])
                 return
             for future in futures:
@@ -207,6 +216,17 @@ class Batcher:
         for future in futures:
             if not future.done():
                 future.set_result(answer.timestamp)
+
+
+def _joined_ops(parts: list[_Part]) -> RowOp | np.ndarray:
+    first = parts[0].ops
+    if isinstance(first, RowOp) and all(part.ops is first for part in parts):
+        return first
+    each = [
+        np.full(len(part.futures), int(part.ops), np.uint8) if isinstance(part.ops, RowOp) else part.ops
+        for part in parts
+    ]
+    return np.concatenate(each)
 
 
 def _shape(op: RowOp, row: Row) -> object:
