@@ -66,7 +66,7 @@ COPY operator operator
 COPY pipeline pipeline
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
-    rm /opt/app/stele-*.dist-info/RECORD
+    mkdir /opt/version && mv /opt/app/stele-*.dist-info /opt/version/ && rm /opt/version/*/RECORD
 
 FROM base AS runtime
 COPY --from=venv /opt/venv /opt/venv
@@ -74,6 +74,7 @@ COPY --from=venv /opt/venv /opt/venv
 FROM runtime AS node
 COPY --from=package /opt/app/stele /opt/app/stele
 COPY --from=package /opt/app/bin/stele /opt/app/bin/stele
+COPY --from=package /opt/version /opt/app
 USER 1000:1000
 WORKDIR /tmp
 ENTRYPOINT ["stele"]
@@ -97,6 +98,7 @@ COPY --from=package /opt/app/stele /opt/app/stele
 COPY --from=package /opt/app/stele_spark /opt/app/stele_spark
 COPY --from=package /opt/app/pyspark_stele /opt/app/pyspark_stele
 COPY --from=package /opt/app/bin/stele /opt/app/bin/stele
+COPY --from=package /opt/version /opt/app
 COPY examples /opt/app/examples
 ENV PYTHONPATH=/opt/app:/opt/tools HOME=/tmp SPARK_LOCAL_DIRS=/tmp XDG_CACHE_HOME=/opt/cache
 # Spark's Java, made ready here because the root file system will be read-only.
