@@ -112,6 +112,7 @@ class Node:
         self._disk_bytes = (0, 0)
         self._low_space = False
         self._starting: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self.clock = ReplicaClock()
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
@@ -260,9 +261,9 @@ class Node:
         if self.stopping:
             return
         self.stopping = True
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
+        for task in filter(None, (self._starting, self._leaving)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if self._maintenance is not None:
             await self._maintenance.close()
         if hand_over and not self.failed.done():
@@ -292,7 +293,12 @@ class Node:
 
     async def _watch(self) -> None:
         """Once a second: disk space, the log's health."""
+        had_space = not self._low_space
         await self._measure_disk()
+        if self._low_space and had_space:
+            log.warning("the disk is nearly full; writes are refused", free_bytes=self._disk_bytes[0])
+            # Once: if the others have no space either, leaders would go round and round.
+            self._leaving = self._loop.create_task(self.manager.hand_over_leadership(HAND_OVER_S))
         self._count()
         if self.log.failed is not None:
             self.fail(self.log.failed)
