@@ -195,7 +195,9 @@ class TabletClient:
             if not at_once:
                 await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-            if time.monotonic() >= deadline:  # an attempt without time to be answered would only blur what is known
+            if (
+                time.monotonic() >= deadline
+            ):  # an attempt without time to be answered would only blur what is known
                 raise _last_word(error, maybe_done, timeout_s)
 
     def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:

@@ -120,7 +120,10 @@ def _member(
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(pod)
     if state is State.RETIRED:
-        fate, why = Fate.NONE, "nothing counts on it any more"  # nobody starts it again, whatever its machine does
+        fate, why = (
+            Fate.NONE,
+            "nothing counts on it any more",
+        )  # nobody starts it again, whatever its machine does
     given_up = (
         node is not None
         and node.state is not NodeState.RETIRED
