@@ -42,6 +42,8 @@ class _Run:
         self.twins = [Twin()]
         self.acknowledged = 0
         self.names = 0
+        self.fresh: set[StreamKey] = set()
+        """Streams with which nothing was done but that they were made: copies that never came to anything."""
 
     def boot(self) -> Log | None:
         """Open, with luck; then what is there must be a prefix that holds all that was acknowledged."""
@@ -95,9 +97,7 @@ class _Run:
         names = sorted(self.twins[-1].streams)
         if not names or (len(names) < 4 and rng.random() < 0.1):
             self.names += 1
-            name = key(self.names)
-            self._done(lambda t: t.streams.update({name: TwinStream()}))
-            log.create_stream(name, OPID_NONE, CONFIG, self._ack())
+            self._create(log, key(self.names))
             return
         name = rng.choice(names)
         stream, twin = log.stream(name), self.twins[-1].streams[name]
@@ -107,6 +107,10 @@ class _Run:
                 self._done(lambda t: t.streams.pop(name) and None)
                 log.forget(name, self._ack())
             return
+        if name in self.fresh and rng.random() < 0.3:
+            self._again(log, name)
+            return
+        self.fresh.discard(name)
         if what < 0.55:
             self._entries(stream, twin)
         elif what < 0.65:
@@ -131,6 +135,24 @@ class _Run:
         elif what < 0.97:
             self._done(lambda t: self._set(t, name, tombstoned=True, entries=[]))
             log.tombstone(name, self._ack())
+
+    def _create(self, log: Log, name: StreamKey) -> None:
+        """A new tablet's stream, or a copy's, which begins behind its checkpoint."""
+        start = self.rng.choice(
+            (OPID_NONE, OPID_NONE, OpId(self.rng.randrange(1, 5), self.rng.randrange(1, 90)))
+        )
+        self.fresh.add(name)
+        self._done(lambda t: t.streams.update({name: TwinStream(start=start, flushed=start.index)}))
+        log.create_stream(name, start, CONFIG, self._ack())
+
+    def _again(self, log: Log, name: StreamKey) -> None:
+        """A copy that began and never came to anything is begun anew under its name: forgotten first, or not."""
+        if self.rng.random() < 0.5:
+            self._done(lambda t: t.streams.pop(name) and None)
+            log.forget(name, self._ack())
+            if self.rng.random() < 0.5:
+                log.turn()
+        self._create(log, name)
 
     def _entries(self, stream: StreamLog, twin: TwinStream) -> None:
         rng = self.rng
