@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -331,3 +331,45 @@ async def test_a_witness_that_fails_while_it_waits_ends_its_copy(group_of: MakeG
     nodes[3].manager.get(group.tablet_id).fail("damaged by a test")
     await wait_until(lambda: copy.failed)
     assert "damaged by a test" in copy.progress.error
+
+
+async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of: MakeGroup) -> None:
+    """A disk that fails to read the log back once must not leave a witness that says READY and never gets rows."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    begun = leader.committed_opid
+    source = DirectSource(group.node_of(leader))
+    source.hold = asyncio.Event()
+    copy = await nodes[3].manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=begun), source
+    )
+    assert copy is not None and await copy.wait_prepared(10)
+    await wait_until(lambda: copy.progress.state == "Fetching")
+    victim = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await group.write(rows([1000]))
+    witness = nodes[3].manager.get(group.tablet_id)
+    await wait_until(lambda: witness.committed_opid >= leader.committed_opid)
+    in_thread, faults = nodes[3].in_thread, [Retryable("the disk did not answer")]
+
+    async def failing(work: Callable[..., object], *arguments: object) -> object:
+        if getattr(work, "__name__", "") == "read_entries" and faults:
+            raise faults.pop()
+        return await in_thread(work, *arguments)
+
+    nodes[3].in_thread = failing  # type: ignore[assignment, method-assign]
+    source.hold.set()
+    await wait_until(lambda: copy.failed)
+    again = await nodes[3].manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=begun), DirectSource(source.node)
+    )
+    assert again is not None
+    await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
+    await group.caught_up(witness)
+    assert len(table(witness)) == 101 and witness.superblock.data_state is DataState.READY

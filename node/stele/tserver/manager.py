@@ -459,8 +459,13 @@ class TabletManager:
         if replica is None:
             raise Retryable("the witness was removed meanwhile")
         machine = await self._host.in_thread(open_machine, superblock, self.replica_directory(superblock.key))
-        replica.superblock = superblock
-        await replica.data_arrived(machine)
+        try:
+            await replica.data_arrived(machine)
+        except BaseException:
+            await self._host.in_thread(machine.close)
+            raise
+        replica.superblock = superblock  # before, a repeated order copies again what did not come into use
+        self._host.changed(replica)
         for listener in self._listeners:
             listener(replica)
 
