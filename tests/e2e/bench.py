@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,15 @@ class Bench:
             for o in self.custom.list_namespaced_custom_object(*self.where(kind))["items"]
         }
 
+    def _none_of(self, kind: str) -> bool:
+        return not self.names(kind)
+
     def clear(self) -> None:
         """No cluster, no table, no volume, no identity: as if there had never been one."""
         for kind in ("TabletGroup", "TabletCluster"):
             for name in self.names(kind):
                 self.custom.delete_namespaced_custom_object(*self.where(kind), name)
-            self.until(f"no {kind} is left", lambda kind=kind: not self.names(kind))
+            self.until(f"no {kind} is left", partial(self._none_of, kind))
         selector = f"stele.dev/cluster={CLUSTER}"
         self.until("no pod is left", lambda: not self.pods())
         self.core.delete_collection_namespaced_persistent_volume_claim(NAMESPACE, label_selector=selector)
@@ -148,14 +152,14 @@ class Bench:
 
     def leader(self) -> str:
         """Name of the operator that holds the Lease."""
-        lease = client.CoordinationV1Api(self.api).read_namespaced_lease("stele-operator", NAMESPACE)
+        lease: Any = client.CoordinationV1Api(self.api).read_namespaced_lease("stele-operator", NAMESPACE)
         return str(lease.spec.holder_identity or "")
 
     def machines_ready(self) -> None:
         """Wait until Kubernetes sees every machine."""
 
         def all_ready() -> bool:
-            machines = self.core.list_node().items
+            machines: list[Any] = self.core.list_node().items
             return all(c.status == "True" for m in machines for c in m.status.conditions if c.type == "Ready")
 
         if not all_ready():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,27 @@ def lose(bench: Bench) -> str:
     return machine
 
 
+def kill_pod(bench: Bench, operator: Any) -> None:
+    """Another starts under another name, and waits for the Lease."""
+    other = bench.new_leader()
+    bench.core.delete_namespaced_pod(operator.metadata.name, NAMESPACE, grace_period_seconds=0)
+    bench.until("the operator's pod deleted by force, the next one leads", other)
+
+
+def kill_process(bench: Bench, operator: Any) -> None:
+    """The container starts again under the same name."""
+
+    before = operator.status.container_statuses[0].restart_count
+
+    def again() -> bool:
+        (pod,) = bench.operators()
+        status = pod.status.container_statuses[0]
+        return bool(status.restart_count > before and status.ready)
+
+    bench.signal(operator.spec.node_name, "stele-operator run", "SIGKILL")
+    bench.until("the operator killed with -9, ready again", again)
+
+
 def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
     bench.have(fresh=True)
     loaded = bench.program("load")
@@ -35,15 +57,13 @@ def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
     killed: list[str] = []
 
     def kill_when_something_was_done() -> bool:
-        """Force: no handing over, no goodbye; another pod starts under another name and waits for the lease."""
+        """After each step that has not been seen before: kill -9, and every other time the whole pod by force."""
         for reason in sorted(STEPS - set(killed)):
             if bench.told(reason, started):
                 killed.append(reason)
-                for operator in bench.operators():
-                    bench.core.delete_namespaced_pod(
-                        operator.metadata.name, NAMESPACE, grace_period_seconds=0
-                    )
-                bench.until(f"operator killed after {reason}, the next one leads", bench.new_leader())
+                (operator,) = bench.operators()
+                kill_pod(bench, operator) if len(killed) % 2 == 0 else kill_process(bench, operator)
+                bench.note(f"          that was after {reason}")
         return bool(bench.told("ClaimReleased", started)) and len(bench.released()) == 2
 
     bench.until("healed, retired, claims let go", kill_when_something_was_done, 900)
