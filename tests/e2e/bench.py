@@ -191,6 +191,11 @@ class Bench:
             and all(m["state"] in ("Ready", "Retired") for m in status["members"])
         )
 
+    def tablets_healthy(self) -> bool:
+        """All tablets of all tables; the catalog is none of them."""
+        tablets = self.kube.status("TabletCluster", CLUSTER).get("tablets", {})
+        return bool(tablets.get("total") and tablets["healthy"] == tablets["total"])
+
     def members(self) -> dict[str, Json]:
         """Members by name, as the status has them."""
         return {m["name"]: m for m in self.kube.status("TabletCluster", CLUSTER).get("members", ())}

@@ -23,8 +23,7 @@ def test_one_machine_is_cut_off(bench: Bench) -> None:
     started = time.time()
     bench.power("cut", machine)
     bench.until("its node is told as lost", lambda: bench.told("NodeLost", started))
-    with bench.place.checker(machine) as checker:
-        bench.until("every tablet has its voters elsewhere", lambda: checker.healed(machine), 300)
+    bench.until("every tablet of the table has its voters elsewhere", bench.tablets_healthy, 300)
     time.sleep(10)
     bench.power("mend", machine)
     bench.until("all back by themselves", lambda: bench.whole() and bench.no_copy_left(), 300)
