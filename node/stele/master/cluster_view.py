@@ -52,6 +52,13 @@ class Scene:
         term, leader = self.liveness.leader_of(row.tablet_id)
         return (term, leader) if leader else (row.term, row.leader)
 
+    def leads(self, row: TabletRecord, leader: str, term: int) -> bool:
+        """Whether the presumed leader's own node does not say otherwise; a hint may be old, a view must be true."""
+        if row.tablet_id == CATALOG_TABLET_ID:
+            return bool(leader)
+        own = [r.status for r in self.liveness.reports_of(row.tablet_id) if r.node_id == leader]
+        return all(s.role == common_pb2.LEADER or s.term < term for s in own)
+
     def is_alive(self, node_id: str) -> bool:
         """Whether the node was heard lately."""
         return self.liveness.age_ms(node_id, self.now_ms) <= self.options.alive_ms
@@ -142,7 +149,7 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         state=row.state,
         committed_config=config_to_pb(config),
         term=max(term, row.term),
-        leader_node=id_to_pb(leader),
+        leader_node=id_to_pb(leader if scene.leads(row, leader, term) else ""),
         replication_factor=scene.catalog.replication_factor(row),
         replicas=[*(_report(scene, r) for r in reports), *_missing(scene, row, config)],
         next_replica_id=row.next_replica_id,

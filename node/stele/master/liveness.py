@@ -7,11 +7,12 @@ Invariant: an incremental report is merged only into a full one of the same inca
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stele.model.errors import Code, Rejected
-from stele.rpc.convert import id_from_pb
+from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 STALL_MS = 3_000
@@ -165,6 +166,18 @@ class Liveness:
             elif status.leader_node and status.term > best[0]:
                 best = (status.term, id_from_pb(status.leader_node))
         return best
+
+    def addresses(self) -> tuple[list[master_pb2.NodeAddressPB], int]:
+        """Where each node that registered since this master leads is, and a digest of the list."""
+        found = [
+            master_pb2.NodeAddressPB(
+                node_id=id_to_pb(node_id), address=life.registration.address, incarnation=life.incarnation
+            )
+            for node_id, life in sorted(self.nodes.items())
+            if life.registration is not None and life.registration.address
+        ]
+        said = b"".join(a.SerializeToString(deterministic=True) for a in found)
+        return found, int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
 
     def all_full(self, node_ids: Iterable[str]) -> bool:
         """Whether each of these nodes has given a full report."""

@@ -63,6 +63,9 @@ class MasterService(MasterServiceServicer):
         for tablet_id in master.liveness.merge(request, master.now_ms()):
             lead.look_at(tablet_id)
         answer.needs_full_report = not life.full
+        addresses, answer.addresses_digest = master.liveness.addresses()
+        if answer.addresses_digest != request.addresses_digest:
+            answer.addresses.extend(addresses)
         if request.HasField("registration"):
             lead.wake.set()
         return answer

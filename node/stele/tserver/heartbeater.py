@@ -16,7 +16,7 @@ import structlog
 
 from stele.model.errors import SteleError
 from stele.model.ids import StreamKey
-from stele.rpc.convert import id_to_pb
+from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
@@ -41,6 +41,7 @@ class Heartbeater:
         self._known: tuple[str, ...] = ()
         self._loops: dict[str, _MasterLoop] = {}
         self._sequence = itertools.count(1)
+        self._addresses_digest = 0
         self.node_state = pb.NODE_STATE_UNSPECIFIED
         self.leader_heard = False
 
@@ -72,6 +73,15 @@ class Heartbeater:
             self._match_loops()
             self._node.remember_masters(masters)
 
+    def learned_addresses(self, response: pb.TSHeartbeatResponse) -> None:
+        """Where the nodes are. Configurations hold the addresses of their time: with all peers at others now, as after
+        a power failure of a whole cluster, nobody would find anybody."""
+        for one in response.addresses:
+            node_id = id_from_pb(one.node_id)
+            if node_id != self._node.node_id:
+                self._node.book.observe(node_id, one.incarnation, one.address)
+        self._addresses_digest = response.addresses_digest
+
     def request(
         self, tablets: list[common_pb2.ReplicaStatusPB], removed: list[StreamKey]
     ) -> pb.TSHeartbeatRequest:
@@ -86,6 +96,7 @@ class Heartbeater:
             removed_tablets=[id_to_pb(key.tablet_id) for key in removed],
             disk_free_bytes=free,
             disk_used_bytes=used,
+            addresses_digest=self._addresses_digest,
         )
 
     def _match_loops(self) -> None:
@@ -186,6 +197,7 @@ class _MasterLoop:
         owner.node_state = response.node_state
         self._node.fences.learned(response.term, response.driver_epoch)
         owner.learned_masters(tuple(m.address for m in response.masters if m.address))
+        owner.learned_addresses(response)
         self._dirty = {key: n for key, n in self._dirty.items() if n > told}
         new_leader = response.term != self._leader_term
         self._leader_term = response.term

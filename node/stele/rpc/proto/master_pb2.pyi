@@ -91,6 +91,7 @@ class TSHeartbeatRequest(_message.Message):
     HAS_REPORT_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_USED_BYTES_FIELD_NUMBER: _builtins.int
+    ADDRESSES_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -98,6 +99,8 @@ class TSHeartbeatRequest(_message.Message):
     has_report: _builtins.bool
     disk_free_bytes: _builtins.int
     disk_used_bytes: _builtins.int
+    addresses_digest: _builtins.int
+    """of the newest list of addresses that the leader told"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -121,10 +124,11 @@ class TSHeartbeatRequest(_message.Message):
         has_report: _builtins.bool = ...,
         disk_free_bytes: _builtins.int = ...,
         disk_used_bytes: _builtins.int = ...,
+        addresses_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "tablets", b"tablets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "tablets", b"tablets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,6 +157,33 @@ class MasterInfoPB(_message.Message):
 Global___MasterInfoPB: _TypeAlias = MasterInfoPB  # noqa: Y015
 
 @_typing.final
+class NodeAddressPB(_message.Message):
+    """Where a node is, by what it said itself. After a restart of all, configurations know old addresses only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.bytes
+    address: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeAddressPB: _TypeAlias = NodeAddressPB  # noqa: Y015
+
+@_typing.final
 class TSHeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -163,14 +194,21 @@ class TSHeartbeatResponse(_message.Message):
     MASTERS_FIELD_NUMBER: _builtins.int
     DRIVER_EPOCH_FIELD_NUMBER: _builtins.int
     NODE_STATE_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    ADDRESSES_DIGEST_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
     needs_full_report: _builtins.bool
     driver_epoch: _builtins.int
     node_state: Global___NodeStatePB.ValueType
+    addresses_digest: _builtins.int
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAddressPB]:
+        """of all nodes; none if the caller has this list already"""
+
     def __init__(
         self,
         *,
@@ -181,10 +219,12 @@ class TSHeartbeatResponse(_message.Message):
         masters: _abc.Iterable[Global___MasterInfoPB] | None = ...,
         driver_epoch: _builtins.int = ...,
         node_state: Global___NodeStatePB.ValueType = ...,
+        addresses: _abc.Iterable[Global___NodeAddressPB] | None = ...,
+        addresses_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_state", b"node_state", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "addresses_digest", b"addresses_digest", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_state", b"node_state", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
