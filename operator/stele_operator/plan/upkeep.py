@@ -171,7 +171,8 @@ def _start(
             "takes the place of a lost master" if not member.formed else "back on its volume",
         )
     else:
-        reason = "back on its volume" if member.formed else "a new node"
+        # A volume that is bound has been used; the masters, which know for certain, may not be there yet.
+        reason = "back on its volume" if member.formed or claim.phase == "Bound" else "a new node"
     masters = [m.name for m in everyone if m.role == "master" and m.active]
     masters = masters or [m.name for m in identity.first_masters]
     image = spec.image or o.default_image
