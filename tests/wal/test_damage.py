@@ -10,9 +10,10 @@ import os
 import random
 
 from stele.model.errors import Corrupt, Rejected
+from stele.model.ids import OPID_NONE, ReplicaId
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
-from tests.wal.support import loaded, open_still
+from tests.wal.support import CONFIG, entry, key, loaded, open_still
 from tests.wal.test_crash import _Run
 
 SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "30"))
@@ -77,3 +78,29 @@ def test_a_damaged_log_serves_a_stream_right_or_not_at_all() -> None:
             again = open_still(files, run.options)
             assert again.recovery.failed.keys() == found.recovery.failed.keys(), (seed, scratch, where)
     assert served_beside_failed > 10
+
+
+def test_a_forget_from_before_the_damage_does_not_end_it() -> None:
+    """A copy begun anew under its name, then damaged (seed 10 above): the second start took it for sound and empty."""
+    files = SimFiles()
+    log = open_still(files)
+    log.create_stream(key(), OPID_NONE, CONFIG)
+    log.turn()
+    log.forget(key())
+    log.turn()
+    stream = log.create_stream(key(), OPID_NONE, CONFIG)
+    log.turn()
+    (path,) = (p for p in files.paths() if sequence_of(p.name) is not None)
+    before = len(bytes(files.content(path)).rstrip(b"\0"))
+    stream.append_vote(7, ReplicaId(2))
+    log.turn()
+    after = len(bytes(files.content(path)).rstrip(b"\0"))
+    stream.append_entries((entry(7, 1),))
+    log.turn()
+    files.content(path)[(before + after) // 2] ^= 1
+    for _ in range(3):
+        found = open_still(files)
+        assert key() in found.recovery.failed
+    found.forget(key())  # from here on it may
+    found.turn()
+    assert key() not in open_still(files).recovery.failed

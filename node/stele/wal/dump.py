@@ -83,7 +83,7 @@ def describe(directory: Path) -> Iterator[str]:
         p = metadata.position
         yield f"{METADATA}: node {metadata.node_id}, from segment {metadata.first_sequence} on, covers {p.sequence}:{p.offset}"
         for s in metadata.streams:
-            flags = f"{' TOMBSTONED' if s.tombstoned else ''}{' DAMAGED' if s.damaged else ''}"
+            flags = f"{' TOMBSTONED' if s.tombstoned else ''}{' DAMAGED' if s.damaged_at else ''}"
             yield f"  {s.key} term {s.hard.term} vote {s.hard.voted_for} start {s.start} last {s.last}{flags}"
     for path in sorted(directory.iterdir()):
         sequence = sequence_of(path.name)

@@ -68,7 +68,7 @@ def encode_metadata(metadata: Metadata) -> bytes:
                 s.last.term,
                 s.last.index,
                 int(s.tombstoned),
-                int(s.damaged),
+                s.damaged_at,
                 s.created,
             ]
             for s in metadata.streams
@@ -111,7 +111,7 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
                 base64.b64decode(config),
                 OpId(last_term, last_index),
                 bool(tombstoned),
-                bool(damaged),
+                int(damaged_at),
                 created,
             )
             for (
@@ -126,7 +126,7 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
                 last_term,
                 last_index,
                 tombstoned,
-                damaged,
+                damaged_at,
                 created,
             ) in value["streams"]
         ),

@@ -44,6 +44,7 @@ from stele.wal.segment import (
     segment_name,
     sequence_of,
 )
+from stele.wal.state import place
 
 if TYPE_CHECKING:
     from stele.wal.log import Log
@@ -80,7 +81,8 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
     failed = Suspects(replay, found.metadata).judge(linked.damages)
     damaged = failed.keys() | {raw for raw, s in replay.states.items() if s.damaged}
     if damaged:
-        _mark_damaged(log, found.metadata, replay, sorted(damaged))
+        here = place(active.sequence, active.offset)
+        _mark_damaged(log, found.metadata, replay, sorted(damaged), here)
     _put_in_place(log, active)
     warnings = _warn(log, linked, replay)
     _settle_tail(log, linked, rows, bool(failed))
@@ -224,8 +226,9 @@ def _put_in_place(log: Log, active: ActiveSegment) -> None:
     log.files.sync_directory(log.directory)
 
 
-def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: list[Raw]) -> None:
-    """Damage must not be forgotten at the next start, even where this one cuts what proved it."""
+def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int) -> None:
+    """Damage must not be forgotten at the next start, even where this one cuts what proved it. `here`: where appends
+    go on; only what comes from there on may end it."""
     known = (
         {(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id)): s for s in metadata.streams}
         if metadata
@@ -233,7 +236,7 @@ def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: 
     )
     for raw in damaged:
         saved = known.get(raw) or replay.placeholder(raw).saved()
-        known[raw] = replace(saved, damaged=True)
+        known[raw] = replace(saved, damaged_at=here)
     base = metadata or Metadata(log.node_id, 0, 0, _NO_POSITION, ())
     write_metadata(log.files, log.directory, replace(base, streams=tuple(known.values())))
 

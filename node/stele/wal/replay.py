@@ -11,7 +11,7 @@ from stele.model.ids import OpId, StreamKey
 from stele.wal.cache import EntryCache
 from stele.wal.format import Kind, Record, stream_key
 from stele.wal.metadata import Metadata
-from stele.wal.state import State
+from stele.wal.state import State, place
 
 Raw = tuple[bytes, int]
 
@@ -29,7 +29,7 @@ class Replay:
             for saved in metadata.streams:
                 state = State.from_saved(saved)
                 self.states[state.raw] = state
-                if not saved.damaged and not saved.tombstoned:
+                if not saved.damaged_at and not saved.tombstoned:
                     self._unchecked.append((state, saved.last))
 
     def at_position(self) -> None:
@@ -48,7 +48,9 @@ class Replay:
                 self.states[raw] = State(stream_key(*raw), OpId(r.a, r.b), r.blob, sequence)
             return
         if r.kind == Kind.FORGET:
-            if not covered:
+            # What was written before the damage was found tells nothing of it, a life before this one least of all.
+            found_later = state is not None and place(sequence, offset) < state.damaged_at
+            if not covered and not found_later:
                 self.states.pop(raw, None)
                 self.broken.pop(raw, None)
                 self.forgotten.add(raw)

@@ -29,7 +29,10 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A stream in the consensus metadata: all but its entries. `created`: sequence of the segment that was active."""
+    """A stream in the consensus metadata: all but its entries. `created`: sequence of the segment that was active.
+
+    `damaged_at`: 0, or the place in the log (see `place`) up to which nothing that stands there may clear the damage.
+    """
 
     key: StreamKey
     hard: HardState
@@ -37,8 +40,13 @@ class Saved:
     config: bytes
     last: OpId
     tombstoned: bool
-    damaged: bool
+    damaged_at: int
     created: int
+
+
+def place(sequence: int, offset: int) -> int:
+    """A place in the log as one number that orders as the places do."""
+    return sequence << 40 | offset
 
 
 class State:
@@ -51,6 +59,7 @@ class State:
         "configs",
         "created",
         "damaged",
+        "damaged_at",
         "failed",
         "flushed",
         "hard",
@@ -77,6 +86,7 @@ class State:
         self.created = created
         self.tombstoned = False
         self.damaged = False
+        self.damaged_at = 0
         self.failed: str | None = None
 
     @classmethod
@@ -85,7 +95,8 @@ class State:
         state = cls(saved.key, saved.start, saved.config, saved.created)
         state.hard = saved.hard
         state.tombstoned = saved.tombstoned
-        state.damaged = saved.damaged
+        state.damaged = saved.damaged_at > 0
+        state.damaged_at = saved.damaged_at
         return state
 
     def saved(self) -> Saved:
@@ -97,7 +108,7 @@ class State:
             self.config_blob,
             self.last,
             self.tombstoned,
-            self.damaged,
+            self.damaged_at or int(self.damaged),
             self.created,
         )
 
