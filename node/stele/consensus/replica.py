@@ -23,6 +23,7 @@ from stele.consensus.runtime import CoreRuntime
 from stele.consensus.status import replica_status
 from stele.consensus.superblock import Superblock
 from stele.consensus.timestamps import decode_ceiling
+from stele.consensus.whole import Whole
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Retryable, SteleError, error_for
@@ -65,7 +66,7 @@ class Replica(ReadPart):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._role_listeners: list[RoleListener] = []
         self._flushing = asyncio.Lock()
-        self._flushes: set[asyncio.Task[OpId]] = set()
+        self._flushes = Whole()
         self.needs_copy: dict[ReplicaId, str] = {}
         self.leading_since_ms = 0
         self.last_applied_ms = 0
@@ -238,15 +239,7 @@ class Replica(ReadPart):
         Raises:
             Retryable: DISK_FULL, NOT_READY for a replica without rows.
         """
-        task = asyncio.get_running_loop().create_task(self._flush())
-        self._flushes.add(task)
-        task.add_done_callback(self._flush_over)
-        return await asyncio.shield(task)
-
-    def _flush_over(self, task: asyncio.Task[OpId]) -> None:
-        self._flushes.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+        return await self._flushes.run(self._flush())
 
     async def _flush(self) -> OpId:
         async with self._flushing:

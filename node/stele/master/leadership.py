@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from stele import metrics
+from stele.consensus.whole import Whole
 from stele.master.catalog import Catalog
 from stele.master.liveness import Liveness
 from stele.master.locks import Locks
@@ -61,19 +62,11 @@ class Leadership:
     dirty: dict[str, None] = field(default_factory=dict)
     """Tablets to look at again, oldest first."""
     ended: bool = False
-    _running: set[asyncio.Task[Any]] = field(default_factory=set)
+    _running: Whole = field(default_factory=Whole)
 
     async def do(self, operation: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end; cancelling the caller ends only the waiting."""
-        task = asyncio.get_running_loop().create_task(operation)
-        self._running.add(task)
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller has it; nobody may be waiting any more
+        return await self._running.run(operation)
 
     async def commit(self, operations: Sequence[KeyOperation]) -> None:
         """Replicate one batch; on return it is in memory. Call it under the locks of what it changes.

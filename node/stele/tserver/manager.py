@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from stele.consensus.files import make_directory, remove_tree
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
+from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
@@ -60,7 +61,7 @@ class TabletManager:
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self._changing: dict[TabletId, asyncio.Lock] = {}
         self._listeners: list[ReplicaListener] = []
-        self._orders: set[asyncio.Task[Any]] = set()
+        self._orders = Whole()
         self._log_starts: dict[StreamKey, OpId] = {}
         self.tombstones: dict[StreamKey, Superblock] = {}
         self.copies: dict[StreamKey, TabletCopy] = {}
@@ -225,10 +226,7 @@ class TabletManager:
 
     async def close(self) -> None:
         """Stop orders, copies and replicas."""
-        if self._orders:
-            await asyncio.wait(self._orders, timeout=_CLOSE_S)
-        for order in list(self._orders):
-            order.cancel()
+        await self._orders.end(_CLOSE_S)
         for copy in list(self.copies.values()):
             await copy.cancel()
         await asyncio.gather(*(replica.stop() for replica in self))
@@ -239,18 +237,6 @@ class TabletManager:
         """Where a replica lives."""
         return self._directory / key.tablet_id / str(key.replica_id)
 
-    async def _whole(self, order: Coroutine[Any, Any, T]) -> T:
-        """Carry out an order to its end: a caller that goes away must not leave a replica half made or half gone."""
-        task = asyncio.get_running_loop().create_task(order)
-        self._orders.add(task)
-        task.add_done_callback(self._order_over)
-        return await asyncio.shield(task)
-
-    def _order_over(self, task: asyncio.Task[Any]) -> None:
-        self._orders.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever asked may have gone
-
     async def create(self, superblock: Superblock, config: Configuration) -> None:
         """Make a new replica of a new tablet and start it. Nothing if it is there.
 
@@ -258,7 +244,7 @@ class TabletManager:
             Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
             Retryable: NOT_READY, DISK_FULL.
         """
-        await self._whole(self._create(superblock, config))
+        await self._orders.run(self._create(superblock, config))
 
     async def _create(self, superblock: Superblock, config: Configuration) -> None:
         key = superblock.key
@@ -306,7 +292,7 @@ class TabletManager:
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
-        await self._whole(self._delete(tablet_id, replica_id, target, cas_config_index, reason))
+        await self._orders.run(self._delete(tablet_id, replica_id, target, cas_config_index, reason))
 
     async def _delete(
         self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
@@ -412,7 +398,7 @@ class TabletManager:
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
         """
-        return await self._whole(self._start_copy(order, source))
+        return await self._orders.run(self._start_copy(order, source))
 
     async def _start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         key = StreamKey(order.tablet_id, order.replica_id)

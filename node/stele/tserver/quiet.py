@@ -61,9 +61,8 @@ class QuietGroups:
         self._now_ms = now_ms
         self._heard_ms: dict[NodeId, int] = {}
         self._resting: dict[StreamKey, _Rest] = {}
-        self._sums: dict[
-            NodeId, tuple[int, int]
-        ] = {}  # count and digest of what is shared with a node, as last told
+        # Count and digest of what is shared with a node, as last told.
+        self._sums: dict[NodeId, tuple[int, int]] = {}
         self._differs_since_ms: dict[NodeId, int] = {}
         self._greeted: dict[NodeId, None] = {}
         self._ping_due_ms = 0

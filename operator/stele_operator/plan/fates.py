@@ -119,11 +119,8 @@ def _member(
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(pod)
-    if state is State.RETIRED:
-        fate, why = (
-            Fate.NONE,
-            "nothing counts on it any more",
-        )  # nobody starts it again, whatever its machine does
+    if state is State.RETIRED:  # nobody starts it again, whatever its machine does
+        fate, why = Fate.NONE, "nothing counts on it any more"
     given_up = (
         node is not None
         and node.state is not NodeState.RETIRED

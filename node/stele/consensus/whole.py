@@ -1,0 +1,38 @@
+"""Work that is carried out to its end, whoever asked for it: an operation cut in half would leave its owner half changed.
+
+Owned by replicas, the tablet manager and the masters. Invariant: cancelling a caller ends only the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Whole:
+    """The operations under way of one owner."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Run an operation to its end and return, or raise, what came of it."""
+        task = asyncio.get_running_loop().create_task(operation)
+        self._running.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    async def end(self, within_s: float) -> None:
+        """Let what runs come to its end for so long, then cancel it: the owner ends."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+        for task in list(self._running):
+            task.cancel()
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
