@@ -172,7 +172,7 @@ class Bench:
 
     def ready(self, kind: str, name: str = CLUSTER) -> bool:
         """Whether its condition Ready holds."""
-        return self.condition(kind, "Ready", name)["status"] == "True"
+        return bool(self.condition(kind, "Ready", name)["status"] == "True")
 
     def condition(self, kind: str, which: str, name: str = CLUSTER) -> Json:
         """One of its conditions."""

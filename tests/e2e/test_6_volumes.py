@@ -16,14 +16,14 @@ def restart(bench: Bench, name: str) -> None:
     bench.until(f"{name} has another pod", lambda: (p := bench.pod(name)) and p.metadata.uid != uid)
 
 
-def told_empty(bench: Bench, name: str, what: str) -> None:
-    """The member's fate is VolumeEmpty, with this in its message."""
+def refused(bench: Bench, name: str, fate: str, what: str) -> None:
+    """The member has this fate, with this in its message."""
 
     def told() -> bool:
         member = bench.members().get(name, {})
-        return member.get("fate") == "VolumeEmpty" and what in member.get("message", "")
+        return member.get("fate") == fate and what in member.get("message", "")
 
-    bench.until(f"{name} is refused: VolumeEmpty, {what}", told)
+    bench.until(f"{name} is refused: {fate}, {what}", told)
 
 
 @pytest.mark.parametrize("role", ["node", "master"])
@@ -34,7 +34,7 @@ def test_an_empty_mount(bench: Bench, role: str) -> None:
     cluster = bench.kube.status("TabletCluster", "flights")["clusterUUID"]
     bench.execute(name, "sh", "-c", _EMPTY)
     restart(bench, name)
-    told_empty(bench, name, "its volume is empty")
+    refused(bench, name, "VolumeEmpty", "its volume is empty")
     bench.until("it was replaced", lambda: name in bench.released() and bench.whole(), 300)
     assert bench.kube.status("TabletCluster", "flights")["clusterUUID"] == cluster
     assert len(bench.pods("master")) == 3
@@ -50,8 +50,24 @@ def test_a_volume_of_another_node(bench: Bench) -> None:
     code = "import sys; open('/data/stele/node.json', 'w').write(sys.argv[1])"
     bench.execute(one, "python", "-c", code, identity)
     restart(bench, one)
-    told_empty(bench, one, "belongs to another node")
+    refused(bench, one, "VolumeEmpty", "belongs to another node")
     bench.until("it was replaced", lambda: one in bench.released() and bench.whole(), 300)
+    bench.sound()
+    bench.compare(loaded)
+
+
+@pytest.mark.parametrize("role", ["node", "master"])
+def test_an_older_copy(bench: Bench, role: str) -> None:
+    bench.have(fresh=True)
+    name = bench.pods(role)[0].metadata.name
+    bench.execute(name, "cp", "-a", "/data/stele", "/data/older")
+    loaded = bench.program("load")
+    cluster = bench.kube.status("TabletCluster", "flights")["clusterUUID"]
+    bench.execute(name, "sh", "-c", "mv /data/stele /data/newest && mv /data/older /data/stele")
+    restart(bench, name)
+    refused(bench, name, "VolumeLost", "older copy")
+    bench.until("it was replaced", lambda: name in bench.released() and bench.whole(), 300)
+    assert bench.kube.status("TabletCluster", "flights")["clusterUUID"] == cluster
     bench.sound()
     bench.compare(loaded)
 

@@ -54,6 +54,11 @@ def test_a_row_comes_back_as_it_was(row: object) -> None:
     assert decode(type(row), encode(row)) == row  # type: ignore[type-var]
 
 
+def test_a_row_from_before_a_field_means_its_default() -> None:
+    row = b'\x01["%s","node","ACTIVE",true,"n-1","","",0,"","","",""]' % N1.encode()
+    assert decode(NodeRecord, row) == NodeRecord(N1, "node", "ACTIVE", True, "n-1")
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: type(r).__name__)
 def test_an_unknown_version_or_shape_is_refused(row: object) -> None:
     with pytest.raises(Rejected) as refused:
@@ -151,6 +156,28 @@ def test_a_restart_forgets_and_an_older_incarnation_is_refused() -> None:
     with pytest.raises(Rejected) as refused:
         life.heard(beat(10), 30)
     assert refused.value.code is Code.STALE_INCARNATION
+
+
+def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
+    """An older copy of its volume, put back: its log ends before what the first process said was durable."""
+    life = Liveness(0)
+    life.heard(beat(1, incarnation=4, start=77, log_found=100, log_synced=900), 10)
+    for incarnation, start, found, code in (
+        (3, 78, 900, Code.STALE_INCARNATION),
+        (4, 78, 900, Code.VOLUME_OLD),
+        (5, 78, 899, Code.VOLUME_OLD),
+        (4, 77, 100, None),
+        (5, 78, 900, None),
+        (6, 79, 0, None),  # damage: its log cannot tell, and its replicas are FAILED
+    ):
+        request = beat(1, incarnation=incarnation, start=start, log_found=found, log_synced=900)
+        if code is None:
+            life.heard(request, 30)
+            continue
+        with pytest.raises(Rejected) as refused:
+            life.heard(request, 20)
+        assert refused.value.code is code
+        assert life.nodes[N1].heard_ms == 10, "it counts as silent"
 
 
 def test_silence_counts_from_the_beginning_of_leading() -> None:

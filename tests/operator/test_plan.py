@@ -203,6 +203,7 @@ FATES = [
     ("volume empty", Fate.VOLUME_EMPTY),
     ("volume foreign", Fate.VOLUME_EMPTY),
     ("disk corrupt", Fate.VOLUME_LOST),
+    ("volume old", Fate.VOLUME_LOST),
 ]
 
 
@@ -211,7 +212,7 @@ def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
     world = made()
     name = node_of(world, "n2")
     pod = world.objects["Pod", name]
-    exits = {"volume empty": 3, "volume foreign": 4, "disk corrupt": 5}
+    exits = {"volume empty": 3, "volume foreign": 4, "disk corrupt": 5, "volume old": 6}
     match what:
         case "pod deleted":
             del world.objects["Pod", name]

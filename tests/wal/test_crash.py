@@ -42,6 +42,8 @@ class _Run:
         self.twins = [Twin()]
         self.acknowledged = 0
         self.names = 0
+        self.told = 0
+        """The place up to which the log said it survives power loss: no later boot may find an end before it."""
         self.fresh: set[StreamKey] = set()
         """Streams with which nothing was done but that they were made: copies that never came to anything."""
 
@@ -56,6 +58,8 @@ class _Run:
             return None
         assert not log.recovery.failed, log.recovery.failed
         self.files.fail_after = None
+        assert log.recovery.found >= self.told
+        self._tell(log)
         shown = {k: loaded(log.stream(k)) for k in log.states}
         for k in range(len(self.twins) - 1, self.acknowledged - 1, -1):
             twin = self.twins[k]
@@ -79,6 +83,7 @@ class _Run:
                 self._call(log)
                 if self.rng.random() < 0.4:
                     log.turn()
+                self._tell(log)
                 if log.failed is not None:
                     break
             else:
@@ -91,6 +96,10 @@ class _Run:
         except SteleError:
             assert log.failed is not None
         self.files = self.files.crash(self.rng)
+
+    def _tell(self, log: Log) -> None:
+        assert log.synced_place >= self.told
+        self.told = log.synced_place
 
     def _call(self, log: Log) -> None:
         rng = self.rng

@@ -1,7 +1,8 @@
 """Errors to exit codes, in one place. Called by app.py and by the processes.
 
 Exit codes: 0 done; 1 found unhealthy; 2 usage, or refused (Rejected); 5 Corrupt; 70 we are wrong; 75 try again later
-(Retryable); 130 interrupted. `stele node run` and `stele master run` add 3 (VolumeEmpty) and 4 (VolumeForeign).
+(Retryable); 130 interrupted. `stele node run` and `stele master run` add 3 (VolumeEmpty), 4 (VolumeForeign), 5 (a disk
+that cannot be used) and 6 (VolumeOld).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`stele node run`, `stele master run`: command line to NodeOptions, then the process.
 
 Every option may also be given in the environment, as STELE_ and its name: STELE_DATA_DIR, STELE_NODE_ID, ...
-Exit codes: 0 stopped; 2 usage; 3 VolumeEmpty; 4 VolumeForeign; 5 a disk that cannot be used; 70 a bug of ours;
+Exit codes: 0 stopped; 2 usage; 3 VolumeEmpty; 4 VolumeForeign; 5 a disk that cannot be used; 6 VolumeOld; 70 a bug of ours;
 75 nothing is damaged, start again later (the disk is full).
 """
 

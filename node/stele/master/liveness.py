@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stele.model.errors import Code, Rejected
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -17,6 +18,9 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 STALL_MS = 3_000
 """A master that was not awake for so long heard nobody meanwhile: silence counts anew."""
+
+RECORD_MS = 60_000
+"""The catalog lags by so much behind what nodes tell of their logs: it counts where all masters started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +32,22 @@ class Report:
     at_ms: int
 
 
+class Told(NamedTuple):
+    """What tells a node's newest start from one on an older copy of its volume: the number and the random name of that
+    start, and the newest place in its log that it said is durable."""
+
+    incarnation: int
+    start: int
+    log_synced: int
+
+
 @dataclass(slots=True)
 class NodeLife:
-    """One node as this master hears it. `full`: a full report of this incarnation is in `reports`."""
+    """One node as this master hears it. `full`: a full report of this incarnation is in `reports`.
+
+    `start` and `log_synced` as in Told; `registered`: what it told when it registered, and again each
+    RECORD_MS, for the catalog.
+    """
 
     node_id: str
     incarnation: int = 0
@@ -41,7 +58,42 @@ class NodeLife:
     full_since_ms: int = 0
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
+    start: int = 0
+    log_synced: int = 0
+    registered: Told | None = None
+    registered_ms: int = 0
     reports: dict[tuple[str, int], Report] = field(default_factory=dict)
+
+
+def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
+    """Refuse a node that lost what it `told` before: on an older copy of its volume it has forgotten votes and
+    acknowledged rows.
+
+    Raises:
+        Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had its number, or its log
+            ends too early.
+    """
+    node_id = id_from_pb(request.node_id)
+    if request.incarnation < told.incarnation:
+        raise Rejected(
+            f"node {node_id} speaks as incarnation {request.incarnation}, {told.incarnation} was heard before; "
+            "a later start of it is running, or this one runs on an older copy of its volume",
+            code=Code.STALE_INCARNATION,
+        )
+    if request.incarnation == told.incarnation:
+        if request.start != told.start:
+            raise Rejected(
+                f"another start of node {node_id} was incarnation {request.incarnation}", code=Code.VOLUME_OLD
+            )
+    elif 0 < request.log_found < told.log_synced:
+        raise Rejected(
+            f"the log of node {node_id} ends at {_place(request.log_found)}, it had told {_place(told.log_synced)}",
+            code=Code.VOLUME_OLD,
+        )
+
+
+def _place(place: int) -> str:
+    return f"segment {place >> 40}, byte {place & ((1 << 40) - 1)}"
 
 
 class Liveness:
@@ -73,24 +125,25 @@ class Liveness:
         """Take note that a node is alive.
 
         Raises:
-            Rejected: STALE_INCARNATION if a later start of the node was heard before.
+            Rejected: as refuse_older; then it counts as silent.
         """
         self.awake(now_ms)
         node_id = id_from_pb(request.node_id)
-        life = self.nodes.setdefault(node_id, NodeLife(node_id))
-        if request.incarnation < life.incarnation:
-            raise Rejected(
-                f"node {node_id} speaks as incarnation {request.incarnation}, {life.incarnation} was heard before; "
-                "a later start of it is running",
-                code=Code.STALE_INCARNATION,
-            )
+        known = self.nodes.get(node_id)
+        if known is not None:
+            refuse_older(request, Told(known.incarnation, known.start, known.log_synced))
+        life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if request.incarnation > life.incarnation:
             self._forget_reports(life)
             life.incarnation, life.sequence, life.registration = request.incarnation, 0, None
         life.heard_ms = now_ms
+        life.start, life.log_synced = request.start, request.log_synced
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         if request.HasField("registration"):
             life.registration = request.registration
+        if request.HasField("registration") or now_ms - life.registered_ms >= RECORD_MS:
+            life.registered = Told(request.incarnation, request.start, request.log_synced)
+            life.registered_ms = now_ms
         return life
 
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:

@@ -37,15 +37,18 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
                 continue
             present = lead.catalog.nodes.get(node_id)
             batch.append(insert(wanted) if present is None else swap(present, wanted))
-            log.info("node", node=node_id, role=wanted.role, address=wanted.address, machine=wanted.machine)
+            if present is None or replace(present, log_synced=wanted.log_synced) != wanted:
+                log.info(
+                    "node", node=node_id, role=wanted.role, address=wanted.address, machine=wanted.machine
+                )
         if batch:
             await lead.commit(batch)
 
 
 def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
     """The row that a node's registration asks for, None if it is there already."""
-    told = life.registration
-    if told is None:
+    told, start = life.registration, life.registered
+    if told is None or start is None:
         return None
     present = lead.catalog.nodes.get(life.node_id)
     if present is None:
@@ -61,5 +64,8 @@ def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
         machine=told.machine,
         zone=told.zone,
         version=told.version,
+        incarnation=start.incarnation,
+        start=start.start,
+        log_synced=start.log_synced,
     )
     return None if wanted == lead.catalog.nodes.get(life.node_id) else wanted

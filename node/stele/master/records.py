@@ -1,6 +1,7 @@
 """Rows of the catalog and their bytes. Used by catalog and by everything that proposes; opens nothing.
 
-A row is a version byte and compact JSON with fields in declaration order, so equal values have equal bytes.
+A row is a version byte and compact JSON with fields in declaration order, so equal values have equal bytes. A new field
+goes to the end and has a default, which rows without it mean.
 
 Invariant: an unknown version or field is refused, never dropped.
 """
@@ -79,7 +80,11 @@ class TabletRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever."""
+    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever.
+
+    `incarnation`, `start`, `log_synced`: as it registered last; a start on an older copy of its volume is refused
+    (liveness.refuse_older).
+    """
 
     node_id: NodeId
     role: str
@@ -93,6 +98,9 @@ class NodeRecord:
     zone: str = ""
     version: str = ""
     reason: str = ""
+    incarnation: int = 0
+    start: int = 0
+    log_synced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +191,9 @@ def decode(kind: type[R], data: bytes) -> R:
     try:
         values = json.loads(data[1:])
         fields = dataclasses.fields(kind)
-        if len(values) != len(fields):
+        if len(values) > len(fields):
             raise ValueError(f"{len(values)} fields, expected {len(fields)}")
-        pairs = zip(fields, values, strict=True)
+        pairs = zip(fields, values, strict=False)
         return kind(**{f.name: _FROM_JSON.get(f.name, _same)(v) for f, v in pairs})
     except (ValueError, TypeError, IndexError) as exc:
         raise Corrupt(f"catalog row {kind.__name__}: {exc}; expected what encode wrote") from exc

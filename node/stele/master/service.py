@@ -19,8 +19,10 @@ from stele.master.cluster_view import (
     table_info,
     tablet_locations,
 )
+from stele.master.liveness import Told, refuse_older
 from stele.master.master import Master
 from stele.model.errors import SteleError
+from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
@@ -43,13 +45,18 @@ class MasterService(MasterServiceServicer):
     async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
         """Liveness for every master; reports only for the leader, whose answer alone clears them."""
         master = self._master
-        life = master.liveness.heard(request, master.now_ms())
-        metrics.master_heartbeats.inc()
         answer = pb.TSHeartbeatResponse(term=master.log.term)
         lead = master.lead
         try:
             scene = master.scene()
         except SteleError:
+            scene = None
+        row = scene.catalog.nodes.get(NodeId(id_from_pb(request.node_id))) if scene is not None else None
+        if row is not None:
+            refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
+        life = master.liveness.heard(request, master.now_ms())
+        metrics.master_heartbeats.inc()
+        if scene is None:
             return answer
         answer.masters.extend(masters_of(scene))
         answer.driver_epoch = scene.catalog.claim.epoch

@@ -47,6 +47,7 @@ class Code(IntEnum):
     TABLET_DELETED = 36
     PERMISSION_DENIED = 37
     CHANGE_IN_PROGRESS = 38
+    VOLUME_OLD = 39  # the caller lost what it told before: it runs on an older copy of its volume
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from typing import TYPE_CHECKING
 
 import structlog
 
-from stele.model.errors import SteleError
+from stele.model.errors import Code, SteleError
 from stele.model.ids import StreamKey
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
@@ -41,9 +42,12 @@ class Heartbeater:
         self._known: tuple[str, ...] = ()
         self._loops: dict[str, _MasterLoop] = {}
         self._sequence = itertools.count(1)
+        self._start = secrets.randbits(64)
         self._addresses_digest = 0
         self.node_state = pb.NODE_STATE_UNSPECIFIED
         self.leader_heard = False
+        self._not_refused: set[str] = set()
+        self._answered = asyncio.Event()
 
     def start(self, known: tuple[str, ...]) -> None:
         """Begin; `known` are the masters that were last told of."""
@@ -54,6 +58,28 @@ class Heartbeater:
     def addresses(self) -> tuple[str, ...]:
         """All masters to tell: those of the last list, else those given at start."""
         return tuple(dict.fromkeys((*self._known, *self._given)))
+
+    async def vetted(self, timeout_s: float) -> bool:
+        """Wait until so many masters have answered that one of them must know an older copy of this volume for what it
+        is; false: they did not within `timeout_s`. A majority, which a master counts itself to."""
+        async with asyncio.timeout(timeout_s) as timeout:
+            while True:
+                own = self._node.address
+                needed = len(self.addresses) // 2 + (own not in self.addresses)
+                if len(self._not_refused - {own}) >= min(needed, len(self.addresses)):
+                    return True
+                self._answered.clear()
+                try:
+                    await self._answered.wait()
+                except asyncio.CancelledError:
+                    if not timeout.expired():
+                        raise
+                    return False
+
+    def answered(self, address: str) -> None:
+        """A master has heard this start and did not refuse it."""
+        self._not_refused.add(address)
+        self._answered.set()
 
     def changed(self, key: StreamKey) -> None:
         """A replica's report is due: soon, and again until a leader has it."""
@@ -97,6 +123,9 @@ class Heartbeater:
             disk_free_bytes=free,
             disk_used_bytes=used,
             addresses_digest=self._addresses_digest,
+            start=self._start,
+            log_found=node.log.recovery.found,
+            log_synced=node.log.synced_place,
         )
 
     def _match_loops(self) -> None:
@@ -145,6 +174,9 @@ class _MasterLoop:
                 await self._beat()
                 self._may_log = True
             except SteleError as exc:
+                if exc.code in (Code.VOLUME_OLD, Code.STALE_INCARNATION):
+                    await self._node.refused(exc)
+                    return
                 if self._may_log:
                     log.info("master not reached", master=self._address, error=str(exc))
                 self._may_log = False
@@ -186,13 +218,13 @@ class _MasterLoop:
 
     def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool) -> None:
         owner = self._owner
+        owner.answered(self._address)
         self._register_due = response.needs_reregister
         if not response.is_leader:
             self._leader_term = 0
             self._full_due = True
             self._dirty.clear()
             return
-        owner = self._owner
         owner.leader_heard = True
         owner.node_state = response.node_state
         self._node.fences.learned(response.term, response.driver_epoch)

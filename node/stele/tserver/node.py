@@ -25,7 +25,7 @@ from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
-from stele.model.errors import SteleError
+from stele.model.errors import Code, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc import server as rpc_server
@@ -63,13 +63,15 @@ from stele.tserver.quiet import QuietGroups
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
-from stele.tserver.volume import Volume
+from stele.tserver.volume import Volume, volume_old
 
 log = structlog.get_logger("stele.tserver")
 
 T = TypeVar("T")
 VERSION = "0.1.0"
 HAND_OVER_S = 10.0
+VETTING_S = 3.0
+"""How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
 
 AddService = Callable[["Node", grpc.aio.Server], None]
 
@@ -249,12 +251,27 @@ class Node:
 
     async def _open_replicas(self) -> None:
         try:
+            await self._be_vetted()
             await self.manager.open_all()
             self.opened_ms = self.now_ms()
             await formation.make_first_catalog(self)
             self._maintenance = Maintenance(self)
         except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
             self.fail(exc)
+
+    async def _be_vetted(self) -> None:
+        """Before a replica votes or acknowledges anything: is this volume the newest of this node?"""
+        if self.log.recovery.found and not await self.heartbeater.vetted(VETTING_S):
+            log.warning(
+                "starting without the masters' word that this volume is the newest", waited_s=VETTING_S
+            )
+
+    async def refused(self, error: SteleError) -> None:
+        """The masters know a later state of this node: its volume is an older copy, and this process ends."""
+        why = str(error.args[0])
+        if error.code is Code.VOLUME_OLD:
+            await self.in_thread(lambda: self.volume.update(refused=why))
+        self.fail(volume_old(self.volume.directory, why))
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Unready, hand leaders over, stop serving, close the log. Idempotent."""

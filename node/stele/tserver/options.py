@@ -18,6 +18,7 @@ EXIT_USAGE = 2
 EXIT_VOLUME_EMPTY = 3
 EXIT_VOLUME_FOREIGN = 4
 EXIT_DISK = 5
+EXIT_VOLUME_OLD = 6
 EXIT_INVARIANT = 70
 EXIT_TRY_AGAIN = 75
 """Nothing is damaged: the disk is full, or something that was needed did not answer."""

@@ -17,7 +17,13 @@ from typing import Any
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, ClusterId, NodeId, OpId, new_id
-from stele.tserver.options import EXIT_DISK, EXIT_USAGE, EXIT_VOLUME_EMPTY, EXIT_VOLUME_FOREIGN
+from stele.tserver.options import (
+    EXIT_DISK,
+    EXIT_USAGE,
+    EXIT_VOLUME_EMPTY,
+    EXIT_VOLUME_FOREIGN,
+    EXIT_VOLUME_OLD,
+)
 
 FORMAT_VERSION = 1
 _NODE_FILE = "node.json"
@@ -38,6 +44,8 @@ class NodeRecord:
     """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only.
 
     `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
+    `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
+    otherwise make it look newer than it is.
     """
 
     cluster_id: ClusterId
@@ -50,6 +58,7 @@ class NodeRecord:
     first_masters: tuple[tuple[str, str], ...] = ()
     catalog: OpId = OPID_NONE
     driver_epoch: int = 0
+    refused: str = ""
     version: int = FORMAT_VERSION
 
 
@@ -167,6 +176,8 @@ def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: N
             f"{directory} belongs to a {record.role}, this process is a {role}; start it with "
             f"`stele {record.role} run`, or attach the right volume",
         )
+    if record.refused:
+        raise volume_old(directory, record.refused)
     volume = Volume(directory, record, lock_fd)
     volume.update(incarnation=record.incarnation + 1)
     return volume
@@ -211,6 +222,16 @@ def volume_empty(directory: Path, why: str) -> Fate:
     return Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, f"{directory} is empty, and {why}")
 
 
+def volume_old(directory: Path, why: str) -> Fate:
+    """The volume has forgotten what this node acknowledged."""
+    return Fate(
+        "VolumeOld",
+        EXIT_VOLUME_OLD,
+        f"{directory} is an older copy of this node's volume: {why}; it may have forgotten votes and acknowledged rows "
+        "and is never used again; attach the newest one, or start a new node on an empty one",
+    )
+
+
 def _write(directory: Path, record: NodeRecord) -> None:
     aside = directory / (_NODE_FILE + ".new")
     with aside.open("w") as f:
@@ -244,6 +265,7 @@ def _read(directory: Path) -> NodeRecord:
             first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
             catalog=OpId(int(catalog["term"]), int(catalog["index"])) if catalog else OPID_NONE,
             driver_epoch=int(raw.get("driver_epoch", 0)),
+            refused=str(raw.get("refused", "")),
             version=version,
         )
     except (ValueError, TypeError, KeyError) as exc:

@@ -18,7 +18,7 @@ from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.metadata import Position
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
-from stele.wal.state import Saved, State
+from stele.wal.state import Saved, State, place
 
 if TYPE_CHECKING:
     from stele.wal.log import Log
@@ -70,6 +70,7 @@ class Appender:
     def __init__(self, log: Log, active: ActiveSegment, chain: Chain) -> None:
         self.active = active
         self.chain = chain
+        self.synced_place = place(active.sequence, active.synced)
         self._log = log
         self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []
         self._fifo_new: list[tuple[State, Entry]] = []
@@ -235,6 +236,7 @@ class Appender:
         begin = time.monotonic()
         if self.active.synced < self.active.offset:
             self.active.sync()
+            self.synced_place = place(self.active.sequence, self.active.synced)
         took = time.monotonic() - begin
         stats = self._log.stats
         stats.syncs += 1

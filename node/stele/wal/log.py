@@ -201,6 +201,13 @@ class Log:
     # --- space
 
     @property
+    def synced_place(self) -> int:
+        """A place (see `stele.wal.state.place`) up to which the log survives power loss; it only rises. The next open
+        finds the log's end there or behind (`recovery.found`), unless the directory was replaced by an older copy."""
+        assert self._appender is not None
+        return self._appender.synced_place
+
+    @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments, prepared ones not counted."""
         with self.lock:

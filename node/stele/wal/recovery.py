@@ -85,6 +85,7 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
         _mark_damaged(log, found.metadata, replay, sorted(damaged), here)
     _put_in_place(log, active)
     warnings = _warn(log, linked, replay)
+    end = _end(linked)
     _settle_tail(log, linked, rows, bool(failed))
     _fill(log, linked, replay, failed, active, found.metadata)
     if found.metadata is None:
@@ -102,8 +103,18 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
         segments=len(linked.parts),
         bytes_read=found.bytes_read,
         rewritten_bytes=sum(len(body) for body, _ in suffix),
+        found=end,
     )
     return active, chain
+
+
+def _end(linked: Linked) -> int:
+    """The place behind the last group that is kept; 0 if there is none, or if lost bytes may have stood behind it."""
+    if linked.damages or not linked.parts:
+        return 0
+    tail = linked.parts[-1]
+    groups = tail.groups + tail.suffix
+    return place(tail.scan.sequence, groups[-1].end if groups else HEADER_BYTES)
 
 
 # --- reading

@@ -28,8 +28,9 @@ class RecoveryReport:
 
     `failed`: streams whose records cannot be trusted, each with a sentence; their replicas are FAILED and healed from
     their peers. `damages`: every damaged place; a stream whose creation stood there is not known here at all, and its
-    replica, whose superblock names it, is FAILED too. `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: what was read behind
-    the last offset known to be synced, and written anew.
+    replica, whose superblock names it, is FAILED too. `warnings`: what was cut from a torn tail, in bytes and OpIds.
+    `rewritten_bytes`: what was read behind the last offset known to be synced, and written anew. `found`: the place
+    where the log ended as it lay there (see `stele.wal.state.place`); 0 if it was new, or too damaged to tell.
     """
 
     streams: Mapping[StreamKey, StreamState]
@@ -39,6 +40,7 @@ class RecoveryReport:
     segments: int
     bytes_read: int
     rewritten_bytes: int
+    found: int
 
 
 @dataclass(frozen=True, slots=True)

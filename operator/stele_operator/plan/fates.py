@@ -153,6 +153,7 @@ _EXITS = {
     naming.EXIT_VOLUME_EMPTY: (Fate.VOLUME_EMPTY, "its volume is empty, though it once held data"),
     naming.EXIT_VOLUME_FOREIGN: (Fate.VOLUME_EMPTY, "its volume belongs to another node or cluster"),
     naming.EXIT_DISK_CORRUPT: (Fate.VOLUME_LOST, "its disk is damaged beyond single replicas"),
+    naming.EXIT_VOLUME_OLD: (Fate.VOLUME_LOST, "its volume is an older copy of itself"),
 }
 
 

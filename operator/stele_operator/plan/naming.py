@@ -37,6 +37,7 @@ PORT_HTTP = 7080
 EXIT_VOLUME_EMPTY = 3
 EXIT_VOLUME_FOREIGN = 4
 EXIT_DISK_CORRUPT = 5
+EXIT_VOLUME_OLD = 6
 
 
 def member_name(cluster: str, role: Role, serial: int) -> str:

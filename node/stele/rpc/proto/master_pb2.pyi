@@ -92,6 +92,9 @@ class TSHeartbeatRequest(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_USED_BYTES_FIELD_NUMBER: _builtins.int
     ADDRESSES_DIGEST_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LOG_FOUND_FIELD_NUMBER: _builtins.int
+    LOG_SYNCED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -101,6 +104,14 @@ class TSHeartbeatRequest(_message.Message):
     disk_used_bytes: _builtins.int
     addresses_digest: _builtins.int
     """of the newest list of addresses that the leader told"""
+    start: _builtins.int
+    """An older copy of a volume, put back, starts with a number that was used, or with a log that ends too early.
+    drawn anew by each start
+    """
+    log_found: _builtins.int
+    """sequence << 40 | offset where it found its log's end; 0: it was new, or damaged"""
+    log_synced: _builtins.int
+    """up to where the log survives power loss now"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -125,10 +136,13 @@ class TSHeartbeatRequest(_message.Message):
         disk_free_bytes: _builtins.int = ...,
         disk_used_bytes: _builtins.int = ...,
         addresses_digest: _builtins.int = ...,
+        start: _builtins.int = ...,
+        log_found: _builtins.int = ...,
+        log_synced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "tablets", b"tablets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,150 @@
+"""An older copy of a volume, put back by hand or from a storage snapshot: refused before it votes or acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+
+from stele.client import AsyncClient, AsyncTable
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from stele.tserver.options import EXIT_VOLUME_OLD
+from tests.badinput.test_cluster import stele
+from tests.harness import Cluster, Member
+from tests.harness.compare import rows_that_all_replicas_hold
+
+SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
+TWO = PartitionSchema((HashPartition((0,), 2),))
+
+
+HEARTBEATS_S = 1.5
+"""After this long every master has heard what a node logged before."""
+
+
+async def write(table: AsyncTable, first: int) -> None:
+    """100 rows, and time for a heartbeat to tell of them."""
+    ids = range(first, first + 100)
+    await table.write_arrow(pa.table({"id": pa.array(ids, pa.int64()), "s": [f"row {i}" for i in ids]}))
+    await asyncio.sleep(HEARTBEATS_S)
+
+
+def keep_copy(member: Member) -> Path:
+    """The volume as it is now, as a snapshot of running storage would have it."""
+    copy = member.directory.with_name(f"{member.name}.copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    return Path(shutil.copytree(member.directory, copy))
+
+
+def put_in_place(member: Member, copy: Path) -> Path:
+    """The copy becomes the volume; where the newest one is now."""
+    newest = member.directory.with_name(f"{member.name}.newest")
+    shutil.rmtree(newest, ignore_errors=True)
+    member.directory.rename(newest)
+    shutil.copytree(copy, member.directory)
+    return newest
+
+
+async def ended(member: Member, timeout_s: float = 20.0) -> int:
+    """Its exit code."""
+    assert member.process is not None
+    return await asyncio.to_thread(member.process.wait, timeout_s)
+
+
+async def refused(cluster: Cluster, member: Member) -> None:
+    """Twice: the second start does not even ask."""
+    for _ in range(2):
+        cluster.restart(member)
+        assert await ended(member) == EXIT_VOLUME_OLD, member.tail()
+        assert "VolumeOld" in member.tail() and "older copy" in member.tail()
+    assert json.loads((member.directory / "node.json").read_text())["refused"]
+
+
+async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, TWO)
+        await write(table, 0)
+        node = cluster.nodes[0]
+        copy = keep_copy(node)
+        await write(table, 100)
+        cluster.kill(node)
+        newest = put_in_place(node, copy)
+        await refused(cluster, node)
+        assert await table.scan().count() == 200
+
+        # The newest one is as good as ever.
+        shutil.rmtree(node.directory)
+        newest.rename(node.directory)
+        cluster.restart(node)
+        await cluster.wait_ready(node)
+        await write(table, 200)
+        assert await rows_that_all_replicas_hold(client, table) == 300
+
+        # Masters that were started anew have it on record: what it told when it registered.
+        copy = keep_copy(node)
+        cluster.kill(node)
+        cluster.restart(node)
+        await cluster.wait_ready(node)
+        await write(table, 300)
+        (master,) = cluster.masters
+        cluster.kill(master)
+        cluster.kill(node)
+        put_in_place(node, copy)
+        cluster.restart(master)
+        await cluster.wait_ready(master)
+        await refused(cluster, node)
+
+        await cluster.wait_ready(cluster.add_node())
+        code, out = await stele(cluster, "driver", "run", "--until-healthy", "--dead-after", "3")
+        assert code == 0, out
+        await write(table, 400)
+        assert await rows_that_all_replicas_hold(client, table) == 500
+
+
+async def test_a_master_is_refused(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path / "c", masters=3, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        await client.create_table("t", SCHEMA, TWO)
+        master = cluster.masters[1]
+        copy = keep_copy(master)
+        await write(await client.create_table("u", SCHEMA, TWO), 0)
+        cluster.kill(master)
+        put_in_place(master, copy)
+        await refused(cluster, master)
+        assert {t.name for t in await client.list_tables()} == {"t", "u"}
+
+
+async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, TWO)
+        await write(table, 0)
+        one, other = cluster.nodes[:2]
+        copy = keep_copy(one)
+        await write(table, 100)
+        (master,) = cluster.masters
+        cluster.pause(master)
+        cluster.kill(one)
+        cluster.kill(other)
+        put_in_place(one, copy)
+        cluster.restart(other)
+        await write(table, 200)
+        cluster.restart(one)
+        async with asyncio.timeout(20):
+            while "without the masters' word" not in one.tail():
+                await asyncio.sleep(0.1)
+        await write(table, 300)
+        cluster.resume(master)
+        # What it logged without them does not make up for what it lost: the end that its start found counts.
+        assert await ended(one, 30) == EXIT_VOLUME_OLD, one.tail()
+        assert await table.scan().count() == 400
