@@ -59,10 +59,18 @@ def test_a_volume_of_another_node(bench: Bench) -> None:
 @pytest.mark.parametrize("role", ["node", "master"])
 def test_an_older_copy(bench: Bench, role: str) -> None:
     bench.have(fresh=True)
-    name = bench.pods(role)[0].metadata.name
-    bench.execute(name, "cp", "-a", "/data/stele", "/data/older")
-    loaded = bench.program("load")
+    pod = bench.pods(role)[0]
+    name, machine = pod.metadata.name, pod.spec.node_name
+    node_id = pod.metadata.annotations["stele.dev/node-id"]
     cluster = bench.kube.status("TabletCluster", "flights")["clusterUUID"]
+    # Standing still, so that the copy is of one moment, as a storage snapshot is.
+    bench.signal(machine, node_id, "SIGSTOP")
+    bench.execute(name, "cp", "-a", "/data/stele", "/data/older")
+    bench.signal(machine, node_id, "SIGCONT")
+    loaded = bench.program("load")
+    bench.apply("delays")
+    bench.until("another table is ready", lambda: bench.ready("TabletGroup", "delays"))
+    bench.signal(machine, node_id, "SIGSTOP")
     bench.execute(name, "sh", "-c", "mv /data/stele /data/newest && mv /data/older /data/stele")
     restart(bench, name)
     refused(bench, name, "VolumeLost", "older copy")
