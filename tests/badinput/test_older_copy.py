@@ -139,12 +139,63 @@ async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path
         put_in_place(one, copy)
         cluster.restart(other)
         await write(table, 200)
-        cluster.restart(one)
-        async with asyncio.timeout(20):
-            while "without the masters' word" not in one.tail():
-                await asyncio.sleep(0.1)
+        for _ in range(2):  # each start begins a segment of the log; the first one's end is what counts
+            cluster.kill(one)
+            one.log_path.unlink()
+            cluster.restart(one)
+            async with asyncio.timeout(20):
+                while "without the masters' word on" not in one.tail():
+                    await asyncio.sleep(0.1)
         await write(table, 300)
         cluster.resume(master)
         # What it logged without them does not make up for what it lost: the end that its start found counts.
         assert await ended(one, 30) == EXIT_VOLUME_OLD, one.tail()
         assert await table.scan().count() == 400
+
+
+async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(tmp_path: Path) -> None:
+    """All are started at once, and a master that cannot judge yet hears the copy: it must not remember it."""
+    async with (
+        Cluster(tmp_path / "c", masters=3, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, TWO)
+        await write(table, 0)
+        node = cluster.nodes[0]
+        copy = keep_copy(node)
+        # It registers after the copy was made, so the catalog knows more than the copy.
+        await cluster.stop(node)
+        cluster.restart(node)
+        await cluster.wait_ready(node)
+        await write(table, 100)
+        for member in cluster.members:
+            cluster.kill(member)
+        newest = put_in_place(node, copy)
+        for member in cluster.members:
+            cluster.restart(member)
+        assert await ended(node) == EXIT_VOLUME_OLD, node.tail()
+        shutil.rmtree(node.directory)
+        newest.rename(node.directory)
+        cluster.restart(node)
+        await cluster.wait_ready()
+        await write(table, 200)
+        assert await rows_that_all_replicas_hold(client, table) == 300
+
+
+async def test_a_first_master_that_lost_its_volume_before_formation_is_formed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "c", masters=3, nodes=0)
+    cluster.directory.mkdir()
+    first = ",".join(f"{m.node_id}={m.address}" for m in cluster.masters)
+    try:
+        for _ in range(2):  # two lives each, so that the new volume's first is not their second
+            for master in cluster.masters:
+                cluster.kill(master)
+                cluster.launch(master, "--first-masters", first)
+            await asyncio.sleep(HEARTBEATS_S)
+        lost = cluster.masters[2]
+        cluster.lose(lost)
+        cluster.launch(lost, "--first-masters", first)
+        await cluster.form()
+        await cluster.wait_ready()
+    finally:
+        cluster.kill_all()

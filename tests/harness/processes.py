@@ -154,7 +154,7 @@ class Cluster:
         first = ",".join(f"{m.node_id}={m.address}" for m in self.masters)
         for master in self.masters:
             self.launch(master, "--first-masters", first)
-        await self._formed(timeout_s)
+        await self.form(timeout_s)
         for node in self.nodes:
             self.launch(node)
         await self.wait_ready(timeout_s=timeout_s)
@@ -288,7 +288,12 @@ class Cluster:
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"{member.name} has no VmRSS")
 
-    async def _formed(self, timeout_s: float) -> None:
+    async def form(self, timeout_s: float = 60.0) -> None:
+        """Until all first masters have formatted and know of each other.
+
+        Raises:
+            RuntimeError: a master ended, or it took too long.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -161,7 +161,7 @@ def test_a_restart_forgets_and_an_older_incarnation_is_refused() -> None:
 def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
     """An older copy of its volume, put back: its log ends before what the first process said was durable."""
     life = Liveness(0)
-    life.heard(beat(1, incarnation=4, start=77, log_found=100, log_synced=900), 10)
+    life.heard(beat(1, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 10)
     for incarnation, start, found, code in (
         (3, 78, 900, Code.STALE_INCARNATION),
         (4, 78, 900, Code.VOLUME_OLD),
@@ -170,7 +170,9 @@ def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
         (5, 78, 900, None),
         (6, 79, 0, None),  # damage: its log cannot tell, and its replicas are FAILED
     ):
-        request = beat(1, incarnation=incarnation, start=start, log_found=found, log_synced=900)
+        request = beat(
+            1, incarnation=incarnation, start=start, log_found=found, log_synced=900, vetted=code is None
+        )
         if code is None:
             life.heard(request, 30)
             continue
@@ -178,6 +180,18 @@ def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
             life.heard(request, 20)
         assert refused.value.code is code
         assert life.nodes[N1].heard_ms == 10, "it counts as silent"
+
+
+def test_a_start_that_was_not_vetted_judges_nobody() -> None:
+    """It may be the older copy; the newest volume, put back, has the same number."""
+    life = Liveness(0)
+    life.heard(beat(1, incarnation=4, start=77, log_synced=900, vetted=True), 10)
+    life.heard(beat(1, incarnation=5, start=78, log_found=900, log_synced=5_000), 20)
+    life.heard(beat(1, incarnation=5, start=79, log_found=950, log_synced=1_000, vetted=True), 30)
+    told = life.nodes[N1].told
+    assert told is not None and told == life.nodes[N1].registered == (5, 79, 1_000)
+    life.heard(beat(2, incarnation=5, start=79, log_found=950, log_synced=990, vetted=True), 40)
+    assert life.nodes[N1].told == told, "a late heartbeat takes nothing back"
 
 
 def test_silence_counts_from_the_beginning_of_leading() -> None:

@@ -45,8 +45,7 @@ class Told(NamedTuple):
 class NodeLife:
     """One node as this master hears it. `full`: a full report of this incarnation is in `reports`.
 
-    `start` and `log_synced` as in Told; `registered`: what it told when it registered, and again each
-    RECORD_MS, for the catalog.
+    `told`: by its newest vetted start; `registered`: the same for the catalog, when it registered and each RECORD_MS.
     """
 
     node_id: str
@@ -59,7 +58,7 @@ class NodeLife:
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
     start: int = 0
-    log_synced: int = 0
+    told: Told | None = None
     registered: Told | None = None
     registered_ms: int = 0
     reports: dict[tuple[str, int], Report] = field(default_factory=dict)
@@ -73,13 +72,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
         Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had its number, or its log
             ends too early.
     """
+    _refuse_earlier(request, told.incarnation)
     node_id = id_from_pb(request.node_id)
-    if request.incarnation < told.incarnation:
-        raise Rejected(
-            f"node {node_id} speaks as incarnation {request.incarnation}, {told.incarnation} was heard before; "
-            "a later start of it is running, or this one runs on an older copy of its volume",
-            code=Code.STALE_INCARNATION,
-        )
     if request.incarnation == told.incarnation:
         if request.start != told.start:
             raise Rejected(
@@ -90,6 +84,31 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
             f"the log of node {node_id} ends at {_place(request.log_found)}, it had told {_place(told.log_synced)}",
             code=Code.VOLUME_OLD,
         )
+
+
+def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) -> None:
+    if request.incarnation < incarnation:
+        raise Rejected(
+            f"node {id_from_pb(request.node_id)} speaks as incarnation {request.incarnation}, {incarnation} was heard "
+            "before; a later start of it is running, or this one runs on an older copy of its volume",
+            code=Code.STALE_INCARNATION,
+        )
+
+
+def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
+    """Only vetted starts count: an older copy that one master cannot judge yet must not become what judges others."""
+    synced = request.log_synced
+    if life.told is not None and life.told.start == request.start:
+        synced = max(synced, life.told.log_synced)  # a heartbeat may come late
+    life.told = Told(request.incarnation, request.start, synced)
+    again = life.registered is not None and life.registered.start == request.start
+    # All nodes' minutes begin together, so that one batch of the catalog has them all.
+    if (
+        not again
+        or request.HasField("registration")
+        or now_ms // RECORD_MS != life.registered_ms // RECORD_MS
+    ):
+        life.registered, life.registered_ms = life.told, now_ms
 
 
 def _place(place: int) -> str:
@@ -131,19 +150,20 @@ class Liveness:
         node_id = id_from_pb(request.node_id)
         known = self.nodes.get(node_id)
         if known is not None:
-            refuse_older(request, Told(known.incarnation, known.start, known.log_synced))
+            _refuse_earlier(request, known.incarnation)
+            if known.told is not None:
+                refuse_older(request, known.told)
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
-        if request.incarnation > life.incarnation:
+        if (request.incarnation, request.start) != (life.incarnation, life.start):
             self._forget_reports(life)
-            life.incarnation, life.sequence, life.registration = request.incarnation, 0, None
+            life.incarnation, life.start = request.incarnation, request.start
+            life.sequence, life.registration = 0, None
         life.heard_ms = now_ms
-        life.start, life.log_synced = request.start, request.log_synced
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         if request.HasField("registration"):
             life.registration = request.registration
-        if request.HasField("registration") or now_ms - life.registered_ms >= RECORD_MS:
-            life.registered = Told(request.incarnation, request.start, request.log_synced)
-            life.registered_ms = now_ms
+        if request.vetted:
+            _note(life, request, now_ms)
         return life
 
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:

@@ -47,8 +47,8 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
 
 def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
     """The row that a node's registration asks for, None if it is there already."""
-    told, start = life.registration, life.registered
-    if told is None or start is None:
+    told = life.registration
+    if told is None:
         return None
     present = lead.catalog.nodes.get(life.node_id)
     if present is None:
@@ -64,8 +64,7 @@ def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
         machine=told.machine,
         zone=told.zone,
         version=told.version,
-        incarnation=start.incarnation,
-        start=start.start,
-        log_synced=start.log_synced,
     )
+    if life.registered is not None:
+        wanted = replace(wanted, **life.registered._asdict())
     return None if wanted == lead.catalog.nodes.get(life.node_id) else wanted

@@ -45,7 +45,7 @@ class MasterService(MasterServiceServicer):
     async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
         """Liveness for every master; reports only for the leader, whose answer alone clears them."""
         master = self._master
-        answer = pb.TSHeartbeatResponse(term=master.log.term)
+        answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
         lead = master.lead
         try:
             scene = master.scene()

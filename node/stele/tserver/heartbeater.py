@@ -22,6 +22,7 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.tserver.reports import all_reports, report_one
+from stele.tserver.vetting import Vouchers
 
 if TYPE_CHECKING:
     from stele.tserver.node import Node
@@ -46,8 +47,10 @@ class Heartbeater:
         self._addresses_digest = 0
         self.node_state = pb.NODE_STATE_UNSPECIFIED
         self.leader_heard = False
-        self._not_refused: set[str] = set()
-        self._answered = asyncio.Event()
+        self.log_found = 0
+        self.vetted = False
+        self._vouchers = Vouchers(node.node_id, node.options.role, len(addresses))
+        self._heard = asyncio.Event()
 
     def start(self, known: tuple[str, ...]) -> None:
         """Begin; `known` are the masters that were last told of."""
@@ -56,30 +59,19 @@ class Heartbeater:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All masters to tell: those of the last list, else those given at start."""
+        """All masters to tell: those of the last list, and those given at start."""
         return tuple(dict.fromkeys((*self._known, *self._given)))
 
-    async def vetted(self, timeout_s: float) -> bool:
-        """Wait until so many masters have answered that one of them must know an older copy of this volume for what it
-        is; false: they did not within `timeout_s`. A majority, which a master counts itself to."""
-        async with asyncio.timeout(timeout_s) as timeout:
-            while True:
-                own = self._node.address
-                needed = len(self.addresses) // 2 + (own not in self.addresses)
-                if len(self._not_refused - {own}) >= min(needed, len(self.addresses)):
-                    return True
-                self._answered.clear()
-                try:
-                    await self._answered.wait()
-                except asyncio.CancelledError:
-                    if not timeout.expired():
-                        raise
-                    return False
+    async def vouched(self) -> None:
+        """Wait until so many masters did not refuse this start that one of them would know an older copy of its volume."""
+        while not self._vouchers.enough:
+            self._heard.clear()
+            await self._heard.wait()
 
-    def answered(self, address: str) -> None:
+    def answered(self, response: pb.TSHeartbeatResponse) -> None:
         """A master has heard this start and did not refuse it."""
-        self._not_refused.add(address)
-        self._answered.set()
+        self._vouchers.answered(response)
+        self._heard.set()
 
     def changed(self, key: StreamKey) -> None:
         """A replica's report is due: soon, and again until a leader has it."""
@@ -124,8 +116,9 @@ class Heartbeater:
             disk_used_bytes=used,
             addresses_digest=self._addresses_digest,
             start=self._start,
-            log_found=node.log.recovery.found,
+            log_found=self.log_found,
             log_synced=node.log.synced_place,
+            vetted=self.vetted,
         )
 
     def _match_loops(self) -> None:
@@ -218,7 +211,7 @@ class _MasterLoop:
 
     def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool) -> None:
         owner = self._owner
-        owner.answered(self._address)
+        owner.answered(response)
         self._register_due = response.needs_reregister
         if not response.is_leader:
             self._leader_term = 0

@@ -58,12 +58,12 @@ from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.messages import message_from_pb, message_to_pb
-from stele.tserver.options import NodeOptions
+from stele.tserver.options import EXIT_VOLUME_OLD, NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
-from stele.tserver.volume import Volume, volume_old
+from stele.tserver.volume import Fate, Volume, volume_old
 
 log = structlog.get_logger("stele.tserver")
 
@@ -114,6 +114,7 @@ class Node:
         self._disk_bytes = (0, 0)
         self._low_space = False
         self._starting: asyncio.Task[None] | None = None
+        self._vetting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self.clock = ReplicaClock()
         self._ticker: Ticker | None = None
@@ -198,6 +199,9 @@ class Node:
         self.identity = self.pool.identity
         self.log = await self.in_thread(formation.open_log, self.volume, self.options, self._dispatch)
         self.log.defer_wakes(self._loop.call_soon)
+        found = record.found or self.log.recovery.found
+        if found != record.found:
+            await self.in_thread(lambda: self.volume.update(found=found))
         self.sessions = CopySessions(self.volume.copies_directory, self)
         await self.sessions.clear_debris()
         self.manager = TabletManager(
@@ -205,6 +209,7 @@ class Node:
         )
         self.quiet = QuietGroups(self.manager, self.options.replica.raft, self._ping, self.now_ms())
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
+        self.heartbeater.log_found = found
         self.transport = PeerTransport(
             self.identity,
             self._address_of,
@@ -217,6 +222,7 @@ class Node:
         await self._serve(host)
         self.heartbeater.start(record.masters)
         self._ticker = Ticker(self.clock, self._tick, self._watch)
+        self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
 
     async def _serve(self, host: str) -> None:
@@ -251,7 +257,7 @@ class Node:
 
     async def _open_replicas(self) -> None:
         try:
-            await self._be_vetted()
+            await self._vetted()
             await self.manager.open_all()
             self.opened_ms = self.now_ms()
             await formation.make_first_catalog(self)
@@ -260,17 +266,40 @@ class Node:
             self.fail(exc)
 
     async def _be_vetted(self) -> None:
-        """Before a replica votes or acknowledges anything: is this volume the newest of this node?"""
-        if self.log.recovery.found and not await self.heartbeater.vetted(VETTING_S):
-            log.warning(
-                "starting without the masters' word that this volume is the newest", waited_s=VETTING_S
-            )
+        """Until a majority of masters had its chance to refuse this volume; from then on they may count on what it says.
+
+        A new log needs nobody's word: there is nothing that it could have forgotten.
+        """
+        recovery = self.log.recovery
+        try:
+            if recovery.found or recovery.damages:
+                await self.heartbeater.vouched()
+            if self.volume.record.found:
+                await self.in_thread(lambda: self.volume.update(found=0))
+        except OSError as exc:
+            self.fail(exc)
+        else:
+            self.heartbeater.vetted = True
+
+    async def _vetted(self) -> None:
+        """Before a replica votes or acknowledges anything. Without masters tablets must come back all the same."""
+        assert self._vetting is not None
+        if not self.heartbeater.addresses:
+            return
+        await asyncio.wait((self._vetting,), timeout=VETTING_S)
+        if not self._vetting.done():
+            log.warning("starting without the masters' word on this volume", waited_s=VETTING_S)
 
     async def refused(self, error: SteleError) -> None:
-        """The masters know a later state of this node: its volume is an older copy, and this process ends."""
+        """The masters know a later start or state of this node. This process ends, whatever its disk says."""
         why = str(error.args[0])
-        if error.code is Code.VOLUME_OLD:
+        if error.code is not Code.VOLUME_OLD:
+            self.fail(Fate("VolumeOld", EXIT_VOLUME_OLD, f"{why}; this process ends"))
+            return
+        try:
             await self.in_thread(lambda: self.volume.update(refused=why))
+        except OSError as exc:
+            log.error("the volume could not be marked as refused", error=str(exc))
         self.fail(volume_old(self.volume.directory, why))
 
     async def stop(self, *, hand_over: bool = True) -> None:
@@ -278,7 +307,7 @@ class Node:
         if self.stopping:
             return
         self.stopping = True
-        for task in filter(None, (self._starting, self._leaving)):
+        for task in filter(None, (self._starting, self._vetting, self._leaving)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._maintenance is not None:

@@ -1,7 +1,8 @@
 """The data directory: its lock, and node.json, which says whose it is. Opened before anything else of a node.
 
 Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has
-a higher incarnation than the one before, synced before anybody hears of it.
+a higher incarnation than the one before, synced before anybody hears of it. They count from the second of the format:
+whoever heard of an earlier volume of the same node id does not take this one for older.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ class NodeRecord:
     """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only.
 
     `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
+    `found`: where the log ended at the first of those starts that no majority of masters has vetted yet; 0 if it has.
     `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
     otherwise make it look newer than it is.
     """
@@ -58,6 +61,7 @@ class NodeRecord:
     first_masters: tuple[tuple[str, str], ...] = ()
     catalog: OpId = OPID_NONE
     driver_epoch: int = 0
+    found: int = 0
     refused: str = ""
     version: int = FORMAT_VERSION
 
@@ -87,8 +91,10 @@ class Volume:
         return self.directory / "copies"
 
     def update(self, **changes: Any) -> None:
-        """Change fields of node.json; on return they survive power loss. Blocks; any thread."""
+        """Change fields of node.json; on return they survive power loss. Nothing once closed. Blocks; any thread."""
         with self._updating:
+            if self._lock_fd < 0:
+                return
             record = replace(self.record, **changes)
             _write(self.directory, record)
             self.record = record
@@ -96,6 +102,8 @@ class Volume:
     def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
         """Raise, never lower, what orders are refused below; nothing if that is known. Blocks; any thread."""
         with self._updating:
+            if self._lock_fd < 0:
+                return
             record = replace(
                 self.record,
                 catalog=max(self.record.catalog, catalog),
@@ -112,10 +120,11 @@ class Volume:
         return free, stat.f_blocks * stat.f_frsize - stat.f_bfree * stat.f_frsize
 
     def close(self) -> None:
-        """Let go of the lock."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        """Let go of the lock, after a change that is being written."""
+        with self._updating:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
 
 
 def lock_directory(directory: Path) -> int:
@@ -209,7 +218,7 @@ def format_volume(
         node_id=node_id,
         role=role,
         format_id=new_id(),
-        incarnation=1,
+        incarnation=int(time.time()),
         formed=not first_masters,
         first_masters=first_masters,
     )
@@ -265,6 +274,7 @@ def _read(directory: Path) -> NodeRecord:
             first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
             catalog=OpId(int(catalog["term"]), int(catalog["index"])) if catalog else OPID_NONE,
             driver_epoch=int(raw.get("driver_epoch", 0)),
+            found=int(raw.get("found", 0)),
             refused=str(raw.get("refused", "")),
             version=version,
         )

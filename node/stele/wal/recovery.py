@@ -110,9 +110,9 @@ def recover(log: Log) -> tuple[ActiveSegment, Chain]:
 
 def _end(linked: Linked) -> int:
     """The place behind the last group that is kept; 0 if there is none, or if lost bytes may have stood behind it."""
-    if linked.damages or not linked.parts:
+    tail = linked.parts[-1] if linked.parts else None
+    if tail is None or any(d.sequence >= tail.scan.sequence for d in linked.damages):
         return 0
-    tail = linked.parts[-1]
     groups = tail.groups + tail.suffix
     return place(tail.scan.sequence, groups[-1].end if groups else HEADER_BYTES)
 

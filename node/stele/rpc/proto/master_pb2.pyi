@@ -95,6 +95,7 @@ class TSHeartbeatRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     LOG_FOUND_FIELD_NUMBER: _builtins.int
     LOG_SYNCED_FIELD_NUMBER: _builtins.int
+    VETTED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -112,6 +113,8 @@ class TSHeartbeatRequest(_message.Message):
     """sequence << 40 | offset where it found its log's end; 0: it was new, or damaged"""
     log_synced: _builtins.int
     """up to where the log survives power loss now"""
+    vetted: _builtins.bool
+    """a majority of masters has not refused this start: what it tells now counts"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -139,10 +142,11 @@ class TSHeartbeatRequest(_message.Message):
         start: _builtins.int = ...,
         log_found: _builtins.int = ...,
         log_synced: _builtins.int = ...,
+        vetted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,6 +214,7 @@ class TSHeartbeatResponse(_message.Message):
     NODE_STATE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     ADDRESSES_DIGEST_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
@@ -217,6 +222,8 @@ class TSHeartbeatResponse(_message.Message):
     driver_epoch: _builtins.int
     node_state: Global___NodeStatePB.ValueType
     addresses_digest: _builtins.int
+    node_id: _builtins.bytes
+    """of this master"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
     @_builtins.property
@@ -235,10 +242,11 @@ class TSHeartbeatResponse(_message.Message):
         node_state: Global___NodeStatePB.ValueType = ...,
         addresses: _abc.Iterable[Global___NodeAddressPB] | None = ...,
         addresses_digest: _builtins.int = ...,
+        node_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "addresses_digest", b"addresses_digest", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_state", b"node_state", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "addresses_digest", b"addresses_digest", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
