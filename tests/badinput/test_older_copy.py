@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from stele.client import AsyncClient, AsyncTable
 from stele.model.partition import HashPartition, PartitionSchema
@@ -153,30 +154,34 @@ async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path
         assert await table.scan().count() == 400
 
 
-async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(tmp_path: Path) -> None:
-    """All are started at once, and a master that cannot judge yet hears the copy: it must not remember it."""
+@pytest.mark.parametrize("role", ["node", "master"])
+async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(
+    tmp_path: Path, role: str
+) -> None:
+    """All are started at once, and masters that cannot judge yet hear the copy: they must not remember it."""
     async with (
         Cluster(tmp_path / "c", masters=3, nodes=3) as cluster,
         AsyncClient(cluster.master_addresses) as client,
     ):
         table = await client.create_table("t", SCHEMA, TWO)
         await write(table, 0)
-        node = cluster.nodes[0]
-        copy = keep_copy(node)
+        member = cluster.nodes[0] if role == "node" else cluster.masters[0]
+        copy = keep_copy(member)
         # It registers after the copy was made, so the catalog knows more than the copy.
-        await cluster.stop(node)
-        cluster.restart(node)
-        await cluster.wait_ready(node)
+        await cluster.stop(member)
+        cluster.restart(member)
+        await cluster.wait_ready(member)
         await write(table, 100)
-        for member in cluster.members:
-            cluster.kill(member)
-        newest = put_in_place(node, copy)
-        for member in cluster.members:
-            cluster.restart(member)
-        assert await ended(node) == EXIT_VOLUME_OLD, node.tail()
-        shutil.rmtree(node.directory)
-        newest.rename(node.directory)
-        cluster.restart(node)
+        await write(await client.create_table("u", SCHEMA, TWO), 0)
+        for one in cluster.members:
+            cluster.kill(one)
+        newest = put_in_place(member, copy)
+        for one in cluster.members:
+            cluster.restart(one)
+        assert await ended(member) == EXIT_VOLUME_OLD, member.tail()
+        shutil.rmtree(member.directory)
+        newest.rename(member.directory)
+        cluster.restart(member)
         await cluster.wait_ready()
         await write(table, 200)
         assert await rows_that_all_replicas_hold(client, table) == 300

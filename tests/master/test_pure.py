@@ -164,6 +164,7 @@ def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
     life.heard(beat(1, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 10)
     for incarnation, start, found, code in (
         (3, 78, 900, Code.STALE_INCARNATION),
+        (3, 78, 899, Code.VOLUME_OLD),
         (4, 78, 900, Code.VOLUME_OLD),
         (5, 78, 899, Code.VOLUME_OLD),
         (4, 77, 100, None),
@@ -192,6 +193,9 @@ def test_a_start_that_was_not_vetted_judges_nobody() -> None:
     assert told is not None and told == life.nodes[N1].registered == (5, 79, 1_000)
     life.heard(beat(2, incarnation=5, start=79, log_found=950, log_synced=990, vetted=True), 40)
     assert life.nodes[N1].told == told, "a late heartbeat takes nothing back"
+    with pytest.raises(Rejected) as refused:  # it ran on this volume before the newest start
+        life.heard(beat(9, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 50)
+    assert refused.value.code is Code.STALE_INCARNATION
 
 
 def test_silence_counts_from_the_beginning_of_leading() -> None:

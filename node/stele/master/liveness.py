@@ -72,18 +72,23 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
         Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had its number, or its log
             ends too early.
     """
-    _refuse_earlier(request, told.incarnation)
+    if request.start == told.start:
+        return
+    if (
+        request.vetted
+    ):  # by its log it would be old too; but it may use the very volume that has a later start by now
+        _refuse_earlier(request, told.incarnation)
     node_id = id_from_pb(request.node_id)
     if request.incarnation == told.incarnation:
-        if request.start != told.start:
-            raise Rejected(
-                f"another start of node {node_id} was incarnation {request.incarnation}", code=Code.VOLUME_OLD
-            )
-    elif 0 < request.log_found < told.log_synced:
+        raise Rejected(
+            f"another start of node {node_id} was incarnation {request.incarnation}", code=Code.VOLUME_OLD
+        )
+    if 0 < request.log_found < told.log_synced:
         raise Rejected(
             f"the log of node {node_id} ends at {_place(request.log_found)}, it had told {_place(told.log_synced)}",
             code=Code.VOLUME_OLD,
         )
+    _refuse_earlier(request, told.incarnation)
 
 
 def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) -> None:
@@ -150,9 +155,9 @@ class Liveness:
         node_id = id_from_pb(request.node_id)
         known = self.nodes.get(node_id)
         if known is not None:
-            _refuse_earlier(request, known.incarnation)
             if known.told is not None:
                 refuse_older(request, known.told)
+            _refuse_earlier(request, known.incarnation)
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if (request.incarnation, request.start) != (life.incarnation, life.start):
             self._forget_reports(life)

@@ -65,6 +65,6 @@ def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
         zone=told.zone,
         version=told.version,
     )
-    if life.registered is not None:
+    if life.registered is not None and life.registered.incarnation >= present.incarnation:
         wanted = replace(wanted, **life.registered._asdict())
     return None if wanted == lead.catalog.nodes.get(life.node_id) else wanted

@@ -143,8 +143,9 @@ class PeerBook:
         return self._seen.get(node_id, (0, ""))[1]
 
 
-def check(identity: Identity, book: PeerBook, caller: Caller) -> None:
-    """Refuse a caller that is not of this cluster, does not mean this node, or was replaced by a later start.
+def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bool = False) -> None:
+    """Refuse a caller that is not of this cluster, does not mean this node, or was replaced by a later start
+    (`earlier_too`: whoever is called judges that).
 
     On return the caller's incarnation and address are in `book`.
 
@@ -178,7 +179,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller) -> None:
     if not caller.from_node:
         return
     seen = book.incarnation(caller.from_node)
-    if caller.from_incarnation < seen:
+    if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
             f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, {seen} was already seen; "
             "a later start of it is running",

@@ -43,6 +43,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", 16 << 10),
 )
 
+_JUDGE_STARTS = frozenset({"/stele.v1.MasterService/TSHeartbeat"})
+"""Methods that judge an earlier start of their caller themselves."""
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: ("the port is in use", "stop what uses it or choose another"),
     errno.EADDRNOTAVAIL: ("the address is not this machine's", "give one that is, or 0.0.0.0"),
@@ -89,7 +91,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
         async def call(raw: bytes, context: Any) -> Any:
             try:
-                control = self._admit(metadata)
+                control = self._admit(method, metadata)
                 with self._budget.charge(len(raw), control=control):
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
                 context.set_trailing_metadata(((CLUSTER_KEY, self._identity.cluster_id),))
@@ -103,7 +105,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _stream(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Any]:
         async def call(raw: bytes, context: Any) -> Any:
             try:
-                control = self._admit(metadata)
+                control = self._admit(method, metadata)
                 with self._budget.charge(len(raw), control=control):
                     async for response in handler.unary_stream(self._decode(handler, method, raw), context):
                         yield response
@@ -123,9 +125,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _admit(self, metadata: Any) -> bool:
+    def _admit(self, method: str, metadata: Any) -> bool:
         caller = caller_from_metadata(metadata)
-        check(self._identity, self._book, caller)
+        check(self._identity, self._book, caller, earlier_too=method in _JUDGE_STARTS)
         return any(key == FROM_NODE_KEY for key, _ in metadata)
 
     def _decode(self, handler: Any, method: str, raw: bytes) -> Any:

@@ -9,8 +9,10 @@ Invariant: a change is never forgotten before a leader has acknowledged a report
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,6 +33,7 @@ log = structlog.get_logger("stele.tserver.heartbeat")
 
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
+_GRACE_S = 1.0
 
 
 class Heartbeater:
@@ -49,7 +52,9 @@ class Heartbeater:
         self.leader_heard = False
         self.log_found = 0
         self.vetted = False
-        self._vouchers = Vouchers(node.node_id, node.options.role, len(addresses))
+        record = node.volume.record
+        given = max(len(addresses), len(record.masters), len(record.first_masters))
+        self._vouchers = Vouchers(node.node_id, node.options.role, given)
         self._heard = asyncio.Event()
 
     def start(self, known: tuple[str, ...]) -> None:
@@ -62,15 +67,31 @@ class Heartbeater:
         """All masters to tell: those of the last list, and those given at start."""
         return tuple(dict.fromkeys((*self._known, *self._given)))
 
+    async def may_open(self) -> None:
+        """Wait until so many masters did not refuse this start that its replicas may open."""
+        await self._until(lambda: self._vouchers.may_open)
+        await self._all_asked()
+
     async def vouched(self) -> None:
-        """Wait until so many masters did not refuse this start that one of them would know an older copy of its volume."""
-        while not self._vouchers.enough:
+        """Wait until masters may count on what this start tells."""
+        await self._until(lambda: self._vouchers.vetted)
+        await self._all_asked()
+
+    async def _all_asked(self) -> None:
+        """A refusal that is on its way wins: every master has answered or failed once, or had its time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self._until(lambda: all(loop.asked for loop in self._loops.values()))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
             self._heard.clear()
             await self._heard.wait()
 
-    def answered(self, response: pb.TSHeartbeatResponse) -> None:
-        """A master has heard this start and did not refuse it."""
-        self._vouchers.answered(response)
+    def asked(self, response: pb.TSHeartbeatResponse | None) -> None:
+        """A master has heard this start and did not refuse it; None: it did not answer."""
+        if response is not None:
+            self._vouchers.answered(response)
         self._heard.set()
 
     def changed(self, key: StreamKey) -> None:
@@ -145,6 +166,7 @@ class _MasterLoop:
         self._leader_term = 0  # of the master at the other end; 0: it does not lead
         self._wake = asyncio.Event()
         self._may_log = True
+        self.asked = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def changed(self, key: StreamKey) -> None:
@@ -170,6 +192,7 @@ class _MasterLoop:
                 if exc.code in (Code.VOLUME_OLD, Code.STALE_INCARNATION):
                     await self._node.refused(exc)
                     return
+                self._tell(None)
                 if self._may_log:
                     log.info("master not reached", master=self._address, error=str(exc))
                 self._may_log = False
@@ -209,9 +232,13 @@ class _MasterLoop:
         )
         self._answered(response, told, full and has_report)
 
+    def _tell(self, response: pb.TSHeartbeatResponse | None) -> None:
+        self.asked = True
+        self._owner.asked(response)
+
     def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool) -> None:
         owner = self._owner
-        owner.answered(response)
+        self._tell(response)
         self._register_due = response.needs_reregister
         if not response.is_leader:
             self._leader_term = 0

@@ -58,7 +58,7 @@ from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.messages import message_from_pb, message_to_pb
-from stele.tserver.options import EXIT_VOLUME_OLD, NodeOptions
+from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
@@ -266,41 +266,47 @@ class Node:
             self.fail(exc)
 
     async def _be_vetted(self) -> None:
-        """Until a majority of masters had its chance to refuse this volume; from then on they may count on what it says.
+        """Until the masters had their chance to refuse this volume; from then on they may count on what it says.
 
-        A new log needs nobody's word: there is nothing that it could have forgotten.
+        A volume that this start has formatted needs nobody's word: there is nothing that it could have forgotten.
         """
-        recovery = self.log.recovery
         try:
-            if recovery.found or recovery.damages:
+            if not self.volume.new:
                 await self.heartbeater.vouched()
             if self.volume.record.found:
                 await self.in_thread(lambda: self.volume.update(found=0))
-        except OSError as exc:
+        except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
             self.fail(exc)
         else:
             self.heartbeater.vetted = True
 
     async def _vetted(self) -> None:
         """Before a replica votes or acknowledges anything. Without masters tablets must come back all the same."""
-        assert self._vetting is not None
-        if not self.heartbeater.addresses:
+        if self.volume.new or not self.heartbeater.addresses:
             return
-        await asyncio.wait((self._vetting,), timeout=VETTING_S)
-        if not self._vetting.done():
+        try:
+            async with asyncio.timeout(VETTING_S):
+                await self.heartbeater.may_open()
+        except TimeoutError:
             log.warning("starting without the masters' word on this volume", waited_s=VETTING_S)
 
     async def refused(self, error: SteleError) -> None:
         """The masters know a later start or state of this node. This process ends, whatever its disk says."""
+        for task in filter(None, (self._starting, self._vetting)):
+            task.cancel()
+        self.heartbeater.vetted = False
         why = str(error.args[0])
         if error.code is not Code.VOLUME_OLD:
-            self.fail(Fate("VolumeOld", EXIT_VOLUME_OLD, f"{why}; this process ends"))
+            # A start of an older copy, or one of a volume that is in use elsewhere by now: the next one has a higher
+            # number, and is judged by its log.
+            self.fail(Fate("StaleStart", EXIT_TRY_AGAIN, why))
             return
         try:
             await self.in_thread(lambda: self.volume.update(refused=why))
         except OSError as exc:
             log.error("the volume could not be marked as refused", error=str(exc))
-        self.fail(volume_old(self.volume.directory, why))
+        finally:
+            self.fail(volume_old(self.volume.directory, why))
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Unready, hand leaders over, stop serving, close the log. Idempotent."""

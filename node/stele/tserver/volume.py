@@ -1,7 +1,7 @@
 """The data directory: its lock, and node.json, which says whose it is. Opened before anything else of a node.
 
 Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has
-a higher incarnation than the one before, synced before anybody hears of it. They count from the second of the format:
+a higher incarnation than the one before, synced before anybody hears of it. They count from the millisecond of the format:
 whoever heard of an earlier volume of the same node id does not take this one for older.
 """
 
@@ -67,10 +67,11 @@ class NodeRecord:
 
 
 class Volume:
-    """An opened, locked data directory."""
+    """An opened, locked data directory. `new`: formatted by this start."""
 
-    def __init__(self, directory: Path, record: NodeRecord, lock_fd: int) -> None:
+    def __init__(self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False) -> None:
         self.directory = directory
+        self.new = new
         self.record = record
         self._lock_fd = lock_fd
         self._updating = threading.Lock()
@@ -218,12 +219,12 @@ def format_volume(
         node_id=node_id,
         role=role,
         format_id=new_id(),
-        incarnation=int(time.time()),
+        incarnation=time.time_ns() // 1_000_000,
         formed=not first_masters,
         first_masters=first_masters,
     )
     _write(directory, record)
-    return Volume(directory, record, lock_fd)
+    return Volume(directory, record, lock_fd, new=True)
 
 
 def volume_empty(directory: Path, why: str) -> Fate:

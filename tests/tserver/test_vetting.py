@@ -1,0 +1,54 @@
+"""Whose word lets a start open its replicas, and when masters may count on what it tells."""
+
+from __future__ import annotations
+
+from stele.model.ids import NodeId
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from stele.tserver.vetting import Vouchers
+
+A, B, C, D, E, NODE = (NodeId(f"{n:032x}") for n in range(1, 7))
+
+
+def answer(master: NodeId, *masters: NodeId, leads: bool = False, term: int = 1) -> pb.TSHeartbeatResponse:
+    return pb.TSHeartbeatResponse(
+        node_id=id_to_pb(master),
+        is_leader=leads,
+        term=term,
+        masters=[pb.MasterInfoPB(node_id=id_to_pb(m)) for m in masters],
+    )
+
+
+def verdict(vouchers: Vouchers, *answers: pb.TSHeartbeatResponse) -> tuple[bool, bool]:
+    """(may open, vetted)"""
+    for one in answers:
+        vouchers.answered(one)
+    return vouchers.may_open, vouchers.vetted
+
+
+def test_a_node_needs_the_leader_and_a_majority_with_a_catalog() -> None:
+    assert verdict(Vouchers(NODE, "node", 3), answer(A), answer(B), answer(C)) == (False, False)
+    assert verdict(Vouchers(NODE, "node", 3), answer(A, A, B, C), answer(B, A, B, C)) == (False, False)
+    assert verdict(Vouchers(NODE, "node", 3), answer(A, A, B, C, leads=True), answer(B)) == (False, False)
+    both = answer(A, A, B, C, leads=True), answer(B, A, B, C)
+    assert verdict(Vouchers(NODE, "node", 6), *both) == (True, True), "however many addresses were given"
+    assert verdict(Vouchers(NODE, "node", 1), answer(A, A, leads=True)) == (True, True)
+
+
+def test_masters_that_are_none_any_more_do_not_count() -> None:
+    old = answer(A, A, B, D, term=1), answer(B, A, B, D, term=1)
+    new = answer(C, C, leads=True, term=2)
+    assert verdict(Vouchers(NODE, "node", 3), *old) == (False, False)
+    one_of_three = answer(C, C, D, E, leads=True, term=2)
+    assert verdict(Vouchers(NODE, "node", 3), *old, one_of_three) == (False, False)
+    assert verdict(Vouchers(NODE, "node", 3), *old, new) == (True, True)
+
+
+def test_a_master_may_open_on_all_others_word_and_is_vetted_only_by_a_leader() -> None:
+    assert verdict(Vouchers(A, "master", 3), answer(A), answer(B)) == (False, False)
+    assert verdict(Vouchers(A, "master", 3), answer(B), answer(C)) == (True, False)
+    assert verdict(Vouchers(A, "master", 3), answer(B, A, B, C), answer(C)) == (True, False)
+    led = answer(B, A, B, C, leads=True), answer(A, A, B, C)
+    assert verdict(Vouchers(A, "master", 3), *led) == (True, True)
+    assert verdict(Vouchers(A, "master", 1)) == (True, False)
+    assert verdict(Vouchers(A, "master", 1), answer(A, A, leads=True)) == (True, True)
