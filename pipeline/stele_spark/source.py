@@ -20,6 +20,7 @@ Invariant: all partitions of one read see the same snapshot; a task that is trie
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,7 +31,7 @@ from pyspark.sql.types import StructType
 from stele.client import Client
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
 from stele.client.where import parse_where
-from stele.model.errors import Rejected
+from stele.model.errors import Rejected, SteleError
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
@@ -136,9 +137,18 @@ class Reader(ds.DataSourceReader):
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one tablet as record batches, in exactly the columns asked for."""
         assert isinstance(partition, TabletPartition)
+        (tablet,) = partition.plan.tablets
         pool = FlightPool()
+
+        def locate() -> None:
+            # Nodes may have moved since the driver planned; while no master answers, the known replicas are asked in turn.
+            with contextlib.suppress(SteleError), Client(self._options.masters) as client:
+                for fresh in client.open_table(self._options.table).asynchronous.locations.tablets:
+                    if fresh.tablet_id == tablet.tablet_id:
+                        tablet.update(fresh)
+
         try:
-            for batch in TabletScan(pool, partition.plan, partition.plan.tablets[0], _SCAN_TIMEOUT_S):
+            for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):
                 assert batch is not None  # only scans without order start again
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
         finally:

@@ -95,6 +95,22 @@ async def test_a_replica_whose_port_is_closed_is_passed_over(tmp_path: Path) -> 
         assert await table.scan().count() == ROWS
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_replicas_that_listen_elsewhere_now_are_found(tmp_path: Path, whole: bool) -> None:
+    """A client that only scans outlives every pod it knew, as in a rolling upgrade."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        for node in cluster.nodes:
+            await node.stop()
+            await node.start()
+        scanner = table.scan(["id"])
+        if whole:
+            assert await scanner.count() == ROWS
+        else:
+            assert sum([batch.num_rows async for batch in scanner.batches()]) == ROWS
+
+
 async def test_a_scan_that_is_left_early_ends_everywhere(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, FOUR)

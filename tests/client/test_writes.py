@@ -85,6 +85,19 @@ async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
         assert await table.scan().count() == 2
 
 
+async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> None:
+    """The followers name the leader, but its address is an old one: only the masters know better."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.put({"id": 1})
+        await cluster.nodes[1].stop()
+        await cluster.nodes[1].start()
+        tablet.leader = 1
+        await table.put({"id": 2})
+        assert await table.get({"id": 2}) == {"id": 2, "name": None, "n": None}
+
+
 async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)

@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,22 @@ def spark() -> Iterator[Any]:
     engine.sparkContext.setLogLevel("ERROR")
     yield engine
     engine.stop()
+
+
+def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
+    """Nodes may have moved between the plan of a read and the start of a task."""
+    from stele_spark.source import Options, Reader
+    from stele_spark.types import spark_schema
+
+    with Client(masters) as client:
+        wanted = spark_schema(client.open_table("kinds").schema)
+    reader = Reader(Options.parse({"masters": masters, "table": "kinds"}), wanted)
+    found = 0
+    for partition in reader.partitions():
+        (tablet,) = partition.plan.tablets
+        tablet.replicas = tuple(replace(r, flight_address="127.0.0.1:9") for r in tablet.replicas)
+        found += sum(batch.num_rows for batch in reader.read(partition))
+    assert found == ROWS
 
 
 @pytest.mark.filterwarnings("default")

@@ -21,6 +21,7 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 REFRESH_INTERVAL_S = 0.2
 """However many ask, the masters are asked no more often than this, per table."""
+_REFRESH_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class TabletPlace:
         Raises:
             Retryable: NOT_READY if the tablet has no replicas yet.
         """
-        if not self.replicas:
+        replicas = self.replicas  # scans ask from threads of their own
+        if not replicas:
             raise Retryable(f"tablet {self.tablet_id} has no replicas yet", code=Code.NOT_READY)
-        return self.replicas[self.leader % len(self.replicas)]
+        return replicas[self.leader % len(replicas)]
 
     def led_by(self, node_id: str) -> bool:
         """Take up a hint who leads. False if that node is not known to have a replica."""
@@ -65,6 +67,17 @@ class TabletPlace:
         """`failed` is not the one, or is gone: ask another next, unless somebody was found meanwhile."""
         if self.replicas and self.target() == failed:
             self.leader = (self.leader + 1) % len(self.replicas)
+
+    def update(self, fresh: TabletPlace) -> None:
+        """Take up what the masters say of this tablet now.
+
+        Whom we meant to ask goes on being asked if it is still there: nodes told us later than the masters know.
+        """
+        previous = self.target().node_id if self.replicas else ""
+        self.replicas = fresh.replicas
+        self.incarnation = fresh.incarnation
+        self.leader = 0
+        self.led_by(previous)
 
 
 @dataclass(slots=True)
@@ -110,33 +123,37 @@ class Locations:
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
 
-    async def refresh(self, *, timeout_s: float = 5.0) -> None:
+    async def refresh(self, *, timeout_s: float = _REFRESH_TIMEOUT_S) -> None:
         """Ask the masters again; concurrent callers share one question.
 
         Raises:
             Rejected: NOT_FOUND if the table is gone.
+            Retryable: TIMED_OUT if no answer came within `timeout_s`; the question goes on.
             SteleError: if no master answers.
         """
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(timeout_s))
-        await asyncio.shield(self._refreshing)
+        asking = self.refresh_soon()
+        await asyncio.wait([asking], timeout=timeout_s)
+        if not asking.done():
+            raise Retryable(f"no master answered within {timeout_s:.1f} s", code=Code.TIMED_OUT)
+        asking.result()
 
-    def refresh_soon(self) -> None:
-        """Ask the masters again in the background; a failure is no news."""
+    def refresh_soon(self) -> asyncio.Task[None]:
+        """Ask the masters again in the background; a failure is news only to who awaits the task."""
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(5.0))
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._refreshing
 
-    async def _refresh(self, timeout_s: float) -> None:
+    async def _refresh(self) -> None:
         rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
         if rest_s > 0:
             await asyncio.sleep(rest_s)
+        self._refreshed_at = time.monotonic()
         answer = await self.masters.call(
             "GetTableLocations",
             master_pb2.GetTableLocationsRequest(table_id=id_to_pb(self.table_id)),
-            timeout_s=timeout_s,
+            timeout_s=_REFRESH_TIMEOUT_S,
         )
-        self._refreshed_at = time.monotonic()
         self.take(answer)
 
     def take(self, answer: master_pb2.GetTableLocationsResponse) -> None:
@@ -161,7 +178,7 @@ class Locations:
             if tablet is None or tablet.tablet_id != fresh.tablet_id:
                 known[ordinal] = fresh
             else:
-                _update(tablet, fresh)
+                tablet.update(fresh)
         self.tablets = [known[n] for n in sorted(known)]
         self.complete = len(self.tablets) == self.info.partitioning.tablets
 
@@ -191,12 +208,3 @@ def _place(pb: master_pb2.TabletLocationsPB, ordinal: int) -> TabletPlace:
         ),
         incarnation=pb.tablet_incarnation,
     )
-
-
-def _update(tablet: TabletPlace, fresh: TabletPlace) -> None:
-    """Whom we meant to ask goes on being asked if it is still there: nodes told us later than the masters know."""
-    previous = tablet.target().node_id if tablet.replicas else ""
-    tablet.replicas = fresh.replicas
-    tablet.incarnation = fresh.incarnation
-    tablet.leader = 0
-    tablet.led_by(previous)

@@ -10,16 +10,17 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, Lock
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.client.locations import Locations, ReplicaPlace, TabletPlace
 from stele.client.stall import Watchdog, open_stream, silent
 from stele.model import keys
 from stele.model.errors import Code, Rejected, Retryable, SteleError
@@ -121,14 +122,23 @@ class TabletScan:
     """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
 
     A scan in key order resumes at another replica behind the last row it gave. One without order starts again, and
-    says so by yielding None: throw away what came before.
+    says so by yielding None: throw away what came before. `locate` is called, in the same thread, after a replica
+    failed: it asks the masters where the tablet's replicas listen now, and may return before the answer is there.
     """
 
-    def __init__(self, pool: FlightPool, plan: ScanPlan, tablet: TabletPlace, timeout_s: float) -> None:
+    def __init__(
+        self,
+        pool: FlightPool,
+        plan: ScanPlan,
+        tablet: TabletPlace,
+        timeout_s: float,
+        locate: Callable[[], object],
+    ) -> None:
         self._pool = pool
         self._plan = plan
         self._tablet = tablet
         self._timeout_s = timeout_s
+        self._locate = locate
         self._stop = Event()
         self._reader: Any = None
         self._given = 0
@@ -164,6 +174,7 @@ class TabletScan:
                     raise
             self._pool.drop(replica.flight_address)
             self._tablet.ask_next(replica)
+            self._locate()
             if self._stop.wait(_BACKOFF_S):
                 return
             if self._given and not spec.ordered:
@@ -226,9 +237,12 @@ class TabletScan:
 class Scanner:
     """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame."""
 
-    def __init__(self, pool: FlightPool, plan: ScanPlan, *, ordered: bool, timeout_s: float) -> None:
+    def __init__(
+        self, pool: FlightPool, plan: ScanPlan, locations: Locations, *, ordered: bool, timeout_s: float
+    ) -> None:
         self.plan = plan
         self._pool = pool
+        self._locations = locations
         self._ordered = ordered
         self._timeout_s = timeout_s
 
@@ -247,7 +261,7 @@ class Scanner:
         # Batches are handed on as they come, so a scan that breaks must be able to resume: key order.
         plan = replace(self.plan, spec=replace(self.plan.spec, ordered=True))
         queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue(_QUEUE_BATCHES)
-        scans = [TabletScan(self._pool, plan, tablet, self._timeout_s) for tablet in plan.tablets]
+        scans = self._scans(plan)
         places = asyncio.Semaphore(PARALLEL_TABLETS)
         loop = asyncio.get_running_loop()
 
@@ -294,7 +308,7 @@ class Scanner:
         plan = _with_key_columns(self.plan) if merge else self.plan
         places = asyncio.Semaphore(PARALLEL_TABLETS)
         loop = asyncio.get_running_loop()
-        scans = [TabletScan(self._pool, plan, t, self._timeout_s) for t in plan.tablets]
+        scans = self._scans(plan)
 
         async def run(scan: TabletScan) -> list[pa.RecordBatch]:
             async with places:
@@ -324,8 +338,19 @@ class Scanner:
         """How many rows there are; reads one narrow column."""
         first = self.plan.schema.key_column_ids[0]
         spec = replace(self.plan.spec, column_ids=(int(first),))
-        narrow = Scanner(self._pool, replace(self.plan, spec=spec), ordered=False, timeout_s=self._timeout_s)
+        narrow = Scanner(
+            self._pool,
+            replace(self.plan, spec=spec),
+            self._locations,
+            ordered=False,
+            timeout_s=self._timeout_s,
+        )
         return int((await narrow.to_table()).num_rows)
+
+    def _scans(self, plan: ScanPlan) -> list[TabletScan]:
+        """One for each tablet of `plan`; threads read them."""
+        locate = partial(asyncio.get_running_loop().call_soon_threadsafe, self._locations.refresh_soon)
+        return [TabletScan(self._pool, plan, tablet, self._timeout_s, locate) for tablet in plan.tablets]
 
 
 def _collect(scan: TabletScan) -> list[pa.RecordBatch]:

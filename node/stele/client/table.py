@@ -199,6 +199,7 @@ class AsyncTable:
             self.plan_scan(
                 columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
             ),
+            self.locations,
             ordered=ordered,
             timeout_s=timeout_s or self._timeout_s,
         )

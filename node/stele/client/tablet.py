@@ -225,8 +225,8 @@ class TabletClient:
         elif asked is not None:
             self.place.ask_next(asked)
             if error.code not in _REFRESH:
-                if self.place.leader == 0:
-                    self._locations.refresh_soon()
+                # It may be well and listen elsewhere now; the others would go on naming it.
+                self._locations.refresh_soon()
                 return False
         try:
             await self._locations.refresh(timeout_s=1.0)
