@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,10 +22,22 @@ from tests.harness.compare import rows_that_all_replicas_hold
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 TWO = PartitionSchema((HashPartition((0,), 2),))
-
-
 HEARTBEATS_S = 1.5
 """After this long every master has heard what a node logged before."""
+
+
+@asynccontextmanager
+async def cluster_and_table(
+    directory: Path, masters: int
+) -> AsyncIterator[tuple[Cluster, AsyncClient, AsyncTable]]:
+    """Three nodes with a table of two tablets, and its first hundred rows."""
+    async with (
+        Cluster(directory / "c", masters=masters, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, TWO)
+        await write(table, 0)
+        yield cluster, client, table
 
 
 async def write(table: AsyncTable, first: int) -> None:
@@ -65,12 +79,7 @@ async def refused(cluster: Cluster, member: Member) -> None:
 
 
 async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
-    async with (
-        Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        table = await client.create_table("t", SCHEMA, TWO)
-        await write(table, 0)
+    async with cluster_and_table(tmp_path, masters=1) as (cluster, client, table):
         node = cluster.nodes[0]
         copy = keep_copy(node)
         await write(table, 100)
@@ -109,11 +118,7 @@ async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
 
 
 async def test_a_master_is_refused(tmp_path: Path) -> None:
-    async with (
-        Cluster(tmp_path / "c", masters=3, nodes=3) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        await client.create_table("t", SCHEMA, TWO)
+    async with cluster_and_table(tmp_path, masters=3) as (cluster, client, _):
         master = cluster.masters[1]
         copy = keep_copy(master)
         await write(await client.create_table("u", SCHEMA, TWO), 0)
@@ -124,12 +129,7 @@ async def test_a_master_is_refused(tmp_path: Path) -> None:
 
 
 async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path) -> None:
-    async with (
-        Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        table = await client.create_table("t", SCHEMA, TWO)
-        await write(table, 0)
+    async with cluster_and_table(tmp_path, masters=1) as (cluster, _, table):
         one, other = cluster.nodes[:2]
         copy = keep_copy(one)
         await write(table, 100)
@@ -159,12 +159,7 @@ async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(
     tmp_path: Path, role: str
 ) -> None:
     """All are started at once, and masters that cannot judge yet hear the copy: they must not remember it."""
-    async with (
-        Cluster(tmp_path / "c", masters=3, nodes=3) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        table = await client.create_table("t", SCHEMA, TWO)
-        await write(table, 0)
+    async with cluster_and_table(tmp_path, masters=3) as (cluster, client, table):
         member = cluster.nodes[0] if role == "node" else cluster.masters[0]
         copy = keep_copy(member)
         # It registers after the copy was made, so the catalog knows more than the copy.
