@@ -71,3 +71,11 @@ def power_cut(log: Log, files: SimFiles, rng: random.Random | None = None) -> Si
     after = files.crash(rng or random.Random(1))
     log.close()
     return after
+
+
+def fill(log: Log, count: int, size: int = 1000, *, stream: int = 1) -> None:
+    """Append `count` entries of `size` bytes, a turn each."""
+    s = stream_of(log, key(stream))
+    for _ in range(count):
+        s.append_entries((entry(1, s.last_opid.index + 1, b"x" * size),))
+        log.turn()

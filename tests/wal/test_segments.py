@@ -1,0 +1,179 @@
+"""Segments: prepared, recycled, closed early, collected, kept by anchors."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stele.model.config import Configuration, encode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Rejected
+from stele.model.ids import ReplicaId
+from stele.wal import Log
+from stele.wal.keeper import make_next
+from stele.wal.segment import sequence_of
+from tests.wal.simfs import SimFiles
+from tests.wal.support import (
+    CONFIG,
+    NODE,
+    SMALL,
+    entry,
+    fill,
+    key,
+    loaded,
+    open_still,
+    run_all,
+    settle,
+    stream_of,
+)
+
+
+def test_old_bytes_of_a_recycled_segment_are_never_taken_for_new() -> None:
+    """Every group of the earlier life stands where a group of the new one could: still none is read."""
+    files = SimFiles()
+    log = open_still(files)
+    for _ in range(6):
+        fill(log, 12)
+        log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+        log.collect()
+    assert log.stats.segments_recycled > 0
+    stream = log.stream(key())
+    want = [e.index for e in loaded(stream).entries]
+    stream.append_entries((entry(2, stream.last_opid.index + 1, b"y" * 1000),))
+    log.turn()
+    for seed in range(20):
+        other = open_still(files.copy().crash(random.Random(seed)))
+        assert not other.recovery.failed
+        found = loaded(other.stream(key())).entries
+        assert [e.index for e in found] == [*want, stream.last_opid.index]
+        assert all(e.payload == (b"y" if e.term == 2 else b"x") * 1000 for e in found)
+
+
+def test_closed_early_is_cut_to_its_size() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, segment_bytes=1 << 20))
+    fill(log, 2)
+    log.close()
+    assert all(len(files.content(p)) < 10_000 for p in files.paths() if sequence_of(p.name) is not None)
+
+
+def test_the_keeper_prepares_the_next_segment(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "wal", replace(SMALL, prepare=True), NODE, run_all)
+    stream = stream_of(log)
+    for index in range(1, 200):
+        stream.append_entries((entry(1, index, b"x" * 500),))
+        if index % 20 == 0:
+            settle(log)
+            time.sleep(0.01)
+    settle(log)
+    assert log.stats.segments_prepared > 0
+    log.close()
+    log = Log.open(tmp_path / "wal", replace(SMALL, prepare=True), NODE, run_all)
+    assert len(loaded(log.stream(key())).entries) == 199
+    log.close()
+
+
+# --- collection
+
+
+def test_collection_keeps_what_is_unflushed_or_anchored() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    fill(log, 60)
+    stream = log.stream(key())
+    assert log.collect().starts == {}
+    [pin] = log.pins()
+    assert (pin.key, pin.index) == (key(), 1)
+    stream.set_flushed(50)
+    stream.anchor("peer-2", 20)
+    got = log.collect()
+    assert got.segments > 0
+    assert stream.start.index < 20
+    assert got.starts[key()] == stream.start
+    assert stream.read_entries(20, 1)[0].index == 20
+    with pytest.raises(Rejected, match="NOT_FOUND"):
+        stream.read_entries(stream.start.index, 1)
+    stream.release("peer-2")
+    log.collect()
+    assert 20 < stream.start.index <= 50
+    log.close()
+    again = open_still(files).stream(key())
+    assert again.start == stream.start
+    assert [e.index for e in loaded(again).entries] == list(range(stream.start.index + 1, 61))
+
+
+def test_an_anchor_past_its_bound_is_dropped_and_reported() -> None:
+    log = open_still(SimFiles(), replace(SMALL, anchor_bytes_max=50_000))
+    stream = stream_of(log)
+    stream.anchor("peer-3", 1)
+    fill(log, 20)
+    stream.set_flushed(20)
+    assert log.collect().dropped == ()
+    fill(log, 40)
+    stream.set_flushed(60)
+    got = log.collect()
+    assert got.dropped == ((key(), "peer-3", 1),)
+    assert got.segments > 0
+
+
+def test_a_start_that_rises_carries_its_configuration() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    fill(log, 10)
+    later = Configuration(11, CONFIG.peers[:2])
+    stream.append_entries((Entry(1, 11, EntryKind.CONFIG, 0, encode_configuration(later)),))
+    fill(log, 40)
+    stream.set_flushed(51)
+    log.collect()
+    assert stream.start.index > 11
+    assert stream.config == later
+    log.close()
+    assert open_still(files).stream(key()).config == later
+
+
+def test_hard_state_outlives_its_segments() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream_of(log, key(2)).append_vote(9, ReplicaId(3))
+    fill(log, 60)
+    log.stream(key()).set_flushed(60)
+    assert log.collect().segments > 0
+    after = files.crash(random.Random(3))
+    assert open_still(after).stream(key(2)).hard_state.term == 9
+
+
+def test_the_keeper_never_prepares_over_the_segment_in_use(tmp_path: Path) -> None:
+    """It did: between the taking of a prepared segment and its opening the same sequence was wanted again."""
+    log = open_still(SimFiles())
+    wanted = log.wanted_sequence()
+    assert wanted is not None
+    log.offer_next(make_next(log, wanted))
+    assert log.wanted_sequence() is None
+    ready = log.take_next(wanted - 1)
+    assert ready is not None
+    assert log.wanted_sequence() == wanted + 1
+
+
+def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() -> None:
+    """Groups of one batch on both sides of a border: when the first segment is closed, its entries are known."""
+    log = open_still(SimFiles(), replace(SMALL, group_bytes_max=500))
+    stream = stream_of(log)
+    log.turn()
+    seen: list[int] = []
+    opened = log.segment_opened
+
+    def look(*args: object) -> None:
+        run = log.states[key()].runs
+        seen.append(run.last)
+        opened(*args)  # type: ignore[arg-type]
+
+    log.segment_opened = look  # type: ignore[method-assign]
+    for index in range(1, 21):
+        stream.append_entries((entry(1, index, b"x" * 1000),))
+    log.turn()
+    assert seen and seen[-1] > 5
