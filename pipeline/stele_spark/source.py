@@ -20,7 +20,8 @@ Invariant: all partitions of one read see the same snapshot; a task that is trie
 
 from __future__ import annotations
 
-import contextlib
+import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,10 +32,11 @@ from pyspark.sql.types import StructType
 from stele.client import Client
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
 from stele.client.where import parse_where
-from stele.model.errors import Rejected, SteleError
+from stele.model.errors import Rejected, Retryable
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
+_LOCATE_TIMEOUT_S = 2.0
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
 
 
@@ -140,12 +142,25 @@ class Reader(ds.DataSourceReader):
         (tablet,) = partition.plan.tablets
         pool = FlightPool()
 
+        failed = 0
+
         def locate() -> None:
-            # Nodes may have moved since the driver planned; while no master answers, the known replicas are asked in turn.
-            with contextlib.suppress(SteleError), Client(self._options.masters) as client:
-                for fresh in client.open_table(self._options.table).asynchronous.locations.tablets:
-                    if fresh.tablet_id == tablet.tablet_id:
-                        tablet.update(fresh)
+            # Nodes may have moved since the driver planned. Any replica serves a scan: asked only once none of them does.
+            nonlocal failed
+            failed += 1
+            if failed % len(tablet.replicas):
+                return
+            try:
+                with Client(
+                    self._options.masters, timeout_s=_LOCATE_TIMEOUT_S, first_contact_s=_LOCATE_TIMEOUT_S
+                ) as client:
+                    for fresh in client.open_table(self._options.table).asynchronous.locations.tablets:
+                        if fresh.tablet_id == tablet.tablet_id:
+                            tablet.update(fresh)
+            except Retryable:
+                time.sleep(
+                    _LOCATE_TIMEOUT_S * random.random()
+                )  # the masters may be away; the nodes are asked again
 
         try:
             for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):

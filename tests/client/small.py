@@ -73,6 +73,7 @@ class SmallCluster:
         self.nodes = [SmallNode(self, number) for number in range(nodes)]
         self.master_address = ""
         self.not_leading = 0  # so many calls to the master are refused
+        self.located = 0  # so often it was asked where a table is
         self._master: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -118,6 +119,14 @@ class SmallNode:
         await self.server.start()
         if self.flight is None:
             self.flight = FlightServer("127.0.0.1", 0, self.cluster.cluster_id, self)
+
+    async def move(self) -> None:
+        """Listen at other ports, as a pod that was made again does at another address."""
+        before, flight = self.identity.address, self.flight.port if self.flight else 0
+        await self.stop()
+        await self.start()
+        assert self.flight is not None
+        assert (self.identity.address, self.flight.port) != (before, flight)
 
     async def stop(self) -> None:
         if self.server is not None:
@@ -300,6 +309,7 @@ class _Master(MasterServiceServicer):
 
     async def GetTableLocations(self, request: Any, context: Any) -> Any:
         self._leads()
+        self.cluster.located += 1
         info = self._find(request)
         answer = master_pb2.GetTableLocationsResponse(table=info)
         for tablet in self.cluster.tablets_of(info.name):

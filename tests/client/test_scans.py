@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -102,13 +103,22 @@ async def test_replicas_that_listen_elsewhere_now_are_found(tmp_path: Path, whol
         table = await client.create_table("t", SCHEMA, FOUR)
         await table.write_arrow(rows())
         for node in cluster.nodes:
-            await node.stop()
-            await node.start()
+            await node.move()
         scanner = table.scan(["id"])
         if whole:
             assert await scanner.count() == ROWS
         else:
             assert sum([batch.num_rows async for batch in scanner.batches()]) == ROWS
+
+
+async def test_masters_are_not_asked_for_what_a_replica_answered(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.put({"day": rows()["day"][0].as_py(), "id": 1})
+        before = cluster.located
+        cluster.nodes[0].flight_fault.extend([lambda n: Retryable("full", code=Code.THROTTLED)] * 4)
+        assert await table.scan().count() == 1
+        assert cluster.located == before
 
 
 async def test_a_scan_that_is_left_early_ends_everywhere(tmp_path: Path) -> None:
@@ -135,8 +145,6 @@ async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:
 
 
 async def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
-    import asyncio
-
     def use(address: str) -> None:
         with Client([address]) as client:
             table = client.create_table("t", SCHEMA, FOUR)

@@ -91,8 +91,7 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> N
         table = await client.create_table("t", SCHEMA, ONE)
         (tablet,) = cluster.tablets.values()
         await table.put({"id": 1})
-        await cluster.nodes[1].stop()
-        await cluster.nodes[1].start()
+        await cluster.nodes[1].move()
         tablet.leader = 1
         await table.put({"id": 2})
         assert await table.get({"id": 2}) == {"id": 2, "name": None, "n": None}

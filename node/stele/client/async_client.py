@@ -55,6 +55,7 @@ class AsyncClient:
         self._flight = FlightPool()
         self._observed = Observed()
         self._tables: list[AsyncTable] = []
+        self._locations: list[Locations] = []
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -68,6 +69,8 @@ class AsyncClient:
         """Finish single rows under way, then end all connections."""
         for table in self._tables:
             await table.close()
+        for locations in self._locations:
+            await locations.close()
         await self._streams.close()
         await self.pool.close()
         await asyncio.to_thread(self._flight.close)
@@ -190,6 +193,7 @@ class AsyncClient:
         )
         info = table_info_from_pb(answer.table)
         locations = Locations(self.masters, info.table_id, info)
+        self._locations.append(locations)
         locations.take(answer)
         return locations
 

@@ -7,6 +7,7 @@ and leadership themselves.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,12 @@ from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2
 
 REFRESH_INTERVAL_S = 0.2
-"""However many ask, the masters are asked no more often than this, per table."""
+"""However many ask, the masters are asked no more often than this, per open table."""
+_SPREAD_S = 0.1
+"""All clients of a node that died turn to the masters in the same moment."""
 _REFRESH_TIMEOUT_S = 5.0
+MOVED = frozenset((Code.UNAVAILABLE, Code.TIMED_OUT))
+"""What a node answers that is well and listens elsewhere now, while the other replicas go on naming it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,9 @@ class TabletPlace:
 
     def ask_next(self, failed: ReplicaPlace) -> None:
         """`failed` is not the one, or is gone: ask another next, unless somebody was found meanwhile."""
-        if self.replicas and self.target() == failed:
-            self.leader = (self.leader + 1) % len(self.replicas)
+        replicas = self.replicas
+        if replicas and replicas[self.leader % len(replicas)] == failed:
+            self.leader = (self.leader + 1) % len(replicas)
 
     def update(self, fresh: TabletPlace) -> None:
         """Take up what the masters say of this tablet now.
@@ -122,8 +128,16 @@ class Locations:
     """Whether every part of the table has a tablet."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
+    _closed: bool = False
 
-    async def refresh(self, *, timeout_s: float = _REFRESH_TIMEOUT_S) -> None:
+    async def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+
+    async def refresh(self, *, timeout_s: float = 2 * _REFRESH_TIMEOUT_S) -> None:
         """Ask the masters again; concurrent callers share one question.
 
         Raises:
@@ -134,7 +148,10 @@ class Locations:
         asking = self.refresh_soon()
         await asyncio.wait([asking], timeout=timeout_s)
         if not asking.done():
-            raise Retryable(f"no master answered within {timeout_s:.1f} s", code=Code.TIMED_OUT)
+            raise Retryable(
+                f"the masters gave no locations of {self.info.name} within {timeout_s:.1f} s",
+                code=Code.TIMED_OUT,
+            )
         asking.result()
 
     def refresh_soon(self) -> asyncio.Task[None]:
@@ -145,9 +162,10 @@ class Locations:
         return self._refreshing
 
     async def _refresh(self) -> None:
+        if self._closed:
+            raise Retryable("the client was closed")
         rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
-        if rest_s > 0:
-            await asyncio.sleep(rest_s)
+        await asyncio.sleep(max(rest_s, random.random() * _SPREAD_S))
         self._refreshed_at = time.monotonic()
         answer = await self.masters.call(
             "GetTableLocations",

@@ -7,20 +7,20 @@ Invariant: all tablets are read at one snapshot, and a row comes out once, which
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Event, Lock
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from stele.client.locations import Locations, ReplicaPlace, TabletPlace
+from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.client.stall import Watchdog, open_stream, silent
 from stele.model import keys
 from stele.model.errors import Code, Rejected, Retryable, SteleError
@@ -48,6 +48,7 @@ _DEFINITE = frozenset(
         Code.PERMISSION_DENIED,
     )
 )
+_GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE}
 
 
 class FlightPool:
@@ -66,6 +67,8 @@ class FlightPool:
         Raises:
             Retryable: UNAVAILABLE, also for a while after `avoid`.
         """
+        if not address:  # it has not told the masters yet
+            raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
         with self._lock:
             client = self._clients.get(address)
             avoided = self._avoided.get(address, 0.0) > time.monotonic()
@@ -122,8 +125,9 @@ class TabletScan:
     """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
 
     A scan in key order resumes at another replica behind the last row it gave. One without order starts again, and
-    says so by yielding None: throw away what came before. `locate` is called, in the same thread, after a replica
-    failed: it asks the masters where the tablet's replicas listen now, and may return before the answer is there.
+    says so by yielding None: throw away what came before. `locate` is called, in the same thread, after a replica gave
+    no answer: it asks the masters where the replicas listen now, and may return before they say. What it raises ends
+    the scan.
     """
 
     def __init__(
@@ -172,9 +176,11 @@ class TabletScan:
                     return
                 if exc.code in _DEFINITE or time.monotonic() > deadline:
                     raise
+                gone = exc.code in _GONE
             self._pool.drop(replica.flight_address)
             self._tablet.ask_next(replica)
-            self._locate()
+            if gone:
+                self._locate()
             if self._stop.wait(_BACKOFF_S):
                 return
             if self._given and not spec.ordered:
@@ -269,7 +275,7 @@ class Scanner:
             try:
                 for batch in scan:
                     asyncio.run_coroutine_threadsafe(queue.put(batch), loop).result()
-            except SteleError as exc:
+            except Exception as exc:  # noqa: BLE001 - told to whoever reads the batches
                 asyncio.run_coroutine_threadsafe(queue.put(exc), loop).result()
             asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
 
@@ -349,7 +355,12 @@ class Scanner:
 
     def _scans(self, plan: ScanPlan) -> list[TabletScan]:
         """One for each tablet of `plan`; threads read them."""
-        locate = partial(asyncio.get_running_loop().call_soon_threadsafe, self._locations.refresh_soon)
+        loop = asyncio.get_running_loop()
+
+        def locate() -> None:
+            with contextlib.suppress(RuntimeError):  # the client was closed meanwhile, and its loop with it
+                loop.call_soon_threadsafe(self._locations.refresh_soon)
+
         return [TabletScan(self._pool, plan, tablet, self._timeout_s, locate) for tablet in plan.tablets]
 
 

@@ -12,7 +12,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from stele.client.locations import Locations, ReplicaPlace, TabletPlace
+from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.client.streams import NotSent, Streams
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.writeop import digest
@@ -225,8 +225,8 @@ class TabletClient:
         elif asked is not None:
             self.place.ask_next(asked)
             if error.code not in _REFRESH:
-                # It may be well and listen elsewhere now; the others would go on naming it.
-                self._locations.refresh_soon()
+                if error.code in MOVED or self.place.leader == 0:
+                    self._locations.refresh_soon()
                 return False
         try:
             await self._locations.refresh(timeout_s=1.0)
