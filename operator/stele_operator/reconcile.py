@@ -61,6 +61,7 @@ class ClusterTask:
         self._link: MasterLink | None = None
         self._healer = Healer()
         self._told: set[tuple[str, str]] = set()
+        self._ailing = False
         self._unsettled = 0
         self._log = log.bind(namespace=namespace, cluster=name)
 
@@ -228,8 +229,9 @@ class ClusterTask:
                 text = condition["message"] if holds else f"{condition['reason']}: {condition['message']}"
                 await self._reporter.event("TabletCluster", raw, reason, text, o.now_s, not holds)
         was, now = (raw.get("status") or {}).get("tablets") or {}, status.get("tablets") or {}
-        ailed = was.get("underReplicated", 0) > 0 and was.get("total") == now.get("total")
-        if ailed and now["healthy"] == now["total"]:
+        self._ailing |= was.get("underReplicated", 0) > 0 and was.get("total") == now.get("total")
+        if self._ailing and now and now["healthy"] == now["total"]:
+            self._ailing = False
             text = f"all {now['total']} tablets have all their voters on live machines again"
             await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 

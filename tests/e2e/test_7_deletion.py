@@ -24,8 +24,14 @@ def operators(bench: Bench, count: int) -> None:
 
 @pytest.mark.parametrize(("propagation", "there"), [("Background", True), ("Foreground", False)])
 def test_retained_volumes_stay_and_are_taken_again(bench: Bench, propagation: str, there: bool) -> None:
-    bench.have(fresh=True, policy="Retain")
+    bench.have(fresh=True, policy="Delete" if there else "Retain")
     loaded = bench.program("load")
+    for kind in ("TabletGroup", "TabletCluster"):
+        bench.patch(kind, {"deletionPolicy": "Retain"})
+    bench.until(
+        "Retain is in force",
+        lambda: bench.kube.status("TabletCluster", CLUSTER).get("deletionPolicy") == "Retain",
+    )
     claims = {n: c.metadata.uid for n, c in bench.claims().items()}
     identities = {n: m["nodeUUID"] for n, m in bench.members().items()}
     if not there:

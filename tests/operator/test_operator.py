@@ -21,7 +21,8 @@ async def masters_started(made: Bench) -> bool:
 async def test_applied_then_killed_and_started_again_everything_is_there_once(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         await made.start()
-        await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        nodes = {"replicas": 3, "storage": {"size": "1Gi"}}
+        await made.apply("cluster", nodes=nodes, deletionPolicy="Delete")
         for _ in range(3):  # at whatever point it is
             await asyncio.sleep(0.15)
             await made.end(signal.SIGKILL)

@@ -11,6 +11,8 @@ import pytest
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
 from stele_operator.plan.fates import Fate, State, members
+from stele_operator.plan.findings import Kind
+from stele_operator.plan.status import cluster_status
 from tests.operator.world import World
 
 
@@ -406,6 +408,44 @@ def test_storage_grows_and_owners_follow_the_deletion_policy() -> None:
     world.cluster["spec"]["deletionPolicy"] = "Retain"
     world.run()
     assert "ownerReferences" not in world.objects["PersistentVolumeClaim", "flights-node-0"]["metadata"]
+
+
+def test_the_status_tells_which_deletion_policy_is_in_force() -> None:
+    """Volumes go with the TabletCluster until the last claim was let go, whatever the spec says meanwhile."""
+    world = made()
+
+    def told() -> str:
+        observed = world.observe()
+        return str(
+            cluster_status(observed, make_plan(observed), (), "2026-01-01T00:00:00Z")["deletionPolicy"]
+        )
+
+    assert told() == "Retain"
+    world.cluster["spec"]["deletionPolicy"] = "Delete"
+    world.run()
+    assert told() == "Delete"
+    world.cluster["spec"]["deletionPolicy"] = "Retain"
+    world.step(prefix=3)
+    assert told() == "Delete"
+    world.run()
+    assert told() == "Retain"
+
+
+def test_masters_whose_volumes_are_gone_for_good_are_a_case_for_a_human() -> None:
+    world = made()
+    masters = sorted(n for n in names(world, "PersistentVolumeClaim") if "master" in n)
+
+    def stalled() -> dict[str, str]:
+        return {f.reason: f.message for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED}
+
+    assert "MastersLost" not in stalled()
+    for name in masters[:2]:
+        del world.objects["PersistentVolumeClaim", name]
+        del world.objects["Pod", name]
+    world.confirmed = set(sorted(world.confirmed)[:1])
+    assert not world.leads()
+    assert "1 of 3" in stalled()["MastersLost"]
+    assert "kubectl delete pvc -l stele.dev/cluster=flights" in stalled()["MastersLost"]
 
 
 def test_a_volume_chosen_on_a_machine_that_went_down_is_chosen_again() -> None:

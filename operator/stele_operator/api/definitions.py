@@ -78,7 +78,9 @@ _CLUSTER_STATUS = _object(
     "What the operator last saw.",
     observedGeneration=_count("Generation of the spec that the rest speaks of."),
     clusterUUID=_text("Identity of the cluster; its nodes refuse any other."),
-    formed=_text("When the first masters were confirmed; absent before."),
+    deletionPolicy=_text(
+        "What happens now to volumes when the TabletCluster is deleted: Delete while any claim still belongs to it."
+    ),
     replicas=_count("Nodes that exist."),
     readyReplicas=_count("Nodes that serve."),
     readyMasters=_count("Masters that serve."),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stele.driver.progress import Progress
+from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
@@ -50,6 +51,9 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
     }
     if o.identity is not None:
         status["clusterUUID"] = o.identity.cluster_id
+    if o.claims:
+        owned = any(c.owned for c in o.claims)
+        status["deletionPolicy"] = (DeletionPolicy.DELETE if owned else DeletionPolicy.RETAIN).value
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
         status["healing"] = healing_status(heals)
@@ -116,7 +120,7 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
         _condition(
             "Ready", not not_ready, not_ready or ("Writable", "every tablet has a leader; tables can be made")
         ),
-        _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found)),
+        _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found, degraded or stalled)),
         _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]
@@ -180,7 +184,7 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
     return None
 
 
-def _at_rest(o: Observation, found: Sequence[Finding]) -> Why:
+def _at_rest(o: Observation, found: Sequence[Finding], trouble: Why | None) -> Why:
     paused = next((f for f in found if f.reason == "Paused"), None)
     if paused is not None:
         return paused.reason, paused.message
@@ -190,6 +194,12 @@ def _at_rest(o: Observation, found: Sequence[Finding]) -> Why:
             "RestartPending",
             f"made from an older spec, and so until they are next made: {', '.join(stale)}",
         )
+    return _idle(trouble)
+
+
+def _idle(trouble: Why | None) -> Why:
+    if trouble is not None:
+        return "Waiting", f"nothing can be done about it for now: {trouble[1]}"
     return "AsAskedFor", "nothing is left to do"
 
 
@@ -227,7 +237,7 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     waits = None if stalled else waiting or _first(found, Kind.RECONCILING)
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
-        _condition("Reconciling", bool(waits), waits or ("AsAskedFor", "nothing is left to do")),
+        _condition("Reconciling", bool(waits), waits or _idle(degraded or stalled)),
         _condition("Degraded", bool(degraded), degraded or _well(serves)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]

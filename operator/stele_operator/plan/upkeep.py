@@ -66,6 +66,7 @@ def plan_members(
     """Claims and pods of all members."""
     actions: list[Action] = []
     findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
+    findings += _masters_lost(o, spec, identity)
     actions.extend(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
@@ -82,6 +83,20 @@ def plan_members(
     if identity.formed and o.catalog is not None:
         actions.extend(_newcomers(o, spec, identity, everyone))
     return actions, findings
+
+
+def _masters_lost(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Finding]:
+    """A majority of the masters' volumes is gone: nobody is left who could replace them one by one."""
+    there = sum(c.role == "master" and c.released_s is None and not c.deleting for c in o.claims)
+    if not identity.formed or o.catalog is not None or 2 * there > spec.masters.replicas:
+        return []
+    message = (
+        f"{there} of {spec.masters.replicas} masters' volumes are there, too few to elect a leader, and nothing can make "
+        "up for the others: put their claims back; or, to give up all data, delete the TabletCluster, its claims "
+        f"(kubectl delete pvc -l {naming.LABEL_CLUSTER}={o.cluster.name}) and the ConfigMap "
+        f"{naming.identity_name(o.cluster.name)}, and apply it anew"
+    )
+    return [Finding(Kind.STALLED, "MastersLost", message)]
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
