@@ -22,6 +22,7 @@ from stele.rpc.proto import tserver_pb2
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
 ATTEMPT_TIMEOUT_S = 2.0
 """The first attempt's; doubled with each that timed out."""
+_ATTEMPT_AT_LEAST_S = 0.05
 CLIENT_ID_IDLE_S = 300.0
 """Nodes forget a client id after 15 idle minutes (stele.tablet.exactly_once); ours is new long before."""
 _INTERNAL_TRIES = 3
@@ -195,9 +196,8 @@ class TabletClient:
             if not at_once:
                 await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-            if (
-                time.monotonic() >= deadline
-            ):  # an attempt without time to be answered would only blur what is known
+            # An attempt without time to be answered would only blur what is known.
+            if deadline - time.monotonic() < _ATTEMPT_AT_LEAST_S:
                 raise _last_word(error, maybe_done, timeout_s)
 
     def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:
