@@ -141,7 +141,6 @@ class Reader(ds.DataSourceReader):
         assert isinstance(partition, TabletPartition)
         (tablet,) = partition.plan.tablets
         pool = FlightPool()
-
         failed = 0
 
         def locate() -> None:
@@ -158,9 +157,8 @@ class Reader(ds.DataSourceReader):
                         if fresh.tablet_id == tablet.tablet_id:
                             tablet.update(fresh)
             except Retryable:
-                time.sleep(
-                    _LOCATE_TIMEOUT_S * random.random()
-                )  # the masters may be away; the nodes are asked again
+                # The masters may be away; the nodes are asked again.
+                time.sleep(_LOCATE_TIMEOUT_S * random.random())
 
         try:
             for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):

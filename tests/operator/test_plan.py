@@ -431,6 +431,18 @@ def test_the_status_tells_which_deletion_policy_is_in_force() -> None:
     assert told() == "Retain"
 
 
+def test_a_released_claim_says_nothing_of_the_deletion_policy() -> None:
+    """It keeps its owner until it goes, perhaps a day later: who waits for Retain need not wait for that."""
+    world = made()
+    observed = world.observe()
+    first, *others = observed.claims
+    for released_s, told in ((None, "Delete"), (world.now_s, "Retain")):
+        claims = (replace(first, owned=True, released_s=released_s), *others)
+        seen = replace(observed, claims=claims)
+        status = cluster_status(seen, make_plan(seen), (), "2026-01-01T00:00:00Z")
+        assert status["deletionPolicy"] == told
+
+
 def test_masters_whose_volumes_are_gone_for_good_are_a_case_for_a_human() -> None:
     world = made()
     masters = sorted(n for n in names(world, "PersistentVolumeClaim") if "master" in n)

@@ -51,8 +51,9 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
     }
     if o.identity is not None:
         status["clusterUUID"] = o.identity.cluster_id
-    if o.claims:
-        owned = any(c.owned for c in o.claims)
+    kept = [c for c in o.claims if c.released_s is None]  # a released one stays as it was made until it goes
+    if kept:
+        owned = any(c.owned for c in kept)
         status["deletionPolicy"] = (DeletionPolicy.DELETE if owned else DeletionPolicy.RETAIN).value
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
