@@ -37,6 +37,7 @@ from stele.raft.events import (
 )
 from stele.raft.log import LogView
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.status import PeerState
 
 
 def configuration(count: int) -> Configuration:
@@ -205,6 +206,31 @@ def test_a_tick_is_asked_for_only_when_it_is_due() -> None:
     assert core.next_deadline_ms == 1 + 75
     assert core.step(Tick(50)) == []
     assert len(updates(core.step(Tick(80)), 2)) == 1
+
+
+def test_entries_that_go_out_are_a_heartbeat_too() -> None:
+    core = leader_in_step()
+    for now in (60, 120, 180):
+        core.step(Tick(now))
+        core.step(Propose(now, EntryKind.WRITE, b"w"))
+        accept(core, 2, core.log.last_index, now=now)
+        accept(core, 3, core.log.last_index, now=now)
+    assert core.next_deadline_ms <= 180 + 75
+    assert updates(core.step(Tick(250)), 2) == []
+    (beat,) = updates(core.step(Tick(255)), 2)
+    assert beat.commit_index == core.commit_index == core.log.last_index
+
+
+def test_a_peer_that_stopped_answering_is_probed_though_entries_go_out_all_the_time() -> None:
+    core = leader_in_step()
+    for now in range(20, 600, 20):
+        core.step(Tick(now))
+        core.step(Propose(now, EntryKind.WRITE, b"w"))
+        accept(core, 3, core.log.last_index, now=now)
+    assert {p.replica_id: p.state for p in core.status().peers} == {
+        2: PeerState.PROBE,
+        3: PeerState.REPLICATE,
+    }
 
 
 def test_a_learner_does_not_vote_in_its_own_right() -> None:

@@ -87,6 +87,7 @@ class LeaderPart(ElectionPart):
             self._now_ms,
             self.all_replicated_index,
         )
+        progress.updated_ms = self._now_ms
         self._send(progress.replica_id, request, 0)
 
     def _heartbeat(self, progress: Progress) -> None:
@@ -271,14 +272,18 @@ class LeaderPart(ElectionPart):
             if due is not None and now >= due and progress.hold_from is None:
                 gone = progress.replica_id
                 continue
-            if progress.state is PeerState.REPLICATE:
-                if progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
-                    progress.probe_from(progress.match + 1)
+            replicates = progress.state is PeerState.REPLICATE
+            if replicates and progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
+                progress.probe_from(progress.match + 1)
                 self._heartbeat(progress)
+                continue
+            next_ms = progress.updated_ms + self.options.heartbeat_ms
+            if now < next_ms:  # entries that went out were a heartbeat too
+                self._heartbeat_due_ms = min(self._heartbeat_due_ms, next_ms)
             elif progress.state is PeerState.PROBE:
                 progress.probe_sent = False  # a lost probe is sent again by the turn's end
             else:
-                if now - progress.moved_ms > self.options.election_max_ms:
+                if not replicates and now - progress.moved_ms > self.options.election_max_ms:
                     self._needs_copy(progress)  # once more, in case nobody could act on it
                 self._heartbeat(progress)
         if gone:

@@ -35,6 +35,7 @@ class Progress:
         "round_start_ms",
         "round_target",
         "state",
+        "updated_ms",
         "window_bytes",
         "window_bytes_max",
     )
@@ -52,6 +53,7 @@ class Progress:
         self.base_ms = now_ms  # silence counts from here until the first answer
         self.heard_ms: int | None = None
         self.moved_ms = now_ms  # when match last rose, or the first message went out
+        self.updated_ms = now_ms  # when the last message went out, whatever it held
         self.connected = True
         self.failed = False
         self.has_data = False
