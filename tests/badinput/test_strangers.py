@@ -22,11 +22,13 @@ from stele.model.errors import Code, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
+from stele.rpc.frames import frame
 from stele.rpc.identity import Identity
 from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.ticket import Ticket
 from tests.harness import Cluster
-from tests.harness.processes import FLIGHT_PORT, HTTP_PORT, NODE_PORT, Member
+from tests.harness.processes import FLIGHT_PORT, HTTP_PORT, NODE_PORT, PEER_PORT, Member
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 
@@ -38,10 +40,11 @@ async def code_of(call: Any) -> Code:
 
 
 def throw_garbage(host: str) -> None:
-    for port in (NODE_PORT, FLIGHT_PORT, HTTP_PORT):
+    for port in (NODE_PORT, FLIGHT_PORT, PEER_PORT, HTTP_PORT):
         for garbage in (
             b"garbage\r\n\r\n",
-            os.urandom(4_096),
+            b"\xff" + os.urandom(4_095),
+            frame(os.urandom(16)),
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(99),
         ):
             with socket.create_connection((host, port), 5) as stranger:
@@ -63,18 +66,20 @@ async def foreign_streams(address: str, node_id: str) -> None:
     finally:
         await streams.close()
     peer = Identity(ClusterId(new_id()), NodeId(new_id()), 1)
-    hello = consensus_pb2.PeerFrame(hello=peer.hello(node_id, channel="control")).SerializeToString()
+    pool = ChannelPool(Identity())
+    for hello, code in (
+        (peer.hello(node_id, channel="control"), Code.WRONG_CLUSTER),
+        (Identity().hello(node_id, channel="control"), Code.INVALID_ARGUMENT),
+    ):
+        request = consensus_pb2.OpenPeerStreamRequest(hello=hello)
+        assert await code_of(pool.unary(address, ConsensusServiceStub, "OpenPeerStream", request)) is code
+    await pool.close()
     async with grpc.aio.insecure_channel(address) as channel:
-        for path, first, status in (
-            ("ConsensusService/PeerStream", hello, grpc.StatusCode.FAILED_PRECONDITION),
-            ("ConsensusService/PeerStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-            ("TabletServerService/ClientStream", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-        ):
-            call: Any = channel.stream_stream(f"/stele.v1.{path}")()
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call.write(first)
-                await call.read()
-            assert await call.code() is status, path
+        call: Any = channel.stream_stream("/stele.v1.TabletServerService/ClientStream")()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.write(b"\xff\xff")
+            await call.read()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             unknown: Any = channel.unary_unary("/stele.v1.MasterService/ListTables")
             await unknown(b"")
@@ -147,10 +152,11 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
             ("not HTTP", ""): 1,
             ("request refused", "WRONG_CLUSTER"): 1,
             ("request refused", "UNSUPPORTED_VERSION"): 1,
+            ("request refused", "INVALID_ARGUMENT"): 1,
             ("request refused", "TOO_LARGE"): 1,
             ("client stream refused", "WRONG_CLUSTER"): 1,
             ("client stream refused", "INVALID_ARGUMENT"): 1,
-            ("peer stream refused", "WRONG_CLUSTER"): 1,
+            ("peer stream refused", "TOO_LARGE"): 1,
             ("peer stream refused", "INVALID_ARGUMENT"): 1,
             ("scan refused", "WRONG_CLUSTER"): 1,
             ("scan refused", "UNSUPPORTED_VERSION"): 1,

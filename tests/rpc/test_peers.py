@@ -7,22 +7,41 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import ChannelPool
 from stele.rpc.client_stream import request_ids_of
-from stele.rpc.frames import client_requests, client_responses, peer_frame
+from stele.rpc.connection import FrameReader
+from stele.rpc.frames import client_requests, client_responses, frame, peer_frame
 from stele.rpc.identity import Identity, PeerBook
-from stele.rpc.inbound import PeerInbound
+from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
 from stele.rpc.peers import PeerOptions, PeerTransport
 from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import (
+    ConsensusServiceServicer,
+    add_ConsensusServiceServicer_to_server,
+)
 from stele.rpc.server import bind, make_server
 
 CLUSTER = ClusterId(new_id())
+
+
+class Introductions(ConsensusServiceServicer):
+    """The one call of the service that peers need to meet."""
+
+    def __init__(self, inbound: PeerInbound) -> None:
+        self._inbound = inbound
+
+    async def OpenPeerStream(self, request: consensus_pb2.OpenPeerStreamRequest, context: Any) -> Any:
+        return self._inbound.introduce(request)
 
 
 @dataclass
@@ -34,11 +53,13 @@ class Node:
     server: grpc.aio.Server | None = None
     got: list[tuple[str, consensus_pb2.ConsensusMessage]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    inbound: PeerInbound | None = None
 
     def __post_init__(self) -> None:
         self.book = PeerBook()
+        self.pool = ChannelPool(self.identity)
         self.transport = PeerTransport(
-            self.identity,
+            self.pool,
             lambda node_id: self.addresses.get(node_id, ""),
             lambda sender, message: self.got.append((sender, message)),
             self.lost.append,
@@ -48,15 +69,20 @@ class Node:
 
     async def listen(self, address: str = "127.0.0.1:0") -> None:
         budget = ByteBudget()
-        inbound = PeerInbound(self.transport, budget)
-        self.server = make_server(self.identity, self.book, budget, streams=inbound.handlers())
+        self.inbound = PeerInbound(self.transport, budget)
+        self.server = make_server(self.identity, self.book, budget)
+        add_ConsensusServiceServicer_to_server(Introductions(self.inbound), self.server)
         port = await bind(self.server, address)
         self.identity.address = f"127.0.0.1:{port}"
         self.addresses[self.identity.node_id] = self.identity.address
+        await self.inbound.listen("127.0.0.1", 0)
         await self.server.start()
 
     async def close(self) -> None:
         await self.transport.close()
+        await self.pool.close()
+        if self.inbound is not None:
+            await self.inbound.close()
         if self.server is not None:
             await self.server.stop(0)
 
@@ -178,7 +204,8 @@ def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
     queue = deque(m.SerializeToString() for m in messages)
     read: list[consensus_pb2.ConsensusMessage] = []
     while queue:
-        read.extend(consensus_pb2.PeerFrame.FromString(peer_frame(queue)).messages)
+        (raw,) = FrameReader().feed(peer_frame(queue))
+        read.extend(consensus_pb2.PeerFrame.FromString(raw).messages)
     assert read == messages
     requests = [
         tserver_pb2.ClientRequest(request_id=n + 1, kv=tserver_pb2.KvRequest(key=b"k" * size))
@@ -196,6 +223,75 @@ def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
     responses = [tserver_pb2.ClientResponse(request_id=n + 1) for n in range(3)]
     queue = deque(r.SerializeToString() for r in responses)
     assert list(tserver_pb2.ClientResponse.FromString(client_responses(queue)).many.responses) == responses
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 700))
+def test_frames_come_out_whole_however_the_bytes_come_in(bodies: list[bytes], step: int) -> None:
+    reader, raw = FrameReader(), b"".join(frame(body) for body in bodies)
+    assert [f for at in range(0, len(raw), step) for f in reader.feed(raw[at : at + step])] == bodies
+
+
+def test_a_length_above_the_limit_is_no_frame() -> None:
+    with pytest.raises(Rejected, match="at most") as caught:
+        FrameReader().feed(b"GET / HTTP/1.1\r\n\r\n")
+    assert caught.value.code is Code.TOO_LARGE
+
+
+async def test_a_key_is_good_once_and_for_its_owner() -> None:
+    async with pair() as (first, second):
+        assert second.inbound is not None
+        hello = first.identity.hello(second.identity.node_id, channel="control")
+        answer = second.inbound.introduce(consensus_pb2.OpenPeerStreamRequest(hello=hello))
+        for heard in (True, False):
+            reader, writer = await asyncio.open_connection("127.0.0.1", answer.port)
+            queue = deque([message(1).SerializeToString()])
+            writer.write(frame(answer.key) + peer_frame(queue))
+            async with asyncio.timeout(5):
+                if heard:
+                    await until(lambda: second.got)
+                    assert second.got.pop()[0] == first.identity.node_id
+                else:
+                    assert not await reader.read()  # closed, and nothing was handed on
+            writer.close()
+        assert not second.got
+
+
+async def test_the_newest_stream_of_a_peer_is_heard_and_the_older_one_ended() -> None:
+    async with pair() as (first, second):
+        assert second.inbound is not None
+        hello = first.identity.hello(second.identity.node_id, channel="bulk")
+        ends = []
+        for number in (1, 2):
+            answer = second.inbound.introduce(consensus_pb2.OpenPeerStreamRequest(hello=hello))
+            reader, writer = await asyncio.open_connection("127.0.0.1", answer.port)
+            ends.append((reader, writer))
+            writer.write(frame(answer.key) + peer_frame(deque([message(number).SerializeToString()])))
+            await until(lambda number=number: len(second.got) == number)
+        async with asyncio.timeout(5):
+            assert not await ends[0][0].read()
+        assert not second.lost  # bulk: that a node is gone is told by its control stream
+        for _, writer in ends:
+            writer.close()
+
+
+async def test_many_messages_in_one_frame_let_the_loop_go_on_and_keep_their_order() -> None:
+    async with pair() as (first, second):
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while len(second.got) < 5_000:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        first.transport.options = PeerOptions(control_messages_max=10_000)
+        for number in range(5_000):
+            assert first.transport.send(second.identity.node_id, message(number))
+        await until(lambda: len(second.got) == 5_000)
+        await counting
+        assert [m.update.term for _, m in second.got] == list(range(5_000))
+        assert turns >= 5_000 // MESSAGES_PER_TURN
 
 
 def test_numbers_of_requests_in_garbage() -> None:

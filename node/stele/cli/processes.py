@@ -43,7 +43,7 @@ def _process_options(port: int) -> Callable[[F], F]:
             default=f"0.0.0.0:{port}",
             show_default=True,
             metavar="HOST:PORT",
-            help="Where gRPC listens; HTTP and Flight bind to the same host.",
+            help="Where gRPC listens; the other ports are on the same host.",
         ),
         _option(
             "--advertise", default="", metavar="HOST:PORT", help="Where others dial [default: --listen]."
@@ -53,6 +53,7 @@ def _process_options(port: int) -> Callable[[F], F]:
         _option("--zone", default="", help="The zone of the machine."),
         _option("--http-port", default=7080, show_default=True, help="Probes, metrics, identity."),
         _option("--flight-port", default=7052, show_default=True, help="Arrow Flight."),
+        _option("--peer-port", default=7053, show_default=True, help="Messages of other nodes, over TCP."),
         _option(
             "--wal-sync",
             type=click.Choice(("always", "interval", "never")),

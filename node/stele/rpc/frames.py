@@ -1,5 +1,5 @@
-"""Several messages in one, put together from messages that are encoded already: a gRPC message costs 55 to 250 µs
-whatever its size. Called by both halves of both streams.
+"""Several messages in one, put together from messages that are encoded already: a message costs 55 to 250 µs in gRPC
+whatever its size, and less over TCP, but more than its bytes. Called by both halves of both streams.
 
 Invariant: what is built here is exactly what protobuf would write.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from stele.rpc.connection import LENGTH_BYTES
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 
 FRAME_BYTES = 1 << 20
@@ -26,9 +27,18 @@ _RESPONSE = _tag(tserver_pb2.ClientResponses.DESCRIPTOR, "responses")
 _RESPONSES = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "many")
 
 
+def frame(body: bytes) -> bytes:
+    """What carries `body` over TCP (see stele.rpc.connection)."""
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
 def peer_frame(messages: deque[bytes]) -> bytes:
-    """A PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
-    return b"".join(_parts(messages, _PEER_MESSAGE))
+    """A frame for TCP with a PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
+    parts = _parts(messages, _PEER_MESSAGE)
+    size = 0
+    for part in parts:
+        size += len(part)
+    return b"".join((size.to_bytes(LENGTH_BYTES, "big"), *parts))
 
 
 def client_requests(requests: deque[bytes]) -> bytes:

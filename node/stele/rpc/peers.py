@@ -1,8 +1,9 @@
 """Messages between replicas: per peer node one outbound stream for control and one for bulk, dialled when wanted.
 
-Called by stele.consensus on the event loop. A message that cannot be sent is lost, which the algorithm tolerates; what
-is sent on one channel arrives in order. Invariant: memory held for a peer is bounded, and control never waits behind
-bulk, because each channel has a connection of its own.
+Called by stele.consensus on the event loop. A stream is opened over gRPC, where both nodes say who they are
+(OpenPeerStream), and runs over a TCP connection of its own. A message that cannot be sent is lost, which the algorithm
+tolerates; what is sent on one channel arrives in order. Invariant: memory held for a peer is bounded, and control never
+waits behind bulk.
 """
 
 from __future__ import annotations
@@ -12,25 +13,22 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId
-from stele.rpc.channels import MESSAGE_BYTES_MAX, dial
-from stele.rpc.errors import from_rpc_error
-from stele.rpc.frames import peer_frame
+from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
+from stele.rpc.connection import FramedConnection
+from stele.rpc.frames import frame, peer_frame
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
 from stele.rpc.proto import consensus_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.resolve import resolve_one, split_address
 
 log = structlog.get_logger("stele.rpc.peers")
 
-SERVICE = "stele.v1.ConsensusService"
-METHOD = "PeerStream"
 CONTROL, BULK = "control", "bulk"
 
 OnMessage = Callable[[NodeId, consensus_pb2.ConsensusMessage], None]
@@ -42,7 +40,7 @@ class PeerOptions:
 
     control_messages_max: int = 4_096
     bulk_bytes_max: int = 64 << 20
-    hello_timeout_s: float = 1.5
+    dial_timeout_s: float = 1.5
     backoff_first_s: float = 0.05
     backoff_max_s: float = 1.0
     heartbeat_delay_s: float = 0.015
@@ -54,7 +52,7 @@ class PeerTransport:
 
     def __init__(
         self,
-        identity: Identity,
+        pool: ChannelPool,
         resolve_address: Callable[[NodeId], str],
         on_message: OnMessage,
         on_disconnect: Callable[[NodeId], None] = lambda node_id: None,
@@ -63,7 +61,7 @@ class PeerTransport:
         options: PeerOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.identity = identity
+        self.pool = pool
         self.book = book
         self.on_message = on_message
         self.on_disconnect = on_disconnect
@@ -71,6 +69,11 @@ class PeerTransport:
         self.rng = rng or random.Random()
         self._resolve_address = resolve_address
         self._links: dict[tuple[NodeId, str], _Link] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """Of this process."""
+        return self.pool.identity
 
     def send(self, node_id: NodeId, message: consensus_pb2.ConsensusMessage, *, bulk: bool = False) -> bool:
         """Queue a message; all that one turn of the loop queues for a peer leaves together. Never blocks.
@@ -111,22 +114,29 @@ class PeerTransport:
 
 
 class _Link:
-    """One outbound stream: a queue, and a task that dials, sends, and dials again."""
+    """One outbound stream: a queue, and a task that dials, and dials again. Messages leave at the end of a turn."""
 
     def __init__(self, transport: PeerTransport, node_id: NodeId, channel: str) -> None:
-        self.established = False
         self._transport = transport
         self._node_id = node_id
         self._channel = channel
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._connection: FramedConnection | None = None
         self._wanted = asyncio.Event()
+        self._flushing = False
         self._resting = False
         self._timer: asyncio.TimerHandle | None = None
         self._frames = metrics.peer_frames.cell(channel, "sent")
         self._bytes = metrics.peer_bytes.cell(channel, "sent")
         self._log = log.bind(peer=node_id, channel=channel)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = self._loop.create_task(self._run())
+
+    @property
+    def established(self) -> bool:
+        """Whether the stream stands."""
+        return self._connection is not None
 
     def put(self, raw: bytes, *, may_wait: bool) -> bool:
         """Queue one encoded message, unless the peer is known not to answer just now."""
@@ -142,15 +152,32 @@ class _Link:
         self._queue.append(raw)
         self._queued_bytes += len(raw)
         if not may_wait:
-            self._wanted.set()
+            self._wake()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(options.heartbeat_delay_s, self._waited)
+            self._timer = self._loop.call_later(options.heartbeat_delay_s, self._waited)
         return True
 
     def _waited(self) -> None:
         self._timer = None
         if self._queue:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._connection is None:
             self._wanted.set()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self._connection
+        while connection is not None and self._queue and not connection.full:
+            raw = peer_frame(self._queue)
+            self._queued_bytes = max(0, self._queued_bytes - len(raw)) if self._queue else 0
+            self._frames[0] += 1
+            self._bytes[0] += len(raw)
+            connection.send(raw)
 
     async def close(self) -> None:
         """End the stream and its task."""
@@ -164,16 +191,17 @@ class _Link:
         backoff_s = options.backoff_first_s
         while True:
             await self._wanted.wait()
-            was_established = False
+            stood = False
             try:
-                await self._session()
+                connection = await self._dial()
+                stood = True
+                await self._until_lost(connection)
             except SteleError as exc:
                 self._log.info("no stream to peer", error=str(exc), address=self._address())
             except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
                 self._log.exception("stream to peer failed; it is dialled again")
-            was_established, self.established = self.established, False
             self._clear()
-            if was_established:
+            if stood:
                 backoff_s = options.backoff_first_s
                 if self._channel == CONTROL:
                     self._transport.on_disconnect(self._node_id)
@@ -182,61 +210,59 @@ class _Link:
             self._resting = False
             backoff_s = min(backoff_s * 2, options.backoff_max_s)
 
-    async def _session(self) -> None:
-        """One connection, from dialling to its end. Raises what ended it."""
+    async def _dial(self) -> FramedConnection:
+        """Introduce ourselves over gRPC, then connect where the peer says."""
         address = self._address()
         if not address:
             raise Retryable("no address of this node is known yet")
-        channel = await dial(address)
         try:
-            call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            await self._greet(call)
-            self.established = True
-            self._log.info("stream to peer stands", address=address)
-            reader = asyncio.ensure_future(_until_end(call))
-            writer = asyncio.ensure_future(self._write(call))
-            try:
-                done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                reader.cancel()
-                writer.cancel()
-                await asyncio.gather(reader, writer, return_exceptions=True)
-                call.cancel()
-        except (grpc.RpcError, asyncio.InvalidStateError) as exc:
-            raise from_rpc_error(exc, where=address) from exc
+            async with asyncio.timeout(self._transport.options.dial_timeout_s):
+                answer = await self._introduce(address)
+                host, _ = split_address(await resolve_one(address))
+                _, connection = await self._loop.create_connection(
+                    lambda: FramedConnection(_nothing_comes_back, self._wake), host, answer.port
+                )
         except TimeoutError:
-            raise Retryable(f"{address} did not say hello in time") from None
-        finally:
-            await channel.close()
+            raise Retryable(f"{address} did not open a stream in time") from None
+        except OSError as exc:
+            raise Retryable(
+                f"{address} opened a stream at port {answer.port}, which cannot be reached: {exc}"
+            ) from exc
+        connection.send(frame(answer.key))
+        self._log.info("stream to peer stands", address=address)
+        return connection
 
-    async def _greet(self, call: Any) -> None:
+    async def _introduce(self, address: str) -> consensus_pb2.OpenPeerStreamResponse:
         transport = self._transport
-        identity = transport.identity
-        hello = identity.hello(self._node_id, transport.book.incarnation(self._node_id), self._channel)
-        async with asyncio.timeout(transport.options.hello_timeout_s):
-            await call.write(consensus_pb2.PeerFrame(hello=hello).SerializeToString())
-            raw = await call.read()
-        if raw is grpc.aio.EOF:
-            raise Retryable("the stream ended before it said hello")
-        answer = caller_from_hello(_decode(raw).hello)
-        check(identity, transport.book, answer)
-        if answer.from_node != self._node_id:
+        incarnation = transport.book.incarnation(self._node_id)
+        hello = transport.identity.hello(self._node_id, incarnation, self._channel)
+        answer: consensus_pb2.OpenPeerStreamResponse = await transport.pool.unary(
+            address,
+            ConsensusServiceStub,
+            "OpenPeerStream",
+            consensus_pb2.OpenPeerStreamRequest(hello=hello),
+            timeout_s=transport.options.dial_timeout_s,
+        )
+        caller = caller_from_hello(answer.hello)
+        check(transport.identity, transport.book, caller)
+        if caller.from_node != self._node_id:
             raise Rejected(
-                f"dialled node {self._node_id}, {answer.from_node or 'nobody'} answered", code=Code.WRONG_NODE
+                f"dialled node {self._node_id}, {caller.from_node or 'nobody'} answered", code=Code.WRONG_NODE
             )
+        return answer
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            if not self._queue:
-                self._wanted.clear()
-                await self._wanted.wait()
-            frame = peer_frame(self._queue)
-            self._queued_bytes = max(0, self._queued_bytes - len(frame)) if self._queue else 0
-            self._frames[0] += 1
-            self._bytes[0] += len(frame)
-            await call.write(frame)
+    async def _until_lost(self, connection: FramedConnection) -> None:
+        """Let messages leave until the connection has ended. Raises what ended it."""
+        self._connection = connection
+        try:
+            self._flush()
+            why = await asyncio.shield(connection.lost)
+        finally:
+            self._connection = None
+            connection.close()
+        if isinstance(why, SteleError):
+            raise why
+        raise Retryable(f"the connection ended: {why or 'closed by the peer'}")
 
     def _clear(self) -> None:
         self._queue.clear()
@@ -247,15 +273,5 @@ class _Link:
         return self._transport.address_of(self._node_id)
 
 
-async def _until_end(call: Any) -> None:
-    while await call.read() is not grpc.aio.EOF:
-        pass
-    code = await call.code()
-    raise Retryable(f"the peer ended the stream: {code.name} {await call.details() or ''}".rstrip())
-
-
-def _decode(raw: bytes) -> consensus_pb2.PeerFrame:
-    try:
-        return consensus_pb2.PeerFrame.FromString(raw)
-    except DecodeError:
-        raise Rejected(f"{len(raw)} bytes that are no frame between peers") from None
+def _nothing_comes_back(connection: FramedConnection, frames: list[bytes]) -> None:
+    raise Rejected(f"{len(frames)} frames came on a stream that only we send on")

@@ -161,9 +161,9 @@ def make_server(
 ) -> grpc.aio.Server:
     """A server without services or ports yet.
 
-    Add generated servicers with their `add_..._to_server`. `streams` are `PeerInbound.handlers()` and
-    `ClientStreams.handlers()`, by full method name: they stand in for the generated PeerStream and ClientStream, and
-    see raw bytes, so that a frame is charged before it is decoded.
+    Add generated servicers with their `add_..._to_server`. `streams` are `ClientStreams.handlers()`, by full method
+    name: they stand in for the generated ClientStream and see raw bytes, so that a message is charged before it is
+    decoded.
     """
     metrics.budget_used_bytes.set_function(lambda: budget.used_bytes)
     guard = Guard(identity, book, budget, dict(streams or {}))

@@ -1,6 +1,6 @@
-"""ConsensusService's unary calls: membership, hand-over, state, and the order to copy a tablet here.
+"""ConsensusService: membership, hand-over, state, the order to copy a tablet here, and how peers open their streams.
 
-The stream of messages between nodes is stele.rpc.peers; this file is what drivers and tools call.
+The messages between nodes themselves are stele.rpc.peers and inbound.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stele.consensus.copy_target import CopyOrder
-from stele.model.errors import InvariantViolation, Rejected, Retryable
+from stele.model.errors import Rejected, Retryable
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele.raft.events import ChangeType
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb, peer_from_pb
@@ -29,9 +29,9 @@ class ConsensusService(ConsensusServiceServicer):
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def PeerStream(self, request_iterator: Any, context: Any) -> Any:
-        """Served by stele.rpc.inbound, which calls the node."""
-        raise InvariantViolation("PeerStream is served by stele.rpc.inbound")
+    async def OpenPeerStream(self, request: pb.OpenPeerStreamRequest, context: Any) -> Any:
+        """Where a peer's messages go, and the key to begin with."""
+        return self._node.inbound.introduce(request)
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
         """Change one member; answered once the change is committed."""

@@ -86,7 +86,7 @@ async def _can_listen(options: NodeOptions) -> None:
     """Before the masters are asked, which may take as long as it likes."""
     host, _ = split_address(options.listen)
     await check_free(options.listen, "--listen")
-    for flag, port in (("--flight-port", options.flight_port), ("--http-port", options.http_port)):
+    for flag, port in options.other_ports:
         await check_free(join_address(host, port), flag)
 
 

@@ -98,6 +98,7 @@ class Node:
         self.heartbeater: Heartbeater
         self.pool: ChannelPool
         self.transport: PeerTransport
+        self.inbound: PeerInbound
         self.book = PeerBook()
         self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
         self.address = options.advertised
@@ -211,13 +212,14 @@ class Node:
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
         self.heartbeater.log_found = found
         self.transport = PeerTransport(
-            self.identity,
+            self.pool,
             self._address_of,
             self._on_message,
             self._on_disconnect,
             book=self.book,
             rng=self._random,
         )
+        self.inbound = PeerInbound(self.transport, self.budget)
         await self._measure_disk()
         await self._serve(host)
         self.heartbeater.start(record.masters)
@@ -228,13 +230,7 @@ class Node:
     async def _serve(self, host: str) -> None:
         tablets = TabletService(self)
         clients = ClientStreams(self.identity, self.book, self.budget, tablets.answer)
-        inbound = PeerInbound(self.transport, self.budget)
-        server = rpc_server.make_server(
-            self.identity,
-            self.book,
-            self.budget,
-            streams={**inbound.handlers(), **clients.handlers()},
-        )
+        server = rpc_server.make_server(self.identity, self.book, self.budget, streams=clients.handlers())
         add_TabletServerServiceServicer_to_server(tablets, server)
         add_TabletServerAdminServiceServicer_to_server(AdminService(self), server)
         add_ConsensusServiceServicer_to_server(ConsensusService(self), server)
@@ -245,6 +241,7 @@ class Node:
         if not self.options.advertise:
             self.address = join_address(host, port)
             self.identity.address = self.address
+        await self.inbound.listen(host, self.options.peer_port)
         from stele.rpc.flight import FlightServer
 
         self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, Scans(self))
@@ -323,6 +320,7 @@ class Node:
         await self.heartbeater.close()
         if self._server is not None:
             await rpc_server.stop(self._server, 0.2)
+        await self.inbound.close()
         if self._flight is not None:
             await self._loop.run_in_executor(None, self._flight.close)
         await self.manager.close()

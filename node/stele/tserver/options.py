@@ -39,8 +39,8 @@ class NodeOptions:
     """Command line of `stele node run` and `stele master run`.
 
     `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
-    the catalog. `http_port` and `flight_port` may be 0 (chosen), as may the port of `listen`; then `advertise` is
-    completed with what was chosen.
+    the catalog. `http_port`, `flight_port` and `peer_port` may be 0 (chosen), as may the port of `listen`; then
+    `advertise` is completed with what was chosen.
     """
 
     data_dir: Path
@@ -54,6 +54,7 @@ class NodeOptions:
     role: str = "node"
     http_port: int = 7080
     flight_port: int = 7052
+    peer_port: int = 7053
     wal_sync: str = "always"
     first_masters: tuple[FirstMaster, ...] = ()
     join: bool = False
@@ -80,11 +81,20 @@ class NodeOptions:
                 split_address(address)
             except Rejected as exc:
                 faults.append(f"{flag}: {exc.args[0]}")
-        for flag, port in (("--http-port", self.http_port), ("--flight-port", self.flight_port)):
+        for flag, port in self.other_ports:
             if not 0 <= port <= 65_535:
                 faults.append(f"{flag} {port}: expected 0 to 65535")
         if faults:
             raise Rejected("; ".join(faults))
+
+    @property
+    def other_ports(self) -> tuple[tuple[str, int], ...]:
+        """Flags and ports beside that of `listen`, on the same host."""
+        return (
+            ("--http-port", self.http_port),
+            ("--flight-port", self.flight_port),
+            ("--peer-port", self.peer_port),
+        )
 
     @property
     def advertised(self) -> str:

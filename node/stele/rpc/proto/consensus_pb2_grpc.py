@@ -34,10 +34,10 @@ class ConsensusServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.PeerStream = channel.stream_stream(
-                '/stele.v1.ConsensusService/PeerStream',
-                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.FromString,
+        self.OpenPeerStream = channel.unary_unary(
+                '/stele.v1.ConsensusService/OpenPeerStream',
+                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.FromString,
                 _registered_method=True)
         self.BulkChangeConfig = channel.unary_unary(
                 '/stele.v1.ConsensusService/BulkChangeConfig',
@@ -64,8 +64,8 @@ class ConsensusServiceStub:
 class ConsensusServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def PeerStream(self, request_iterator, context):
-        """First frame each way carries hello. Frames of 1 MiB at most.
+    def OpenPeerStream(self, request, context):
+        """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,10 +98,10 @@ class ConsensusServiceServicer:
 
 def add_ConsensusServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'PeerStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.PeerStream,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.SerializeToString,
+            'OpenPeerStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenPeerStream,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.SerializeToString,
             ),
             'BulkChangeConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.BulkChangeConfig,
@@ -135,7 +135,7 @@ class ConsensusService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def PeerStream(request_iterator,
+    def OpenPeerStream(request,
             target,
             options=(),
             channel_credentials=None,
@@ -145,12 +145,12 @@ class ConsensusService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/stele.v1.ConsensusService/PeerStream',
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.PeerFrame.FromString,
+            '/stele.v1.ConsensusService/OpenPeerStream',
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,8 +31,8 @@ class ConsensusServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsensusServiceAsyncStub: ...
-    PeerStream: _grpc.StreamStreamMultiCallable[_consensus_pb2.PeerFrame, _consensus_pb2.PeerFrame]
-    """First frame each way carries hello. Frames of 1 MiB at most."""
+    OpenPeerStream: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.OpenPeerStreamRequest, _consensus_pb2.OpenPeerStreamResponse]
+    """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
     BulkChangeConfig: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]
     LeaderStepDown: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]
     GetConsensusState: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]
@@ -41,8 +41,8 @@ class ConsensusServiceStub:
 @_typing.type_check_only
 class ConsensusServiceAsyncStub(ConsensusServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    PeerStream: _aio.StreamStreamMultiCallable[_consensus_pb2.PeerFrame, _consensus_pb2.PeerFrame]  # type: ignore[assignment]
-    """First frame each way carries hello. Frames of 1 MiB at most."""
+    OpenPeerStream: _aio.UnaryUnaryMultiCallable[_consensus_pb2.OpenPeerStreamRequest, _consensus_pb2.OpenPeerStreamResponse]  # type: ignore[assignment]
+    """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
     BulkChangeConfig: _aio.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]  # type: ignore[assignment]
     LeaderStepDown: _aio.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]  # type: ignore[assignment]
     GetConsensusState: _aio.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]  # type: ignore[assignment]
@@ -50,12 +50,12 @@ class ConsensusServiceAsyncStub(ConsensusServiceStub):
 
 class ConsensusServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def PeerStream(
+    def OpenPeerStream(
         self,
-        request_iterator: _MaybeAsyncIterator[_consensus_pb2.PeerFrame],
+        request: _consensus_pb2.OpenPeerStreamRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_consensus_pb2.PeerFrame], _abc.AsyncIterator[_consensus_pb2.PeerFrame]]:
-        """First frame each way carries hello. Frames of 1 MiB at most."""
+    ) -> _typing.Union[_consensus_pb2.OpenPeerStreamResponse, _abc.Awaitable[_consensus_pb2.OpenPeerStreamResponse]]:
+        """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
 
     @_abc_1.abstractmethod
     def BulkChangeConfig(
