@@ -39,7 +39,7 @@ def arguments(role: str, directory: Path, **changed: str) -> list[str]:
         "masters": "127.0.0.1:9",
         "http_port": "0",
         "flight_port": "0",
-        "peer_port": "0",
+        "stream_port": "0",
         **changed,
     }
     return [role, "run", *(f"--{name.replace('_', '-')}={value}" for name, value in values.items())]
@@ -55,7 +55,7 @@ def arguments(role: str, directory: Path, **changed: str) -> list[str]:
         ("masters", "127.0.0.1:x", "expected HOST:PORT"),
         ("http_port", "99999", "--http-port 99999: expected 0 to 65535"),
         ("flight_port", "-1", "--flight-port -1: expected 0 to 65535"),
-        ("peer_port", "65536", "--peer-port 65536: expected 0 to 65535"),
+        ("stream_port", "65536", "--stream-port 65536: expected 0 to 65535"),
     ],
 )
 def test_a_wrong_value_names_its_flag(tmp_path: Path, flag: str, value: str, words: str) -> None:
@@ -103,7 +103,7 @@ def test_a_missing_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
     assert "Not a directory" in lines[0] or "File exists" in lines[0]
 
 
-@pytest.mark.parametrize("flag", ["listen", "http_port", "flight_port", "peer_port"])
+@pytest.mark.parametrize("flag", ["listen", "http_port", "flight_port", "stream_port"])
 def test_a_port_in_use_is_told_before_any_master_is_asked(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -24,11 +24,12 @@ from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.frames import frame
 from stele.rpc.identity import Identity
-from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele.rpc.ticket import Ticket
 from tests.harness import Cluster
-from tests.harness.processes import FLIGHT_PORT, HTTP_PORT, NODE_PORT, PEER_PORT, Member
+from tests.harness.processes import FLIGHT_PORT, HTTP_PORT, NODE_PORT, STREAM_PORT, Member
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 
@@ -40,7 +41,7 @@ async def code_of(call: Any) -> Code:
 
 
 def throw_garbage(host: str) -> None:
-    for port in (NODE_PORT, FLIGHT_PORT, PEER_PORT, HTTP_PORT):
+    for port in (NODE_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT):
         for garbage in (
             b"garbage\r\n\r\n",
             b"\xff" + os.urandom(4_095),
@@ -57,29 +58,32 @@ def throw_garbage(host: str) -> None:
 
 
 async def foreign_streams(address: str, node_id: str) -> None:
-    """A client and a peer of another cluster, and streams that begin with no hello at all."""
-    foreign = Identity(ClusterId(new_id()))
+    """A client and a peer of another cluster, a peer without a name, and a client that sends what is no request."""
+    foreign = ChannelPool(Identity(ClusterId(new_id())))
     streams = Streams(foreign)
     try:
         request = tserver_pb2.ClientRequest(read=tserver_pb2.ReadRequest())
         assert await code_of(streams.to(node_id, address).ask(request, timeout_s=5)) is Code.WRONG_CLUSTER
     finally:
         await streams.close()
+        await foreign.close()
     peer = Identity(ClusterId(new_id()), NodeId(new_id()), 1)
     pool = ChannelPool(Identity())
     for hello, code in (
         (peer.hello(node_id, channel="control"), Code.WRONG_CLUSTER),
         (Identity().hello(node_id, channel="control"), Code.INVALID_ARGUMENT),
     ):
-        request = consensus_pb2.OpenPeerStreamRequest(hello=hello)
+        request = common_pb2.OpenStreamRequest(hello=hello)
         assert await code_of(pool.unary(address, ConsensusServiceStub, "OpenPeerStream", request)) is code
+    request = common_pb2.OpenStreamRequest(hello=Identity().hello(node_id))
+    opened = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", request)
+    reader, writer = await asyncio.open_connection(address.partition(":")[0], opened.port)
+    writer.write(frame(opened.key) + frame(b"\xff\xff"))
+    async with asyncio.timeout(5):
+        assert not await reader.read()
+    writer.close()
     await pool.close()
     async with grpc.aio.insecure_channel(address) as channel:
-        call: Any = channel.stream_stream("/stele.v1.TabletServerService/ClientStream")()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call.write(b"\xff\xff")
-            await call.read()
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             unknown: Any = channel.unary_unary("/stele.v1.MasterService/ListTables")
             await unknown(b"")
@@ -154,10 +158,8 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
             ("request refused", "UNSUPPORTED_VERSION"): 1,
             ("request refused", "INVALID_ARGUMENT"): 1,
             ("request refused", "TOO_LARGE"): 1,
-            ("client stream refused", "WRONG_CLUSTER"): 1,
-            ("client stream refused", "INVALID_ARGUMENT"): 1,
-            ("peer stream refused", "TOO_LARGE"): 1,
-            ("peer stream refused", "INVALID_ARGUMENT"): 1,
+            ("stream refused", "TOO_LARGE"): 1,
+            ("stream refused", "INVALID_ARGUMENT"): 1,
             ("scan refused", "WRONG_CLUSTER"): 1,
             ("scan refused", "UNSUPPORTED_VERSION"): 1,
         }

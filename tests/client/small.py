@@ -32,8 +32,13 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_to_pb, partitioning_from_pb, schema_from_pb
 from stele.rpc.flight import Endpoint, FlightServer
 from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.listener import StreamListener
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
+from stele.rpc.proto.tserver_pb2_grpc import (
+    TabletServerServiceServicer,
+    add_TabletServerServiceServicer_to_server,
+)
 from stele.rpc.server import bind, make_server
 from stele.rpc.ticket import ScanCommand, Ticket
 from stele.tablet.keyspace import KeySpace
@@ -98,6 +103,16 @@ class SmallCluster:
         return [t for t in self.tablets.values() if t.table_id == table_id]
 
 
+class Introductions(TabletServerServiceServicer):
+    """The one call of the service that a client needs to open its stream."""
+
+    def __init__(self, clients: ClientStreams) -> None:
+        self._clients = clients
+
+    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        return self._clients.introduce(request)
+
+
 class SmallNode:
     """A node: answers client streams and scans for the tablets of the cluster."""
 
@@ -112,8 +127,11 @@ class SmallNode:
         self.flight: FlightServer | None = None
 
     async def start(self, port: int = 0) -> None:
-        streams = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.answer)
-        self.server = make_server(self.identity, PeerBook(), ByteBudget(), streams=streams.handlers())
+        self.listener = StreamListener()
+        self.clients = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.listener, self.answer)
+        self.server = make_server(self.identity, PeerBook(), ByteBudget())
+        add_TabletServerServiceServicer_to_server(Introductions(self.clients), self.server)
+        await self.listener.listen("127.0.0.1", 0)
         port = await bind(self.server, f"127.0.0.1:{port}")
         self.identity.address = f"127.0.0.1:{port}"
         await self.server.start()
@@ -128,10 +146,15 @@ class SmallNode:
         assert self.flight is not None
         assert (self.identity.address, self.flight.port) != (before, flight)
 
+    async def die(self) -> None:
+        """No request is answered any more, nor the ones that are being worked on."""
+        server, self.server = self.server, None
+        if server is not None:
+            await self.listener.close()
+            await server.stop(0)
+
     async def stop(self) -> None:
-        if self.server is not None:
-            await self.server.stop(0)
-            self.server = None
+        await self.die()
         if self.flight is not None:
             await asyncio.to_thread(self.flight.close)
             self.flight = None

@@ -105,9 +105,7 @@ async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path:
 
         def die() -> SteleError | None:
             tablet.leader = 1
-            assert cluster.nodes[0].server is not None
-            stopping.append(asyncio.ensure_future(cluster.nodes[0].server.stop(0)))
-            cluster.nodes[0].server = None
+            stopping.append(asyncio.ensure_future(cluster.nodes[0].die()))
             return Retryable("gone", code=Code.UNAVAILABLE)
 
         tablet.after.append(die)

@@ -24,7 +24,7 @@ from stele.client.admin import form_masters
 from stele.model.errors import SteleError
 from stele.model.ids import new_id
 
-NODE_PORT, MASTER_PORT, FLIGHT_PORT, PEER_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
+NODE_PORT, MASTER_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
 
 # Linux sends SIGKILL to the child when the thread that started it ends, so clusters are started on the main thread.
 _LAUNCH = (

@@ -39,7 +39,7 @@ async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
         role="master",
         http_port=0,
         flight_port=0,
-        peer_port=0,
+        stream_port=0,
         first_masters=(FirstMaster(ID, "127.0.0.1:1"),),
     )
     node = Node(options)

@@ -221,15 +221,25 @@ from stele.model.ids import ClusterId, NodeId
 from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.listener import StreamListener
+from stele.rpc.proto import tserver_pb2_grpc
 from stele.rpc.server import bind, make_server
 
 async def answer(request):
     await asyncio.sleep(60)
 
+class Introductions(tserver_pb2_grpc.TabletServerServiceServicer):
+    async def OpenClientStream(self, request, context):
+        return self.streams.introduce(request)
+
 async def main():
     identity = Identity(ClusterId("c" * 32), NodeId("a" * 32), 1)
-    streams = ClientStreams(identity, PeerBook(), ByteBudget(), answer)
-    server = make_server(identity, PeerBook(), ByteBudget(), streams=streams.handlers())
+    listener = StreamListener()
+    await listener.listen("127.0.0.1", 0)
+    introductions = Introductions()
+    introductions.streams = ClientStreams(identity, PeerBook(), ByteBudget(), listener, answer)
+    server = make_server(identity, PeerBook(), ByteBudget())
+    tserver_pb2_grpc.add_TabletServerServiceServicer_to_server(introductions, server)
     print(await bind(server, "127.0.0.1:0"), flush=True)
     await server.start()
     await asyncio.sleep(60)
@@ -246,7 +256,8 @@ async def test_a_peer_that_is_switched_off_is_noticed() -> None:
     from stele.client.streams import Streams
 
     process = _start_server()
-    streams = Streams(Identity())
+    pool = ChannelPool(Identity())
+    streams = Streams(pool)
     try:
         assert process.stdout is not None
         port = int(await asyncio.to_thread(process.stdout.readline))
@@ -254,7 +265,7 @@ async def test_a_peer_that_is_switched_off_is_noticed() -> None:
         request = tserver_pb2.ClientRequest(kv=tserver_pb2.KvRequest(key=b"k"))
         waiting = asyncio.ensure_future(stream.ask(request, timeout_s=30))
         await asyncio.sleep(0.5)
-        process.send_signal(signal.SIGSTOP)  # its kernel still answers for it; HTTP/2 pings are not answered
+        process.send_signal(signal.SIGSTOP)  # its kernel still answers for it; pings are not answered
         started = time.monotonic()
         with pytest.raises(Retryable) as caught:
             await waiting
@@ -266,6 +277,7 @@ async def test_a_peer_that_is_switched_off_is_noticed() -> None:
         if process.stdout is not None:
             process.stdout.close()
         await streams.close()
+        await pool.close()
 
 
 def test_errors_on_streams_and_in_flight() -> None:

@@ -23,8 +23,9 @@ from stele.rpc.connection import FrameReader
 from stele.rpc.frames import client_requests, client_responses, frame, peer_frame
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
+from stele.rpc.listener import StreamListener
 from stele.rpc.peers import PeerOptions, PeerTransport
-from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import (
     ConsensusServiceServicer,
     add_ConsensusServiceServicer_to_server,
@@ -40,7 +41,7 @@ class Introductions(ConsensusServiceServicer):
     def __init__(self, inbound: PeerInbound) -> None:
         self._inbound = inbound
 
-    async def OpenPeerStream(self, request: consensus_pb2.OpenPeerStreamRequest, context: Any) -> Any:
+    async def OpenPeerStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         return self._inbound.introduce(request)
 
 
@@ -54,6 +55,7 @@ class Node:
     got: list[tuple[str, consensus_pb2.ConsensusMessage]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     inbound: PeerInbound | None = None
+    listener: StreamListener | None = None
 
     def __post_init__(self) -> None:
         self.book = PeerBook()
@@ -69,20 +71,21 @@ class Node:
 
     async def listen(self, address: str = "127.0.0.1:0") -> None:
         budget = ByteBudget()
-        self.inbound = PeerInbound(self.transport, budget)
+        self.listener = StreamListener()
+        self.inbound = PeerInbound(self.transport, budget, self.listener)
         self.server = make_server(self.identity, self.book, budget)
         add_ConsensusServiceServicer_to_server(Introductions(self.inbound), self.server)
         port = await bind(self.server, address)
         self.identity.address = f"127.0.0.1:{port}"
         self.addresses[self.identity.node_id] = self.identity.address
-        await self.inbound.listen("127.0.0.1", 0)
+        await self.listener.listen("127.0.0.1", 0)
         await self.server.start()
 
     async def close(self) -> None:
         await self.transport.close()
         await self.pool.close()
-        if self.inbound is not None:
-            await self.inbound.close()
+        if self.listener is not None:
+            await self.listener.close()
         if self.server is not None:
             await self.server.stop(0)
 
@@ -214,7 +217,7 @@ def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
     queue = deque(r.SerializeToString() for r in requests)
     got: list[tserver_pb2.ClientRequest] = []
     while queue:
-        raw = client_requests(queue)
+        (raw,) = FrameReader().feed(client_requests(queue))
         one = tserver_pb2.ClientRequest.FromString(raw)
         several = list(one.many.requests) if one.HasField("many") else [one]
         assert request_ids_of(raw) == [r.request_id for r in several]
@@ -222,7 +225,8 @@ def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
     assert got == requests
     responses = [tserver_pb2.ClientResponse(request_id=n + 1) for n in range(3)]
     queue = deque(r.SerializeToString() for r in responses)
-    assert list(tserver_pb2.ClientResponse.FromString(client_responses(queue)).many.responses) == responses
+    (raw,) = FrameReader().feed(client_responses(queue))
+    assert list(tserver_pb2.ClientResponse.FromString(raw).many.responses) == responses
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 700))
@@ -241,7 +245,7 @@ async def test_a_key_is_good_once_and_for_its_owner() -> None:
     async with pair() as (first, second):
         assert second.inbound is not None
         hello = first.identity.hello(second.identity.node_id, channel="control")
-        answer = second.inbound.introduce(consensus_pb2.OpenPeerStreamRequest(hello=hello))
+        answer = second.inbound.introduce(common_pb2.OpenStreamRequest(hello=hello))
         for heard in (True, False):
             reader, writer = await asyncio.open_connection("127.0.0.1", answer.port)
             queue = deque([message(1).SerializeToString()])
@@ -262,7 +266,7 @@ async def test_the_newest_stream_of_a_peer_is_heard_and_the_older_one_ended() ->
         hello = first.identity.hello(second.identity.node_id, channel="bulk")
         ends = []
         for number in (1, 2):
-            answer = second.inbound.introduce(consensus_pb2.OpenPeerStreamRequest(hello=hello))
+            answer = second.inbound.introduce(common_pb2.OpenStreamRequest(hello=hello))
             reader, writer = await asyncio.open_connection("127.0.0.1", answer.port)
             ends.append((reader, writer))
             writer.write(frame(answer.key) + peer_frame(deque([message(number).SerializeToString()])))

@@ -31,7 +31,7 @@ class Alone:
             listen="127.0.0.1:0",
             http_port=0,
             flight_port=0,
-            peer_port=0,
+            stream_port=0,
             replica=OPTIONS,
         )
         self.node: Node

@@ -53,7 +53,9 @@ def _process_options(port: int) -> Callable[[F], F]:
         _option("--zone", default="", help="The zone of the machine."),
         _option("--http-port", default=7080, show_default=True, help="Probes, metrics, identity."),
         _option("--flight-port", default=7052, show_default=True, help="Arrow Flight."),
-        _option("--peer-port", default=7053, show_default=True, help="Messages of other nodes, over TCP."),
+        _option(
+            "--stream-port", default=7053, show_default=True, help="Streams of nodes and clients, over TCP."
+        ),
         _option(
             "--wal-sync",
             type=click.Choice(("always", "interval", "never")),

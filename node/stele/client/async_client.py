@@ -51,7 +51,7 @@ class AsyncClient:
         self.pool = ChannelPool(self.identity)
         self.masters = Masters(self.pool, parse_masters(masters), first_contact_s=first_contact_s)
         self._timeout_s = timeout_s
-        self._streams = Streams(self.identity)
+        self._streams = Streams(self.pool)
         self._flight = FlightPool()
         self._observed = Observed()
         self._tables: list[AsyncTable] = []

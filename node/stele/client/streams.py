@@ -1,4 +1,4 @@
-"""The client's half of ClientStream: one stream to each node, requests matched with answers by number.
+"""The client's half of its streams: one to each node, requests matched with answers by number.
 
 Used by the writers and readers of tablets. Invariant: every request ends exactly once: with an answer, with `NotSent`
 (it certainly never left this process), or with UNAVAILABLE or TIMED_OUT (the node may have it).
@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from typing import Any
-
-import grpc
 
 from stele.model.errors import Code, Rejected, Retryable, SteleError
-from stele.model.ids import ClusterId
-from stele.rpc.channels import MESSAGE_BYTES_MAX, dial
-from stele.rpc.errors import error_from_pb, from_rpc_error
+from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
+from stele.rpc.connection import FramedConnection, connect
+from stele.rpc.errors import error_from_pb
 from stele.rpc.frames import client_requests
-from stele.rpc.identity import Identity, caller_from_hello
-from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto import common_pb2, tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
-METHOD = "/stele.v1.TabletServerService/ClientStream"
-_HELLO_TIMEOUT_S = 1.5
+_DIAL_TIMEOUT_S = 1.5
 _REST_S = 0.05
 
 Response = tserver_pb2.ClientResponse
@@ -35,15 +31,15 @@ class NotSent(Retryable):
 class Streams:
     """Streams by node id and address. One per client."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+    def __init__(self, pool: ChannelPool) -> None:
+        self._pool = pool
         self._streams: dict[tuple[str, str], NodeStream] = {}
 
     def to(self, node_id: str, address: str) -> NodeStream:
         """The stream to a node, dialled at the first request."""
         stream = self._streams.get((node_id, address))
         if stream is None:
-            stream = self._streams[node_id, address] = NodeStream(self._identity, node_id, address)
+            stream = self._streams[node_id, address] = NodeStream(self._pool, node_id, address)
         return stream
 
     async def close(self) -> None:
@@ -55,15 +51,16 @@ class Streams:
 class NodeStream:
     """One node. Dials when something is asked, again when something is asked after it broke."""
 
-    def __init__(self, identity: Identity, node_id: str, address: str) -> None:
-        self._identity = identity
+    def __init__(self, pool: ChannelPool, node_id: str, address: str) -> None:
+        self._pool = pool
         self._node_id = node_id
         self._address = address
         self._next_id = 1
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, asyncio.Future[Response]] = {}
         self._sent: set[int] = set()
-        self._wanted = asyncio.Event()
+        self._connection: FramedConnection | None = None
+        self._flushing = False
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
@@ -79,13 +76,16 @@ class NodeStream:
         raw = request.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
             raise Rejected(f"a request of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX}", code=Code.TOO_LARGE)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Response] = loop.create_future()
         self._waiting[request_id] = future
         self._queue.append((request_id, raw))
-        self._wanted.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._timed_out, request_id, timeout_s)
+            self._task = loop.create_task(self._run())
+        elif not self._flushing and self._connection is not None:
+            self._flushing = True
+            loop.call_soon(self._flush)
+        timer = loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
         try:
             response = await future
         finally:
@@ -128,63 +128,58 @@ class NodeStream:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _session(self) -> None:
-        channel = await dial(self._address)
         try:
-            call: Any = channel.stream_stream(METHOD)()
-            await self._greet(call)
-            reader = asyncio.ensure_future(self._read(call))
-            writer = asyncio.ensure_future(self._write(call))
-            try:
-                done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                reader.cancel()
-                writer.cancel()
-                await asyncio.gather(reader, writer, return_exceptions=True)
-                call.cancel()
-        except (grpc.RpcError, asyncio.InvalidStateError) as exc:
-            raise from_rpc_error(exc, where=self._address) from exc
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                connection = await self._dial()
         except TimeoutError:
-            raise Retryable(f"{self._address} did not say hello within {_HELLO_TIMEOUT_S} s") from None
+            raise Retryable(f"{self._address} did not open a stream within {_DIAL_TIMEOUT_S} s") from None
+        connection.on_frames = self._answered
+        connection.on_full = self._full
+        self._connection = connection
+        try:
+            self._flush()
+            why = await asyncio.shield(connection.lost)
         finally:
-            await channel.close()
+            self._connection = None
+            connection.close()
+            await connection.closed()
+        if isinstance(why, SteleError):
+            raise why
+        raise Retryable(f"{self._address} ended the stream{f': {why}' if why else ''}") from why
 
-    async def _greet(self, call: Any) -> None:
-        hello = tserver_pb2.ClientRequest(hello=self._identity.hello(self._node_id))
-        async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            await call.write(hello.SerializeToString())
-            raw = await call.read()
-        if raw is grpc.aio.EOF:
-            raise await _end_of(call, self._address)
-        server = caller_from_hello(Response.FromString(raw).hello)
-        if not self._identity.cluster_id:
-            self._identity.cluster_id = ClusterId(server.cluster_id)
+    async def _dial(self) -> FramedConnection:
+        """Introduce ourselves over gRPC, then connect where the node says."""
+        request = common_pb2.OpenStreamRequest(hello=self._pool.identity.hello(self._node_id))
+        answer = await self._pool.unary(
+            self._address, TabletServerServiceStub, "OpenClientStream", request, timeout_s=_DIAL_TIMEOUT_S
+        )
+        return await connect(self._address, answer.port, answer.key)
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            raw = await call.read()
-            if raw is grpc.aio.EOF:
-                raise await _end_of(call, self._address)
+    def _answered(self, frames: list[bytes]) -> None:
+        for raw in frames:
             response = Response.FromString(raw)
             for each in response.many.responses if response.WhichOneof("body") == "many" else (response,):
                 future = self._waiting.get(each.request_id)
                 if future is not None and not future.done():
                     future.set_result(each)
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            while self._queue:
-                ready: deque[bytes] = deque()
-                while self._queue:
-                    request_id, raw = self._queue.popleft()
-                    if request_id in self._waiting:
-                        self._sent.add(request_id)
-                        ready.append(raw)
-                while ready:
-                    await call.write(client_requests(ready))
-            self._wanted.clear()
-            await self._wanted.wait()
+    def _full(self, full: bool) -> None:
+        if not full:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self._connection
+        if connection is None or connection.full:
+            return
+        ready: deque[bytes] = deque()
+        while self._queue:
+            request_id, raw = self._queue.popleft()
+            if request_id in self._waiting:
+                self._sent.add(request_id)
+                ready.append(raw)
+        while ready:
+            connection.send(client_requests(ready))
 
     def _fail(self, error: SteleError) -> None:
         queued = {request_id for request_id, _ in self._queue}
@@ -196,13 +191,3 @@ class NodeStream:
                 future.set_exception(NotSent(str(error.args[0]), code=error.code))
             else:
                 future.set_exception(error)
-
-
-async def _end_of(call: Any, address: str) -> SteleError:
-    """Why the node ended the stream."""
-    trailing = grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-    )
-    if trailing.code() is grpc.StatusCode.OK:
-        return Retryable(f"{address} ended the stream")
-    return from_rpc_error(trailing, where=address)

@@ -1,7 +1,8 @@
-"""What clients send: the server's half of ClientStream. The node gives one coroutine that answers a request.
+"""What clients send: the server's half of their streams. The node gives one coroutine that answers a request.
 
 Invariant: a request is charged before it is decoded and until it is answered; past the budget it is answered
-THROTTLED with only its numbers read. Answers leave in the order in which they are ready.
+THROTTLED with only its numbers read. Answers leave in the order in which they are ready; a client that does not take
+them is not listened to meanwhile.
 """
 
 from __future__ import annotations
@@ -9,27 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.budget import ByteBudget, Charge
-from stele.rpc.errors import abort_with, as_stele_error, error_to_pb
+from stele.rpc.connection import FramedConnection
+from stele.rpc.errors import as_stele_error, error_to_pb
 from stele.rpc.frames import client_responses
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
+from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
-from stele.rpc.proto import tserver_pb2
-from stele.rpc.server import source_of
+from stele.rpc.proto import common_pb2, tserver_pb2
 
 log = structlog.get_logger("stele.rpc.client_stream")
-
-SERVICE = "stele.v1.TabletServerService"
-METHOD = "ClientStream"
-_HELLO_TIMEOUT_S = 5.0
 
 Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientResponse]]
 """Answers one request: sets `write`, `read` or `kv`, or raises a SteleError. `request_id` is filled in here."""
@@ -38,78 +34,66 @@ Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientRespo
 class ClientStreams:
     """Takes in the streams that clients open. Requests of one stream are answered concurrently."""
 
-    def __init__(self, identity: Identity, book: PeerBook, budget: ByteBudget, answer: Answer) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        book: PeerBook,
+        budget: ByteBudget,
+        listener: StreamListener,
+        answer: Answer,
+    ) -> None:
         self._identity = identity
         self._book = book
         self._budget = budget
+        self._listener = listener
         self._answer = answer
         self._may_log = OncePer()
 
-    def handlers(self) -> dict[str, Any]:
-        """For `make_server(streams=...)`."""
-        return {f"/{SERVICE}/{METHOD}": grpc.stream_stream_rpc_method_handler(self._serve)}
+    def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
+        """A client wants to open a stream: who we are, where to connect, and the key to begin with.
 
-    async def _serve(self, request_iterator: Any, context: Any) -> None:
-        try:
-            await self._greet(context)
-            await _Stream(self._budget, self._answer, context, self._may_log).run()
-        except Exception as exc:
-            if isinstance(exc, grpc.aio.AbortError):
-                raise
-            error = as_stele_error(exc, where=METHOD)
-            source = source_of(context)
-            if isinstance(error, Rejected) and self._may_log(source, error.code):
-                log.warning("client stream refused", source=source, error=str(error))
-            await abort_with(context, error)
-
-    async def _greet(self, context: Any) -> None:
-        try:
-            async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                raw = await context.read()
-        except TimeoutError:
-            raise Retryable("no hello came", code=Code.TIMED_OUT) from None
-        if raw is grpc.aio.EOF:
-            raise SteleError("the stream ended before its hello", code=Code.UNAVAILABLE)
-        request = _decode(raw)
-        if request.WhichOneof("body") != "hello":
-            raise Rejected("a client's stream begins with a hello")
+        Raises:
+            Rejected: another cluster or node.
+            Retryable: no stream can be taken in just now.
+        """
         check(self._identity, self._book, caller_from_hello(request.hello))
-        answer = tserver_pb2.ClientResponse(request_id=request.request_id, hello=self._identity.hello())
-        await context.write(answer.SerializeToString())
+        key = self._listener.expect(self._begin)
+        return common_pb2.OpenStreamResponse(hello=self._identity.hello(), port=self._listener.port, key=key)
+
+    def _begin(self, connection: FramedConnection) -> None:
+        _Stream(self._budget, self._answer, connection, self._may_log)
 
 
 class _Stream:
-    """One client's stream after its hello."""
+    """One client's stream. Once it has ended, what the client still waits for is given up, not undone."""
 
-    def __init__(self, budget: ByteBudget, answer: Answer, context: Any, may_log: OncePer) -> None:
+    def __init__(
+        self, budget: ByteBudget, answer: Answer, connection: FramedConnection, may_log: OncePer
+    ) -> None:
         self._budget = budget
         self._answer = answer
-        self._context = context
+        self._connection = connection
         self._may_log = may_log
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: deque[bytes] = deque()
-        self._wake = asyncio.Event()
-        self._ended = False
+        self._flushing = False
+        connection.on_frames = self._take_all
+        connection.on_full = self._full
+        connection.lost.add_done_callback(self._lost)
 
-    async def run(self) -> None:
-        """Until the client closes the stream; then what it still waits for is given up, not undone."""
-        writer = asyncio.create_task(self._write())
-        try:
-            while True:
-                raw = await self._context.read()
-                if raw is grpc.aio.EOF:
-                    break
-                self._take(raw)
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            self._ended = True
-            self._wake.set()
-            await writer
-        finally:
-            writer.cancel()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(writer, *self._tasks, return_exceptions=True)
+    def _lost(self, _: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _full(self, full: bool) -> None:
+        self._connection.read(not full)
+        if not full:
+            self._flush()
+
+    def _take_all(self, frames: list[bytes]) -> None:
+        for raw in frames:
+            self._take(raw)
 
     def _take(self, raw: bytes) -> None:
         try:
@@ -131,7 +115,7 @@ class _Stream:
             self._start(request, charge)
 
     def _start(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
-        task = asyncio.get_running_loop().create_task(self._respond(request, charge))
+        task = self._loop.create_task(self._respond(request, charge))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -140,11 +124,11 @@ class _Stream:
         try:
             response = await self._answer(request)
             metrics.client_requests.cell(kind, "OK")[0] += 1
-        except Exception as exc:  # noqa: BLE001 - the border, as above
-            error = as_stele_error(exc, where=f"{METHOD}.{kind}")
+        except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
+            error = as_stele_error(exc, where=f"client stream, {kind}")
             metrics.client_requests.cell(kind, error.code.name)[0] += 1
-            if error.code is Code.TOO_LARGE and self._may_log(source_of(self._context), error.code):
-                log.warning("request refused", source=source_of(self._context), error=str(error))
+            if error.code is Code.TOO_LARGE and self._may_log(self._connection.source, error.code):
+                log.warning("request refused", source=self._connection.source, error=str(error))
             response = tserver_pb2.ClientResponse(error=error_to_pb(error))
         finally:
             charge.release()
@@ -153,16 +137,14 @@ class _Stream:
 
     def _put(self, response: tserver_pb2.ClientResponse) -> None:
         self._ready.append(response.SerializeToString())
-        self._wake.set()
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
-    async def _write(self) -> None:
-        while True:
-            self._wake.clear()
-            while self._ready:
-                await self._context.write(client_responses(self._ready))
-            if self._ended:
-                return
-            await self._wake.wait()
+    def _flush(self) -> None:
+        self._flushing = False
+        while self._ready and not self._connection.full:
+            self._connection.send(client_responses(self._ready))
 
 
 def request_ids_of(raw: bytes) -> list[int]:

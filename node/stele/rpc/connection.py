@@ -1,8 +1,9 @@
-"""Frames over TCP between two nodes: four bytes of length, big-endian, then the bytes. Used by peers.py and inbound.py.
+"""Frames over TCP: four bytes of length, big-endian, then the bytes. What streams of nodes and of clients run on.
 
-What gRPC's streams cost a small frame, four system calls and a thread's wake-up at each end, costs one here; who may
-speak is settled over gRPC before (OpenPeerStream). Owns one connection; knows nothing of what frames hold. Invariant:
-frames come out whole and in the order in which they were sent; memory for what came in stays below two frames.
+What a gRPC stream costs a small frame, four system calls and a thread's wake-up at each end, costs one here; who may
+speak is settled over gRPC before (OpenPeerStream, OpenClientStream). Owns one connection; knows nothing of what frames
+hold. Invariant: frames come out whole and in the order in which they were sent; memory for what came in stays below two
+frames.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
+from stele.rpc.frames import LENGTH_BYTES, frame
+from stele.rpc.resolve import resolve_one, split_address
 
-LENGTH_BYTES = 4
 _FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + 1_024
 _UNSENT_BYTES_HIGH = 1 << 20
 _PROBES = 2
+_PING = 0xFFFFFFFF
+_PONG = 0xFFFFFFFE
+"""Lengths that no frame has: is anybody there, and yes."""
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames. `pinged`: a ping was among them since this was last set to False."""
 
-    __slots__ = ("_have", "_need", "_parts")
+    __slots__ = ("_have", "_need", "_parts", "pinged")
 
     def __init__(self) -> None:
+        self.pinged = False
         self._parts: list[bytes] = []
         self._have = 0
         self._need = LENGTH_BYTES
@@ -50,10 +56,9 @@ class FrameReader:
         while end - at >= LENGTH_BYTES:
             size = int.from_bytes(data[at : at + LENGTH_BYTES], "big")
             if size > _FRAME_BYTES_MAX:
-                raise Rejected(
-                    f"a frame of {size} bytes, at most {_FRAME_BYTES_MAX} may be: that is no peer",
-                    code=Code.TOO_LARGE,
-                )
+                self._control(size)
+                at += LENGTH_BYTES
+                continue
             need = LENGTH_BYTES + size
             if end - at < need:
                 break
@@ -66,28 +71,41 @@ class FrameReader:
         self._need = need
         return frames
 
+    def _control(self, size: int) -> None:
+        if size == _PING:
+            self.pinged = True
+        elif size != _PONG:
+            raise Rejected(
+                f"a frame of {size} bytes, at most {_FRAME_BYTES_MAX} may be: what sends this is none of ours",
+                code=Code.TOO_LARGE,
+            )
+
 
 class FramedConnection(asyncio.Protocol):
-    """One TCP connection. `on_frames(frames)` gets what came in, `on_room()` is called when `full` has ended.
+    """One TCP connection, made by `connect` or taken in by a StreamListener.
 
-    `lost` is done once the connection has ended, with what ended it, or None.
+    `on_frames(frames)` gets what came in. While `full`, more than enough waits to be sent: `on_full(True)` is called
+    then, `on_full(False)` once there is room again. `lost` is done once the connection has ended, with what ended it.
     """
 
-    def __init__(
-        self,
-        on_frames: Callable[[FramedConnection, list[bytes]], None],
-        on_room: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self) -> None:
         self.full = False
-        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.source = ""
-        self.on_frames = on_frames
-        self._on_room = on_room
+        self.on_frames: Callable[[list[bytes]], None] = lambda frames: None
+        self.on_full: Callable[[bool], None] = lambda full: None
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[Exception | None] = self._loop.create_future()
+        self._closed = asyncio.Event()
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._reads = True
+        self._heard = self._ticked = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio.Protocol."""
+        """It stands."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
         peer = transport.get_extra_info("peername")
@@ -95,54 +113,111 @@ class FramedConnection(asyncio.Protocol):
         _notice_silence(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio.Protocol."""
+        """Bytes have come in."""
+        self._heard = self._loop.time()
         try:
             frames = self._reader.feed(data)
+            if self._reader.pinged:
+                self._reader.pinged = False
+                self.send(_PONG.to_bytes(LENGTH_BYTES, "big"))
             if frames:
-                self.on_frames(self, frames)
+                self.on_frames(frames)
         except Exception as exc:  # noqa: BLE001 - whatever it was, this connection is of no use any more
             self.close(exc)
 
     def pause_writing(self) -> None:
-        """As asyncio.Protocol."""
+        """More than enough waits to be sent."""
         self.full = True
+        self.on_full(True)
 
     def resume_writing(self) -> None:
-        """As asyncio.Protocol."""
+        """There is room again."""
         self.full = False
-        self._on_room()
+        self.on_full(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio.Protocol."""
+        """It has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.lost.done():
             self.lost.set_result(exc)
+        self._closed.set()
 
-    def send(self, frame: bytes) -> None:
+    # --- for its owner
+
+    def send(self, framed: bytes) -> None:
         """Send a frame that begins with its length already (see `stele.rpc.frames`)."""
         if self._transport is not None:
-            self._transport.write(frame)
+            self._transport.write(framed)
 
-    def pause_reading(self) -> None:
-        """Take in nothing for a while."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+    def read(self, on: bool) -> None:
+        """Take in nothing for a while, or go on."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or on is self._reads:
+            return
+        self._reads = on
+        if on:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Go on taking in."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+    def watch(self) -> None:
+        """End the connection once its other end is silent, though asked: a process that is stopped keeps its
+        connections, and its kernel answers for it."""
+        self._heard = self._ticked = self._loop.time()
+        self._timer = self._loop.call_later(KEEPALIVE_TIME_MS / 1_000, self._tick)
+
+    def _tick(self) -> None:
+        every_s = KEEPALIVE_TIME_MS / 1_000
+        now = self._loop.time()
+        if now - self._ticked > 1.5 * every_s or not self._reads:
+            self._heard = now  # it is we who did not listen
+        self._ticked = now
+        silent_s = now - self._heard
+        if silent_s > every_s + KEEPALIVE_TIMEOUT_MS / 1_000:
+            self.close(Retryable(f"{self.source} has been silent for {silent_s:.1f} s"))
+            return
+        if silent_s >= 0.9 * every_s:
+            self.send(_PING.to_bytes(LENGTH_BYTES, "big"))
+        self._timer = self._loop.call_later(every_s, self._tick)
 
     def close(self, why: Exception | None = None) -> None:
         """End it at once; what was not sent is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.lost.done():
             self.lost.set_result(why)
         if self._transport is not None:
             self._transport.abort()
 
+    async def closed(self) -> None:
+        """Returns once its socket is closed: a turn of the loop after `close`."""
+        if self._transport is not None:
+            await self._closed.wait()
+
+
+async def connect(address: str, port: int, key: bytes) -> FramedConnection:
+    """Connect to a port of the host that `address` (HOST:PORT) names, and begin with the key. It is under watch.
+
+    Raises:
+        Retryable: UNAVAILABLE if that cannot be.
+    """
+    host, _ = split_address(await resolve_one(address))
+    loop = asyncio.get_running_loop()
+    try:
+        _, connection = await loop.create_connection(FramedConnection, host, port)
+    except OSError as exc:
+        raise Retryable(
+            f"{address} gave its port {port} for a stream, which cannot be reached: {exc}"
+        ) from exc
+    connection.watch()
+    connection.send(frame(key))
+    return connection
+
 
 def _notice_silence(sock: socket.socket) -> None:
-    """A peer that is switched off is noticed as soon as over gRPC (see channels.py): bytes that nobody acknowledges end
-    the connection, and a connection at rest is probed."""
+    """A machine that is switched off is noticed as soon as over gRPC (see channels.py): bytes that nobody acknowledges
+    end the connection, and a connection at rest is probed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, -(-KEEPALIVE_TIME_MS // 1_000))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

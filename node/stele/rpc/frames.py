@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from stele.rpc.connection import LENGTH_BYTES
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 
+LENGTH_BYTES = 4
+"""How long the length before each frame is."""
 FRAME_BYTES = 1 << 20
 """No message is added to a frame that has come to this; one larger message fills a frame of its own."""
 
@@ -34,28 +35,35 @@ def frame(body: bytes) -> bytes:
 
 def peer_frame(messages: deque[bytes]) -> bytes:
     """A frame for TCP with a PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
-    parts = _parts(messages, _PEER_MESSAGE)
-    size = 0
-    for part in parts:
-        size += len(part)
-    return b"".join((size.to_bytes(LENGTH_BYTES, "big"), *parts))
+    return _framed(_parts(messages, _PEER_MESSAGE))
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
-    """One ClientRequest of as many encoded ones as fit, one at least; they leave the queue."""
+    """A frame with one ClientRequest of as many encoded ones as fit, one at least; they leave the queue."""
     return _wrapped(requests, _REQUEST, _REQUESTS)
 
 
 def client_responses(responses: deque[bytes]) -> bytes:
-    """One ClientResponse of as many encoded ones as fit, one at least; they leave the queue."""
+    """A frame with one ClientResponse of as many encoded ones as fit, one at least; they leave the queue."""
     return _wrapped(responses, _RESPONSE, _RESPONSES)
 
 
 def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
     if len(queue) == 1 or len(queue[0]) >= FRAME_BYTES:
-        return queue.popleft()
-    body = b"".join(_parts(queue, inner))
-    return b"".join((outer, _varint(len(body)), body))
+        return frame(queue.popleft())
+    parts = _parts(queue, inner)
+    return _framed([outer + _varint(_size(parts)), *parts])
+
+
+def _framed(parts: list[bytes]) -> bytes:
+    return b"".join((_size(parts).to_bytes(LENGTH_BYTES, "big"), *parts))
+
+
+def _size(parts: list[bytes]) -> int:
+    size = 0
+    for part in parts:
+        size += len(part)
+    return size
 
 
 def _parts(queue: deque[bytes], tag: bytes) -> list[bytes]:

@@ -20,12 +20,11 @@ from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
-from stele.rpc.connection import FramedConnection
-from stele.rpc.frames import frame, peer_frame
+from stele.rpc.connection import FramedConnection, connect
+from stele.rpc.frames import peer_frame
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
-from stele.rpc.proto import consensus_pb2
+from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
-from stele.rpc.resolve import resolve_one, split_address
 
 log = structlog.get_logger("stele.rpc.peers")
 
@@ -218,29 +217,27 @@ class _Link:
         try:
             async with asyncio.timeout(self._transport.options.dial_timeout_s):
                 answer = await self._introduce(address)
-                host, _ = split_address(await resolve_one(address))
-                _, connection = await self._loop.create_connection(
-                    lambda: FramedConnection(_nothing_comes_back, self._wake), host, answer.port
-                )
+                connection = await connect(address, answer.port, answer.key)
         except TimeoutError:
             raise Retryable(f"{address} did not open a stream in time") from None
-        except OSError as exc:
-            raise Retryable(
-                f"{address} opened a stream at port {answer.port}, which cannot be reached: {exc}"
-            ) from exc
-        connection.send(frame(answer.key))
+        connection.on_frames = _nothing_comes_back
+        connection.on_full = self._room
         self._log.info("stream to peer stands", address=address)
         return connection
 
-    async def _introduce(self, address: str) -> consensus_pb2.OpenPeerStreamResponse:
+    def _room(self, full: bool) -> None:
+        if not full:
+            self._wake()
+
+    async def _introduce(self, address: str) -> common_pb2.OpenStreamResponse:
         transport = self._transport
         incarnation = transport.book.incarnation(self._node_id)
         hello = transport.identity.hello(self._node_id, incarnation, self._channel)
-        answer: consensus_pb2.OpenPeerStreamResponse = await transport.pool.unary(
+        answer: common_pb2.OpenStreamResponse = await transport.pool.unary(
             address,
             ConsensusServiceStub,
             "OpenPeerStream",
-            consensus_pb2.OpenPeerStreamRequest(hello=hello),
+            common_pb2.OpenStreamRequest(hello=hello),
             timeout_s=transport.options.dial_timeout_s,
         )
         caller = caller_from_hello(answer.hello)
@@ -260,6 +257,7 @@ class _Link:
         finally:
             self._connection = None
             connection.close()
+            await connection.closed()
         if isinstance(why, SteleError):
             raise why
         raise Retryable(f"the connection ended: {why or 'closed by the peer'}")
@@ -273,5 +271,5 @@ class _Link:
         return self._transport.address_of(self._node_id)
 
 
-def _nothing_comes_back(connection: FramedConnection, frames: list[bytes]) -> None:
+def _nothing_comes_back(frames: list[bytes]) -> None:
     raise Rejected(f"{len(frames)} frames came on a stream that only we send on")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -55,10 +55,7 @@ _CANNOT_LISTEN = {
 class Guard(grpc.aio.ServerInterceptor):
     """Checks identity, charges the budget, decodes, and turns what a servicer raises into a status."""
 
-    def __init__(
-        self, identity: Identity, book: PeerBook, budget: ByteBudget, streams: Mapping[str, Any]
-    ) -> None:
-        self._streams = streams
+    def __init__(self, identity: Identity, book: PeerBook, budget: ByteBudget) -> None:
         self._identity = identity
         self._book = book
         self._budget = budget
@@ -69,16 +66,11 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The servicer's handler behind this guard. Streams of requests check their own Hello."""
+        """The servicer's handler behind this guard."""
         method = handler_call_details.method
-        raw_stream = self._streams.get(method)
-        if raw_stream is not None:
-            return raw_stream
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._unknown(method))
-        if handler.request_streaming:
-            return handler
         metadata = handler_call_details.invocation_metadata
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
@@ -152,22 +144,10 @@ def source_of(context: Any) -> str:
     return str(context.peer()).rpartition(":")[0]
 
 
-def make_server(
-    identity: Identity,
-    book: PeerBook,
-    budget: ByteBudget,
-    *,
-    streams: Mapping[str, Any] | None = None,
-) -> grpc.aio.Server:
-    """A server without services or ports yet.
-
-    Add generated servicers with their `add_..._to_server`. `streams` are `ClientStreams.handlers()`, by full method
-    name: they stand in for the generated ClientStream and see raw bytes, so that a message is charged before it is
-    decoded.
-    """
+def make_server(identity: Identity, book: PeerBook, budget: ByteBudget) -> grpc.aio.Server:
+    """A server without services or ports yet. Add generated servicers with their `add_..._to_server`."""
     metrics.budget_used_bytes.set_function(lambda: budget.used_bytes)
-    guard = Guard(identity, book, budget, dict(streams or {}))
-    return grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=(Guard(identity, book, budget),), options=SERVER_OPTIONS)
 
 
 async def check_free(address: str, flag: str) -> None:

@@ -29,7 +29,7 @@ class ConsensusService(ConsensusServiceServicer):
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def OpenPeerStream(self, request: pb.OpenPeerStreamRequest, context: Any) -> Any:
+    async def OpenPeerStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         """Where a peer's messages go, and the key to begin with."""
         return self._node.inbound.introduce(request)
 

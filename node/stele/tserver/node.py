@@ -36,6 +36,7 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.http import HttpServer, standard_routes
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import PeerInbound
+from stele.rpc.listener import StreamListener
 from stele.rpc.peers import PeerTransport
 from stele.rpc.proto import consensus_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import (
@@ -98,7 +99,9 @@ class Node:
         self.heartbeater: Heartbeater
         self.pool: ChannelPool
         self.transport: PeerTransport
+        self.streams = StreamListener()
         self.inbound: PeerInbound
+        self.clients: ClientStreams
         self.book = PeerBook()
         self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
         self.address = options.advertised
@@ -219,7 +222,7 @@ class Node:
             book=self.book,
             rng=self._random,
         )
-        self.inbound = PeerInbound(self.transport, self.budget)
+        self.inbound = PeerInbound(self.transport, self.budget, self.streams)
         await self._measure_disk()
         await self._serve(host)
         self.heartbeater.start(record.masters)
@@ -229,8 +232,8 @@ class Node:
 
     async def _serve(self, host: str) -> None:
         tablets = TabletService(self)
-        clients = ClientStreams(self.identity, self.book, self.budget, tablets.answer)
-        server = rpc_server.make_server(self.identity, self.book, self.budget, streams=clients.handlers())
+        self.clients = ClientStreams(self.identity, self.book, self.budget, self.streams, tablets.answer)
+        server = rpc_server.make_server(self.identity, self.book, self.budget)
         add_TabletServerServiceServicer_to_server(tablets, server)
         add_TabletServerAdminServiceServicer_to_server(AdminService(self), server)
         add_ConsensusServiceServicer_to_server(ConsensusService(self), server)
@@ -241,7 +244,7 @@ class Node:
         if not self.options.advertise:
             self.address = join_address(host, port)
             self.identity.address = self.address
-        await self.inbound.listen(host, self.options.peer_port)
+        await self.streams.listen(host, self.options.stream_port)
         from stele.rpc.flight import FlightServer
 
         self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, Scans(self))
@@ -320,7 +323,7 @@ class Node:
         await self.heartbeater.close()
         if self._server is not None:
             await rpc_server.stop(self._server, 0.2)
-        await self.inbound.close()
+        await self.streams.close()
         if self._flight is not None:
             await self._loop.run_in_executor(None, self._flight.close)
         await self.manager.close()

@@ -39,7 +39,7 @@ class NodeOptions:
     """Command line of `stele node run` and `stele master run`.
 
     `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
-    the catalog. `http_port`, `flight_port` and `peer_port` may be 0 (chosen), as may the port of `listen`; then
+    the catalog. `http_port`, `flight_port` and `stream_port` may be 0 (chosen), as may the port of `listen`; then
     `advertise` is completed with what was chosen.
     """
 
@@ -54,7 +54,7 @@ class NodeOptions:
     role: str = "node"
     http_port: int = 7080
     flight_port: int = 7052
-    peer_port: int = 7053
+    stream_port: int = 7053
     wal_sync: str = "always"
     first_masters: tuple[FirstMaster, ...] = ()
     join: bool = False
@@ -93,7 +93,7 @@ class NodeOptions:
         return (
             ("--http-port", self.http_port),
             ("--flight-port", self.flight_port),
-            ("--peer-port", self.peer_port),
+            ("--stream-port", self.stream_port),
         )
 
     @property

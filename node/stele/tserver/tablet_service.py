@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
-from stele.model.errors import Code, InvariantViolation, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.convert import id_from_pb, opid_to_pb
+from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
@@ -46,9 +47,9 @@ class TabletService(TabletServerServiceServicer):
             case other:
                 raise Rejected(f"client request of kind {other}; expected write, read or kv")
 
-    def ClientStream(self, request_iterator: Any, context: Any) -> Any:
-        """Served by stele.rpc.client_stream, which calls `answer`."""
-        raise InvariantViolation("ClientStream is served by stele.rpc.client_stream")
+    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        """Where a client's requests go (they are answered by `answer`), and the key to begin with."""
+        return self._node.clients.introduce(request)
 
     async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
         """As on a stream."""

@@ -150,7 +150,7 @@ def pod(
             {"name": "grpc", "containerPort": port},
             {"name": "flight", "containerPort": naming.PORT_FLIGHT},
             {"name": "http", "containerPort": naming.PORT_HTTP},
-            {"name": "peer", "containerPort": naming.PORT_PEER},  # no flag: the image's default
+            {"name": "stream", "containerPort": naming.PORT_STREAM},  # no flag: the image's default
         ],
         # Startup follows the replay of a log of any length; liveness asks the event loop only.
         "startupProbe": _probe("/startupz", period_s=1, failures=3600),

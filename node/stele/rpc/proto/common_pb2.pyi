@@ -257,6 +257,56 @@ class Hello(_message.Message):
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
+class OpenStreamRequest(_message.Message):
+    """Who opens a stream to whom. The stream itself is a TCP connection (stele/rpc/connection.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___Hello: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___Hello | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenStreamRequest: _TypeAlias = OpenStreamRequest  # noqa: Y015
+
+@_typing.final
+class OpenStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """on the host that was dialled"""
+    key: _builtins.bytes
+    """the first frame sent there; good once, for some seconds"""
+    @_builtins.property
+    def hello(self) -> Global___Hello: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___Hello | None = ...,
+        port: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "key", b"key", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenStreamResponse: _TypeAlias = OpenStreamResponse  # noqa: Y015
+
+@_typing.final
 class ColumnPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,54 +44,6 @@ MODIFY_PEER: ChangeTypePB.ValueType  # 3
 Global___ChangeTypePB: _TypeAlias = ChangeTypePB  # noqa: Y015
 
 @_typing.final
-class OpenPeerStreamRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HELLO_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def hello(self) -> _common_pb2.Hello: ...
-    def __init__(
-        self,
-        *,
-        hello: _common_pb2.Hello | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OpenPeerStreamRequest: _TypeAlias = OpenPeerStreamRequest  # noqa: Y015
-
-@_typing.final
-class OpenPeerStreamResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HELLO_FIELD_NUMBER: _builtins.int
-    PORT_FIELD_NUMBER: _builtins.int
-    KEY_FIELD_NUMBER: _builtins.int
-    port: _builtins.int
-    """on the host that was dialled"""
-    key: _builtins.bytes
-    """the first frame sent there; good once, for some seconds"""
-    @_builtins.property
-    def hello(self) -> _common_pb2.Hello: ...
-    def __init__(
-        self,
-        *,
-        hello: _common_pb2.Hello | None = ...,
-        port: _builtins.int = ...,
-        key: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "key", b"key", "port", b"port"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OpenPeerStreamResponse: _TypeAlias = OpenPeerStreamResponse  # noqa: Y015
-
-@_typing.final
 class PeerFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

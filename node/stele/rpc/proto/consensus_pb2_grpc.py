@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stele.rpc.proto import common_pb2 as stele_dot_rpc_dot_proto_dot_common__pb2
 from stele.rpc.proto import consensus_pb2 as stele_dot_rpc_dot_proto_dot_consensus__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -36,8 +37,8 @@ class ConsensusServiceStub:
         """
         self.OpenPeerStream = channel.unary_unary(
                 '/stele.v1.ConsensusService/OpenPeerStream',
-                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.FromString,
+                request_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
                 _registered_method=True)
         self.BulkChangeConfig = channel.unary_unary(
                 '/stele.v1.ConsensusService/BulkChangeConfig',
@@ -65,7 +66,7 @@ class ConsensusServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def OpenPeerStream(self, request, context):
-        """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py).
+        """Frames of PeerFrame follow; see OpenStreamResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,8 +101,8 @@ def add_ConsensusServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'OpenPeerStream': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenPeerStream,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.SerializeToString,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.SerializeToString,
             ),
             'BulkChangeConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.BulkChangeConfig,
@@ -149,8 +150,8 @@ class ConsensusService:
             request,
             target,
             '/stele.v1.ConsensusService/OpenPeerStream',
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.OpenPeerStreamResponse.FromString,
+            stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

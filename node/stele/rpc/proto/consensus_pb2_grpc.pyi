@@ -5,6 +5,7 @@ Between nodes, and from the driver to nodes."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from stele.rpc.proto import common_pb2 as _common_pb2
 from stele.rpc.proto import consensus_pb2 as _consensus_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -31,8 +32,8 @@ class ConsensusServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsensusServiceAsyncStub: ...
-    OpenPeerStream: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.OpenPeerStreamRequest, _consensus_pb2.OpenPeerStreamResponse]
-    """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
+    OpenPeerStream: _grpc.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]
+    """Frames of PeerFrame follow; see OpenStreamResponse."""
     BulkChangeConfig: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]
     LeaderStepDown: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]
     GetConsensusState: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]
@@ -41,8 +42,8 @@ class ConsensusServiceStub:
 @_typing.type_check_only
 class ConsensusServiceAsyncStub(ConsensusServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    OpenPeerStream: _aio.UnaryUnaryMultiCallable[_consensus_pb2.OpenPeerStreamRequest, _consensus_pb2.OpenPeerStreamResponse]  # type: ignore[assignment]
-    """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
+    OpenPeerStream: _aio.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]  # type: ignore[assignment]
+    """Frames of PeerFrame follow; see OpenStreamResponse."""
     BulkChangeConfig: _aio.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]  # type: ignore[assignment]
     LeaderStepDown: _aio.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]  # type: ignore[assignment]
     GetConsensusState: _aio.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]  # type: ignore[assignment]
@@ -52,10 +53,10 @@ class ConsensusServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def OpenPeerStream(
         self,
-        request: _consensus_pb2.OpenPeerStreamRequest,
+        request: _common_pb2.OpenStreamRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_consensus_pb2.OpenPeerStreamResponse, _abc.Awaitable[_consensus_pb2.OpenPeerStreamResponse]]:
-        """Two nodes introduce themselves; the messages between them then travel over TCP (stele/rpc/connection.py)."""
+    ) -> _typing.Union[_common_pb2.OpenStreamResponse, _abc.Awaitable[_common_pb2.OpenStreamResponse]]:
+        """Frames of PeerFrame follow; see OpenStreamResponse."""
 
     @_abc_1.abstractmethod
     def BulkChangeConfig(

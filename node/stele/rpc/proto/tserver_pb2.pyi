@@ -48,14 +48,11 @@ class ClientRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    HELLO_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     MANY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    @_builtins.property
-    def hello(self) -> _common_pb2.Hello: ...
     @_builtins.property
     def write(self) -> Global___WriteRequest: ...
     @_builtins.property
@@ -70,17 +67,16 @@ class ClientRequest(_message.Message):
         self,
         *,
         request_id: _builtins.int = ...,
-        hello: _common_pb2.Hello | None = ...,
         write: Global___WriteRequest | None = ...,
         read: Global___ReadRequest | None = ...,
         kv: Global___KvRequest | None = ...,
         many: Global___ClientRequests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv", "many"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -112,7 +108,6 @@ class ClientResponse(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    HELLO_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
@@ -122,8 +117,6 @@ class ClientResponse(_message.Message):
     def error(self) -> _common_pb2.ErrorPB:
         """unset: success"""
 
-    @_builtins.property
-    def hello(self) -> _common_pb2.Hello: ...
     @_builtins.property
     def write(self) -> Global___WriteResponse: ...
     @_builtins.property
@@ -139,17 +132,16 @@ class ClientResponse(_message.Message):
         *,
         request_id: _builtins.int = ...,
         error: _common_pb2.ErrorPB | None = ...,
-        hello: _common_pb2.Hello | None = ...,
         write: Global___WriteResponse | None = ...,
         read: Global___ReadResponse | None = ...,
         kv: Global___KvResponse | None = ...,
         many: Global___ClientResponses | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "hello", b"hello", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "write", "read", "kv", "many"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stele.rpc.proto import common_pb2 as stele_dot_rpc_dot_proto_dot_common__pb2
 from stele.rpc.proto import tserver_pb2 as stele_dot_rpc_dot_proto_dot_tserver__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -34,10 +35,10 @@ class TabletServerServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.ClientStream = channel.stream_stream(
-                '/stele.v1.TabletServerService/ClientStream',
-                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientResponse.FromString,
+        self.OpenClientStream = channel.unary_unary(
+                '/stele.v1.TabletServerService/OpenClientStream',
+                request_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
                 _registered_method=True)
         self.Write = channel.unary_unary(
                 '/stele.v1.TabletServerService/Write',
@@ -74,8 +75,9 @@ class TabletServerServiceStub:
 class TabletServerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def ClientStream(self, request_iterator, context):
-        """One stream per client process and node; answers come in any order, matched by request_id.
+    def OpenClientStream(self, request, context):
+        """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
+        by request_id; see OpenStreamResponse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,10 +123,10 @@ class TabletServerServiceServicer:
 
 def add_TabletServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ClientStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.ClientStream,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientResponse.SerializeToString,
+            'OpenClientStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenClientStream,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.SerializeToString,
             ),
             'Write': grpc.unary_unary_rpc_method_handler(
                     servicer.Write,
@@ -168,7 +170,7 @@ class TabletServerService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def ClientStream(request_iterator,
+    def OpenClientStream(request,
             target,
             options=(),
             channel_credentials=None,
@@ -178,12 +180,12 @@ class TabletServerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/stele.v1.TabletServerService/ClientStream',
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.ClientResponse.FromString,
+            '/stele.v1.TabletServerService/OpenClientStream',
+            stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

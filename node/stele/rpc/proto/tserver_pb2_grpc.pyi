@@ -5,6 +5,7 @@ From clients and masters to nodes."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from stele.rpc.proto import common_pb2 as _common_pb2
 from stele.rpc.proto import tserver_pb2 as _tserver_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -31,8 +32,10 @@ class TabletServerServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TabletServerServiceAsyncStub: ...
-    ClientStream: _grpc.StreamStreamMultiCallable[_tserver_pb2.ClientRequest, _tserver_pb2.ClientResponse]
-    """One stream per client process and node; answers come in any order, matched by request_id."""
+    OpenClientStream: _grpc.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]
+    """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
+    by request_id; see OpenStreamResponse.
+    """
     Write: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.WriteRequest, _tserver_pb2.WriteResponse]
     Read: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.ReadRequest, _tserver_pb2.ReadResponse]
     Kv: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.KvRequest, _tserver_pb2.KvResponse]
@@ -44,8 +47,10 @@ class TabletServerServiceStub:
 @_typing.type_check_only
 class TabletServerServiceAsyncStub(TabletServerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    ClientStream: _aio.StreamStreamMultiCallable[_tserver_pb2.ClientRequest, _tserver_pb2.ClientResponse]  # type: ignore[assignment]
-    """One stream per client process and node; answers come in any order, matched by request_id."""
+    OpenClientStream: _aio.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]  # type: ignore[assignment]
+    """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
+    by request_id; see OpenStreamResponse.
+    """
     Write: _aio.UnaryUnaryMultiCallable[_tserver_pb2.WriteRequest, _tserver_pb2.WriteResponse]  # type: ignore[assignment]
     Read: _aio.UnaryUnaryMultiCallable[_tserver_pb2.ReadRequest, _tserver_pb2.ReadResponse]  # type: ignore[assignment]
     Kv: _aio.UnaryUnaryMultiCallable[_tserver_pb2.KvRequest, _tserver_pb2.KvResponse]  # type: ignore[assignment]
@@ -56,12 +61,14 @@ class TabletServerServiceAsyncStub(TabletServerServiceStub):
 
 class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def ClientStream(
+    def OpenClientStream(
         self,
-        request_iterator: _MaybeAsyncIterator[_tserver_pb2.ClientRequest],
+        request: _common_pb2.OpenStreamRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_tserver_pb2.ClientResponse], _abc.AsyncIterator[_tserver_pb2.ClientResponse]]:
-        """One stream per client process and node; answers come in any order, matched by request_id."""
+    ) -> _typing.Union[_common_pb2.OpenStreamResponse, _abc.Awaitable[_common_pb2.OpenStreamResponse]]:
+        """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
+        by request_id; see OpenStreamResponse.
+        """
 
     @_abc_1.abstractmethod
     def Write(
