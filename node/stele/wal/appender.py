@@ -1,5 +1,6 @@
-"""The one thread that writes: drain the queue, write, sync once, run the callbacks once. Started and owned by log.py.
+"""Writing: drain the queue, write, sync once, run the callbacks once; and the thread that does it. Owned by log.py.
 
+All of it belongs to whoever is the log's writer (writer.py): the thread here, or the event loop's thread (inline.py).
 Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
 after a failed write or sync nothing is written and no `done` runs, ever.
 """
@@ -9,21 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stele.model.entry import Entry
-from stele.model.errors import Code, Corrupt
+from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
 from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.metadata import Position
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
 from stele.wal.state import Saved, State, place
+from stele.wal.writer import Writer
 
 if TYPE_CHECKING:
+    from stele.wal.inline import Inline
     from stele.wal.log import Log
 
 Done = Callable[[], None]
+T = TypeVar("T")
 Item = tuple[State | None, Sequence[Entry] | None, "Record | Checkpoint | None", Done | None]
 """(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
 
@@ -71,6 +75,8 @@ class Appender:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)
+        self.unsettled: Inline | None = None
+        """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
         self._log = log
         self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []
         self._fifo_new: list[tuple[State, Entry]] = []
@@ -90,68 +96,105 @@ class Appender:
 
     def turn(self) -> None:
         """One batch, and the end of a closing log, in the caller's thread: for logs opened without threads."""
-        self._guard(self._one_turn)
+        self.guard(self._one_turn)
 
-    # --- the loop
-
-    def _run(self) -> None:
-        self._guard(self._all_turns)
-
-    def _guard(self, work: Callable[[], None]) -> None:
+    def guard(self, work: Callable[[], T]) -> T | None:
+        """Do the writer's work. What it raises fails the log, and then None is returned, now and ever after."""
         try:
             if self._log.failed is None:
-                work()
+                return work()
         except OSError as exc:
             self._log.fail(
                 Corrupt(f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR)
             )
         except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
             self._log.fail(exc)
+        return None
+
+    # --- the thread
+
+    def _run(self) -> None:
+        self.guard(self._all_turns)
 
     def _one_turn(self) -> None:
-        if self._log.queue:
+        log = self._log
+        with log.lock:
+            if log.writer is not Writer.THREAD:
+                ensure(log.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's")
+                log.pass_writer(log.writer, Writer.THREAD)
+        self._settle()
+        if log.queue:
             self._batch()
-        if self._log.closing:
+        if log.closing:
             self._finish()
+        with log.lock:
+            log.pass_writer(Writer.THREAD, Writer.NOBODY)
 
     def _all_turns(self) -> None:
-        log = self._log
-        while True:
-            with log.lock:
-                timeout = self._sync_due()
-                while not log.queue and not log.closing and timeout != 0.0:
-                    log.idle = True
-                    log.wake.wait(timeout)
-                    log.idle = False
-                    timeout = self._sync_due()
-                if log.closing and not log.queue:
-                    break
+        worked = False
+        while self._wait(worked):
+            worked = True
+            self._settle()
+            if self._log.closing and not self._log.queue:  # closing: nothing is queued any more
+                self._finish()
+                return
             self._batch()
-        self._finish()
+
+    def _wait(self, worked: bool) -> bool:
+        """Until the thread is the writer and has something to do; False once the log has failed.
+
+        After work of its own it offers what is queued by then to the loop: else a busy log would never come back there.
+        """
+        log = self._log
+        with log.lock:
+            while log.failed is None:
+                if log.writer is Writer.THREAD:
+                    if self.unsettled is not None or log.closing:
+                        return True
+                    if not log.queue:
+                        log.pass_writer(Writer.THREAD, Writer.NOBODY)
+                    elif not worked or not log.give_to_loop():
+                        return True
+                timeout = self._sync_due()
+                if log.writer is Writer.NOBODY and (log.closing or timeout == 0.0):
+                    log.pass_writer(Writer.NOBODY, Writer.THREAD)
+                    return True
+                if log.writer is Writer.KERNEL and log.closing:
+                    log.pass_writer(Writer.KERNEL, Writer.THREAD)
+                    return True
+                log.wake.wait(timeout)
+                worked = False
+        return False
+
+    def _settle(self) -> None:
+        """End what the event loop began."""
+        if self.unsettled is not None:
+            dones = self.unsettled.settle()
+            if dones:
+                self._log.dispatch(dones)
 
     def _batch(self) -> None:
         """All that is queued: written together, synced once, told once."""
         log = self._log
         with log.lock:
-            items, log.queue = log.queue, []
-            log.queued_bytes = 0
+            items = log.take_queue()
             checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
-        force = not items or self._write(items)
+        force = not items or self.write(items)
         dones = [done for _, _, _, done in items if done is not None]
         if force or log.options.sync is SyncMode.ALWAYS:
             self._sync()
         elif not self._unsynced_since:
             self._unsynced_since = time.monotonic()
-        self._update_index()
+        self.update_index()
         for checkpoint in checkpoints:
             checkpoint.saved = saved
             checkpoint.position = self.active.position
             checkpoint.ready.set()
         if dones:
             log.dispatch(dones)
-        self._mark_synced()
+        self.mark_synced()
 
     def _sync_due(self) -> float | None:
         """Seconds until a sync is due in mode `interval`; None while there is nothing to sync."""
@@ -162,7 +205,7 @@ class Appender:
 
     # --- writing
 
-    def _write(self, items: list[Item]) -> bool:
+    def write(self, items: list[Item]) -> bool:
         """Encode and write; whether something among it must be synced in every mode."""
         force = False
         group = _Group()
@@ -236,7 +279,12 @@ class Appender:
         begin = time.monotonic()
         if self.active.synced < self.active.offset:
             self.active.sync()
-            self.synced_place = place(self.active.sequence, self.active.synced)
+        self.synced(begin)
+
+    def synced(self, begin: float) -> None:
+        """A sync of all that was written, begun at that moment of the monotonic clock, has returned."""
+        self.active.was_synced()
+        self.synced_place = place(self.active.sequence, self.active.synced)
         took = time.monotonic() - begin
         stats = self._log.stats
         stats.syncs += 1
@@ -244,7 +292,7 @@ class Appender:
         stats.worst_sync_seconds = max(stats.worst_sync_seconds, took)
         self._unsynced_since = 0.0
 
-    def _mark_synced(self) -> None:
+    def mark_synced(self) -> None:
         """After a sync with an empty queue: say so in the log, unsynced, so that damage below is never a torn tail."""
         active = self.active
         if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
@@ -269,13 +317,14 @@ class Appender:
         active.finish(cut=False)
         self._log.stats.syncs += 1
         # A segment counts as closed, and may be collected, only once all its entries are indexed.
-        self._update_index()
+        self.update_index()
         self._log.segment_opened(ready, active)
         self.active = ActiveSegment(ready, self.chain, self._log.options.compression)
 
     # --- after the sync
 
-    def _update_index(self) -> None:
+    def update_index(self) -> None:
+        """What was written may be read back, and leave the cache."""
         log = self._log
         with log.lock:
             log.active_length = self.active.offset

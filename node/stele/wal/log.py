@@ -1,7 +1,8 @@
 """The node's log: the table of streams and segments, the queue, collection. The package's front door.
 
-Threads: callers (any), the appender (writes and syncs), the keeper (prepares segments). One lock guards all that is
-in memory; no I/O happens under it. Invariant: the order in which calls took the lock is the order on disk.
+Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper (prepares segments).
+One lock guards all that is in memory; no I/O happens under it. Invariant: the order in which calls took the lock is the
+order on disk; only who is the `writer` (writer.py) touches the appender.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from pathlib import Path
 import structlog
 
 from stele.model.config import Configuration, encode_configuration
-from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError, ensure
 from stele.model.ids import NodeId, OpId, StreamKey
 from stele.wal.appender import Appender, Checkpoint, Item
 from stele.wal.cache import EntryCache
 from stele.wal.collect import collect
-from stele.wal.files import Files, OsFiles
+from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
+from stele.wal.inline import Inline
 from stele.wal.keeper import Keeper, Pool, make_next
 from stele.wal.metadata import Metadata, write_metadata
-from stele.wal.options import LogOptions
+from stele.wal.options import LogOptions, SyncMode
 from stele.wal.report import Collected, LogStats, Pin, RecoveryReport
 from stele.wal.segment import ActiveSegment, Ready, Segment
 from stele.wal.state import State
 from stele.wal.stream import RECORD_COST_BYTES, StreamLog
+from stele.wal.writer import PASSES, Writer
 
 Done = Callable[[], None]
 Dispatch = Callable[[list[Done]], None]
@@ -59,8 +62,11 @@ class Log:
         self.wake = threading.Condition(self.lock)
         self.queue: list[Item] = []
         self.queued_bytes = 0
-        self.idle = False
-        self._defer: Callable[[Callable[[], None]], object] | None = None
+        self.for_thread = False
+        """Whether something is queued that the event loop must not do: a checkpoint looks at every stream."""
+        self.writer = Writer.NOBODY
+        self._loop: Loop | None = None
+        self._inline: Inline | None = None
         self._owner = 0
         self._deferred = False
         self.closing = False
@@ -93,7 +99,7 @@ class Log:
     ) -> Log:
         """Recover the log in `directory`, or begin one. Blocks; what it read is durable when it returns.
 
-        `dispatch` gets the callbacks of one sync, in the appender's thread. `on_failure` is dispatched once if a
+        `dispatch` gets the callbacks of one sync, in the appender's thread (see `attach`). `on_failure` is dispatched once if a
         write or sync fails. Without `threads` the log writes only within `turn`, `collect` and `close`: for owners
         that drive time themselves.
 
@@ -120,14 +126,21 @@ class Log:
             log._keeper.start()
         return log
 
-    def defer_wakes(self, defer: Callable[[Callable[[], None]], object]) -> None:
-        """Let appends of this thread wake the appender through `defer`, an event loop's `call_soon`.
+    def attach(self, loop: Loop, background: BackgroundSync | None) -> None:
+        """Serve this thread's event loop; call it there, once. `dispatch` must run its callbacks there in their order.
 
         What one turn of the loop appends is then written and synced together, however many streams it belongs to,
-        and the appender does not fight the loop for the interpreter meanwhile.
+        and the appender does not fight the loop for the interpreter meanwhile. With `background`, which becomes the
+        log's, small batches are written by the loop's thread itself (see `stele.wal.inline`), which then runs their
+        callbacks without `dispatch`. Only in sync mode `always`: in the others little waits for a sync.
         """
+        assert self._appender is not None
         self._owner = threading.get_ident()
-        self._defer = defer
+        self._loop = loop
+        if background is not None and self.options.sync is SyncMode.ALWAYS:
+            self._inline = Inline(self, self._appender, loop, background)
+        elif background is not None:
+            background.close()
 
     # --- streams
 
@@ -248,6 +261,8 @@ class Log:
             self._keeper.stop()
         assert self._appender is not None
         self._appender.join()
+        if self._inline is not None:
+            self._inline.close()
         with self.lock:
             ready, self._next = self._next, None
         if ready is not None:
@@ -299,21 +314,66 @@ class Log:
         """Put something behind all else; wake the appender."""
         self.queue.append(item)
         self.queued_bytes += size
-        if self.idle and not self._deferred:
-            if self._defer is not None and threading.get_ident() == self._owner:
+        if self.writer is Writer.NOBODY and not self._deferred:
+            if self._loop is not None and threading.get_ident() == self._owner:
                 self._deferred = True
-                self._defer(self._wake_deferred)
+                self._loop.call_soon(self._wake_deferred)
             else:
                 self._wake()
+
+    def take_queue(self) -> list[Item]:
+        """All that is queued, for the writer."""
+        items, self.queue = self.queue, []
+        self.queued_bytes = 0
+        self.for_thread = False
+        return items
+
+    def pass_writer(self, old: Writer, new: Writer) -> None:
+        """The appender changes hands."""
+        if self.writer is not old or (old, new) not in PASSES:
+            ensure(False, f"log {self.directory}: writer {self.writer!r} passed as {old!r} to {new!r}")
+        self.writer = new
+
+    def loop_rests(self) -> None:
+        """The loop's thread, which was the writer, has synced all that it wrote."""
+        if self.closing:
+            self.pass_writer(Writer.LOOP, Writer.THREAD)
+            self.wake.notify()
+            return
+        self.pass_writer(Writer.LOOP, Writer.NOBODY)
+        if self.queue and not self._deferred:
+            # Not at once: the callbacks that run now append too, and one sync serves all.
+            assert self._loop is not None
+            self._deferred = True
+            self._loop.call_soon(self._wake_deferred)
+
+    def give_to_loop(self) -> bool:
+        """The appender's thread, which is the writer, lets the loop go on if what is queued is small. Whether it did."""
+        if self._inline is None or self._loop is None or self.closing or not self._inline.takes():
+            return False
+        try:
+            # Behind what was dispatched: so callbacks keep their order.
+            self._loop.call_soon_threadsafe(self._wake_deferred)
+        except RuntimeError:  # the loop has closed
+            return False
+        self._deferred = True
+        self.pass_writer(Writer.THREAD, Writer.NOBODY)
+        return True
 
     def _wake_deferred(self) -> None:
         with self.lock:
             self._deferred = False
-            if self.queue and self.idle:
+            if not self.queue or self.writer is not Writer.NOBODY:
+                return
+            if self._inline is None or self.closing or not self._inline.takes():
                 self._wake()
+                return
+            self.pass_writer(Writer.NOBODY, Writer.LOOP)
+            items = self.take_queue()
+        self._inline.begin(items)
 
     def _wake(self) -> None:
-        self.idle = False
+        self.pass_writer(Writer.NOBODY, Writer.THREAD)
         self.wake.notify()
 
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
@@ -397,6 +457,7 @@ class Log:
         with self.lock:
             self.admit_control()
             self.push((None, None, checkpoint, None), 0)
+            self.for_thread = True
         if not self._threads:
             self.turn()
         while not checkpoint.ready.wait(0.05):
@@ -410,8 +471,8 @@ class Log:
             if self.failed is not None:
                 return
             self.failed = error
-            self.queue = []
-            self.queued_bytes = 0
+            self.take_queue()
+            self.wake.notify()
         log = _log.error if isinstance(error, SteleError) else _log.exception
         log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
         if self.on_failure is not None:
