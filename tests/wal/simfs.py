@@ -57,6 +57,7 @@ class SimFiles:
         self.fail_after: int | None = None
         self.free = 1 << 40
         self.sync_error = False
+        self.write_error = False
         self.operations = 0
         self.syncs = 0
         self.write_calls: list[list[int]] = []
@@ -172,6 +173,8 @@ class SimFile:
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
         with self._files._lock:
             self._files.step()
+            if self._files.write_error:
+                raise OSError(errno.EIO, "input/output error")
             data = b"".join(buffers)
             self._files.write_calls.append([len(b) for b in buffers])
             inode = self._inode

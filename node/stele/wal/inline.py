@@ -66,6 +66,7 @@ class Inline:
     def _begin(self, items: list[Item]) -> None:
         begin = time.monotonic()
         self._appender.write(items)
+        self._log.stats.inline_batches += 1
         self._dones = [done for _, _, _, done in items if done is not None]
         self._begun = time.monotonic()
         if self._begun - begin > SLOW_WRITE_S:
