@@ -48,7 +48,8 @@ class LoopSide:
         self.log = log
         self.loop = SimLoop()
         self.sync = SimSync()
-        log.attach(self.loop, self.sync)
+        self.now = 0.0
+        log.attach(self.loop, self.sync, clock=lambda: self.now)
 
     def end(self) -> None:
         """The sync under way ends, and the loop is told."""

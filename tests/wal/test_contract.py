@@ -107,8 +107,10 @@ class TestOnFilesThatForget(LogPortContract):
 
 class TestOnRealFiles(LogPortContract):
     @pytest.fixture
-    def logs(self, tmp_path: Path) -> LogUnderTest:
-        return _RealLogs(tmp_path)
+    def logs(self, tmp_path: Path) -> Iterator[LogUnderTest]:
+        logs = _RealLogs(tmp_path)
+        yield logs
+        logs.close()
 
 
 class TestOnFilesThatForgetWithALoop(LogPortContract):

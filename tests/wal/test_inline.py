@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ import pytest
 from stele.model.errors import Corrupt, InvariantViolation
 from stele.model.ids import ReplicaId
 from stele.wal import Log, LogOptions, SyncMode, inline
-from stele.wal.writer import Writer
+from stele.wal.handover import Writer
 from tests.wal.simfs import SimFiles
 from tests.wal.support import (
     DIRECTORY,
@@ -72,17 +72,17 @@ def test_a_small_batch_is_written_at_the_end_of_the_turn_and_told_after_its_sync
     append = _Appends(log)
     append()
     append()
-    assert log.writer is Writer.NOBODY and not side.sync.begun
+    assert log.handover.writer is Writer.NOBODY and not side.sync.begun
     writes, syncs = len(files.write_calls), files.syncs
     side.loop.turn()
     assert len(files.write_calls) == writes + 1
-    assert log.writer is Writer.KERNEL
+    assert log.handover.writer is Writer.KERNEL
     assert files.syncs == syncs and append.done == []
     side.sync.tell()  # in vain
-    assert log.writer is Writer.KERNEL and append.done == []
+    assert log.handover.writer is Writer.KERNEL and append.done == []
     side.end()
     assert append.done == [1, 2]
-    assert log.writer is Writer.NOBODY
+    assert log.handover.writer is Writer.NOBODY
     assert files.syncs == syncs + 1
     assert len(files.write_calls) == writes + 2  # and the marker
     assert log.synced_place > 0 and log.stats.inline_batches == 1
@@ -141,13 +141,13 @@ def test_what_is_not_small_and_plain_goes_to_the_thread(why: str) -> None:
             append(b"x" * 24)
     else:
         append()
-        log.for_thread = True
+        log.handover.for_thread = True
     side.loop.run()
-    assert log.writer is Writer.THREAD
+    assert log.handover.writer is Writer.THREAD
     assert side.sync.begun == 0
     log.turn()
     assert append.done == list(range(1, len(append.done) + 1))
-    assert log.writer is Writer.NOBODY and not log.for_thread
+    assert log.handover.writer is Writer.NOBODY and not log.handover.for_thread
 
 
 def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part() -> None:
@@ -156,7 +156,7 @@ def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part
     for _ in range(200):
         append(b"x" * 300)
         side.loop.turn()
-        if log.writer is Writer.THREAD:
+        if log.handover.writer is Writer.THREAD:
             log.turn()
         side.run()
         active = log._appender.active  # type: ignore[union-attr]
@@ -175,25 +175,32 @@ def test_other_sync_modes_need_no_background_sync(mode: SyncMode) -> None:
     append = _Appends(log)
     append()
     side.loop.run()
-    assert log.writer is Writer.THREAD
+    assert log.handover.writer is Writer.THREAD
     log.turn()
     assert append.done == [1]
 
 
-def test_after_a_slow_write_the_thread_writes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
     _, log, side = _still()
     append = _Appends(log)
-    monkeypatch.setattr(inline, "SLOW_WRITE_S", -1.0)
+    file = log._appender.active.file  # type: ignore[union-attr]
+    write = file.write
+
+    def slow(buffers: Sequence[bytes], offset: int) -> None:
+        file.write = write  # type: ignore[method-assign]
+        side.now += 2 * inline.SLOW_WRITE_S
+        write(buffers, offset)
+
+    file.write = slow  # type: ignore[method-assign]
     append()
     side.run()
     assert append.done == [1] and log.stats.slow_writes == 1
     append()
     side.loop.run()
-    assert log.writer is Writer.THREAD
+    assert log.handover.writer is Writer.THREAD
     log.turn()
     assert append.done == [1, 2]
-    monkeypatch.setattr(inline, "SLOW_WRITE_S", 1e9)
-    log._inline._not_before = 0.0  # type: ignore[union-attr] # the while is over
+    side.now += 2 * inline.SLOW_WRITE_S * inline.PAUSE_PER_WRITE
     append()
     side.run()
     assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
@@ -205,13 +212,13 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
     side.sync.refuses = True
     append()
     side.loop.run()
-    assert log.writer is Writer.THREAD and append.done == []
+    assert log.handover.writer is Writer.THREAD and append.done == []
     append()
     log.turn()
     assert append.done == [1, 2] and log.failed is None
     append()
     side.loop.run()
-    assert log.writer is Writer.THREAD  # it was not tried again
+    assert log.handover.writer is Writer.THREAD  # it was not tried again
     log.turn()
     log.close()
     assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 3
@@ -220,10 +227,10 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
 def test_the_writer_changes_only_as_the_table_says() -> None:
     _, log, _ = _still()
     with pytest.raises(InvariantViolation):
-        log.pass_writer(Writer.LOOP, Writer.NOBODY)
+        log.handover.pass_writer(Writer.LOOP, Writer.NOBODY)
     with pytest.raises(InvariantViolation):
-        log.pass_writer(Writer.NOBODY, Writer.KERNEL)
-    assert log.writer is Writer.NOBODY
+        log.handover.pass_writer(Writer.NOBODY, Writer.KERNEL)
+    assert log.handover.writer is Writer.NOBODY
 
 
 # --- failures
@@ -273,7 +280,7 @@ def test_a_failure_in_the_loop_ends_the_thread() -> None:
     settle(log)
     side = LoopSide(log)
     append = _Appends(log)
-    _until(lambda: log.writer is Writer.NOBODY)
+    _until(lambda: log.handover.writer is Writer.NOBODY)
     append()
     side.loop.turn()
     files.sync_error = True
@@ -320,16 +327,44 @@ def test_the_thread_takes_a_sync_under_way_when_the_log_closes() -> None:
     log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
     stream_of(log)
     settle(log)
-    _until(lambda: log.writer is Writer.NOBODY)
+    _until(lambda: log.handover.writer is Writer.NOBODY)
     side = LoopSide(log)
     append = _Appends(log)
     append()
     side.loop.turn()
-    assert log.writer is Writer.KERNEL
+    assert log.handover.writer is Writer.KERNEL
     append()
     log.close()
     assert append.done == [1, 2] and side.sync.closed
     assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 2
+
+
+def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> None:
+    files = SimFiles()
+    log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
+    stream_of(log)
+    settle(log)
+    _until(lambda: log.handover.writer is Writer.NOBODY)
+    side = LoopSide(log)
+    append = _Appends(log)
+    closing = threading.Thread(target=log.close)
+    file = log._appender.active.file  # type: ignore[union-attr]
+    write = file.write
+
+    def slow(buffers: Sequence[bytes], offset: int) -> None:
+        file.write = write  # type: ignore[method-assign]
+        closing.start()
+        _until(lambda: log.handover.closing)
+        time.sleep(0.05)  # the log's thread looks, and must wait
+        assert log.handover.writer is Writer.LOOP
+        write(buffers, offset)
+
+    append()
+    file.write = slow  # type: ignore[method-assign]
+    side.loop.turn()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert append.done == [1] and side.sync.closed
 
 
 def test_a_sync_that_fails_while_the_log_closes_acknowledges_nothing() -> None:
@@ -387,7 +422,7 @@ class _WithThread:
         stream_of(self.log)
         self.side = LoopSide(self.log)
         self.side.settle()
-        _until(lambda: self.log.writer is Writer.NOBODY)
+        _until(lambda: self.log.handover.writer is Writer.NOBODY)
         self.append = _Appends(self.log)
 
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
@@ -404,11 +439,11 @@ class _WithThread:
 def test_a_burst_goes_from_the_loop_to_the_thread_and_back() -> None:
     w = _WithThread()
     for round_ in range(20):
-        _until(lambda: w.log.writer is Writer.NOBODY)
+        _until(lambda: w.log.handover.writer is Writer.NOBODY)
         before = w.log.stats.inline_batches
         w.append()
         w.side.loop.turn()
-        assert w.log.writer is Writer.KERNEL
+        assert w.log.handover.writer is Writer.KERNEL
         w.append(LARGE)
         w.side.end()
         w.until_done(w.append())
@@ -426,21 +461,21 @@ def test_a_busy_thread_gives_small_batches_back_to_the_loop() -> None:
     active = w.log._appender.active  # type: ignore[union-attr]
     write = active.file.write
 
-    def slow(buffers: object, offset: int) -> None:
+    def slow(buffers: Sequence[bytes], offset: int) -> None:
         assert gate.wait(10)
-        write(buffers, offset)  # type: ignore[arg-type]
+        write(buffers, offset)
 
     w.append(LARGE)
     active.file.write = slow  # type: ignore[method-assign]
     w.side.loop.turn()
-    _until(lambda: not w.log.queue)  # the thread has it
+    _until(lambda: not w.log.handover.queue)  # the thread has it
     w.append()  # waits behind it
     gate.set()
     active.file.write = write  # type: ignore[method-assign]
-    _until(lambda: w.log.writer is Writer.NOBODY)
-    assert len(w.log.queue) == 1 and w.append.done == []
+    _until(lambda: w.log.handover.writer is Writer.NOBODY)
+    assert len(w.log.handover.queue) == 1 and w.append.done == []
     w.side.loop.turn()  # first the thread's callbacks, then the small batch
-    assert w.append.done == [1] and w.log.writer is Writer.KERNEL
+    assert w.append.done == [1] and w.log.handover.writer is Writer.KERNEL
     w.side.end()
     assert w.append.done == [1, 2]
     w.log.close()

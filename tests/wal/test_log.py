@@ -16,7 +16,7 @@ from stele.model.entry import Entry
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.wal import Log, LogOptions, SyncMode
-from stele.wal.writer import Writer
+from stele.wal.handover import Writer
 from tests.wal.simfs import SimFiles, SimLoop
 from tests.wal.support import (
     CONFIG,
@@ -38,7 +38,7 @@ from tests.wal.support import (
 
 def _until_idle(log: Log) -> None:
     for _ in range(1000):
-        if log.writer is Writer.NOBODY:
+        if log.handover.writer is Writer.NOBODY:
             return
         time.sleep(0.01)
     raise AssertionError("the appender never rests")

@@ -1,6 +1,6 @@
 """Writing: drain the queue, write, sync once, run the callbacks once; and the thread that does it. Owned by log.py.
 
-All of it belongs to whoever is the log's writer (writer.py): the thread here, or the event loop's thread (inline.py).
+All of it belongs to whoever is the log's writer (handover.py): the thread here, or the event loop's thread (inline.py).
 Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
 after a failed write or sync nothing is written and no `done` runs, ever.
 """
@@ -16,11 +16,11 @@ from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
 from stele.wal.format import RECORD, GroupKind, Kind, Record
+from stele.wal.handover import Writer
 from stele.wal.metadata import Position
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
 from stele.wal.state import Saved, State, place
-from stele.wal.writer import Writer
 
 if TYPE_CHECKING:
     from stele.wal.inline import Inline
@@ -119,23 +119,27 @@ class Appender:
     def _one_turn(self) -> None:
         log = self._log
         with log.lock:
-            if log.writer is not Writer.THREAD:
-                ensure(log.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's")
-                log.pass_writer(log.writer, Writer.THREAD)
+            if log.handover.writer is not Writer.THREAD:
+                ensure(
+                    log.handover.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's"
+                )
+                log.handover.pass_writer(log.handover.writer, Writer.THREAD)
         self._settle()
-        if log.queue:
+        if log.handover.queue:
             self._batch()
-        if log.closing:
+        if log.handover.closing:
             self._finish()
         with log.lock:
-            log.pass_writer(Writer.THREAD, Writer.NOBODY)
+            log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
 
     def _all_turns(self) -> None:
         worked = False
         while self._wait(worked):
             worked = True
             self._settle()
-            if self._log.closing and not self._log.queue:  # closing: nothing is queued any more
+            if (
+                self._log.handover.closing and not self._log.handover.queue
+            ):  # closing: nothing is queued any more
                 self._finish()
                 return
             self._batch()
@@ -148,21 +152,21 @@ class Appender:
         log = self._log
         with log.lock:
             while log.failed is None:
-                if log.writer is Writer.THREAD:
-                    if self.unsettled is not None or log.closing:
+                if log.handover.writer is Writer.THREAD:
+                    if self.unsettled is not None or log.handover.closing:
                         return True
-                    if not log.queue:
-                        log.pass_writer(Writer.THREAD, Writer.NOBODY)
-                    elif not worked or not log.give_to_loop():
+                    if not log.handover.queue:
+                        log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+                    elif not worked or not log.handover.give_to_loop():
                         return True
                 timeout = self._sync_due()
-                if log.writer is Writer.NOBODY and (log.closing or timeout == 0.0):
-                    log.pass_writer(Writer.NOBODY, Writer.THREAD)
+                if log.handover.writer is Writer.NOBODY and (log.handover.closing or timeout == 0.0):
+                    log.handover.pass_writer(Writer.NOBODY, Writer.THREAD)
                     return True
-                if log.writer is Writer.KERNEL and log.closing:
-                    log.pass_writer(Writer.KERNEL, Writer.THREAD)
+                if log.handover.writer is Writer.KERNEL and log.handover.closing:
+                    log.handover.pass_writer(Writer.KERNEL, Writer.THREAD)
                     return True
-                log.wake.wait(timeout)
+                log.handover.wake.wait(timeout)
                 worked = False
         return False
 
@@ -177,7 +181,7 @@ class Appender:
         """All that is queued: written together, synced once, told once."""
         log = self._log
         with log.lock:
-            items = log.take_queue()
+            items = log.handover.take()
             checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
@@ -279,13 +283,12 @@ class Appender:
         begin = time.monotonic()
         if self.active.synced < self.active.offset:
             self.active.sync()
-        self.synced(begin)
+        self.synced(time.monotonic() - begin)
 
-    def synced(self, begin: float) -> None:
-        """A sync of all that was written, begun at that moment of the monotonic clock, has returned."""
+    def synced(self, took: float) -> None:
+        """A sync of all that was written has returned, after so many seconds."""
         self.active.was_synced()
         self.synced_place = place(self.active.sequence, self.active.synced)
-        took = time.monotonic() - begin
         stats = self._log.stats
         stats.syncs += 1
         stats.last_sync_seconds = took
@@ -297,7 +300,7 @@ class Appender:
         active = self.active
         if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
             return
-        if self._log.queue:
+        if self._log.handover.queue:
             return
         active.stage(GroupKind.SYNCED, [], 0)
         self._write_staged()
@@ -306,6 +309,9 @@ class Appender:
     def _roll(self) -> None:
         """Go to the next segment if this one is used up and the next is ready; else overrun it."""
         active = self.active
+        ensure(
+            self._log.handover.writer is not Writer.LOOP, "log: the event loop's thread is to close a segment"
+        )
         if active.empty:
             return  # a group larger than a whole segment
         ready = self._log.take_next(active.sequence)

@@ -135,7 +135,7 @@ class OsFile:
         while at < len(buffers):
             some: Sequence[bytes | memoryview] = buffers[at : at + _IOV_MAX]
             at += len(some)
-            wanted = sum(len(b) for b in some)
+            wanted = sum(map(len, some))
             while True:
                 written = os.pwritev(self._fd, some, offset)
                 offset += written

@@ -9,7 +9,7 @@ after those of every batch before it: a batch begins here only in a turn of the 
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,7 +17,7 @@ import structlog
 from stele.wal.appender import Appender, Done, Item
 from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
-from stele.wal.writer import Writer
+from stele.wal.handover import Writer
 
 if TYPE_CHECKING:
     from stele.wal.log import Log
@@ -27,8 +27,9 @@ INLINE_BYTES_MAX = 64 << 10
 may hold the loop."""
 SLOW_WRITE_S = 0.005
 """A write into the page cache that takes longer waited for the disk: for dirty pages, for a read, for the journal."""
-PAUSE_S = 10.0
-"""How long the thread does everything after a slow write: the loop stands still for at most one such write in that time."""
+PAUSE_PER_WRITE = 100
+"""After a slow write the thread does everything for that many times as long as the write took: a disk that lets writers
+wait holds the loop for a hundredth of the time at most."""
 
 _MARKER_BYTES = GROUP_HEADER_BYTES
 _GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
@@ -38,12 +39,16 @@ _log = structlog.get_logger("stele.wal")
 class Inline:
     """The loop's side of the appender."""
 
-    def __init__(self, log: Log, appender: Appender, loop: Loop, background: BackgroundSync) -> None:
+    def __init__(
+        self, log: Log, appender: Appender, loop: Loop, background: BackgroundSync, clock: Callable[[], float]
+    ) -> None:
         self._log = log
         self._appender = appender
         self._background = background
+        self._clock = clock
         self._dones: list[Done] = []
         self._begun = 0.0
+        self._under_way = False
         self._not_before = 0.0
         background.watch(loop, self._told)
 
@@ -52,8 +57,8 @@ class Inline:
     def takes(self) -> bool:
         """Whether all that is queued may be written here. Call with the log's lock held, and nobody the writer."""
         log = self._log
-        size = log.queued_bytes
-        if size > INLINE_BYTES_MAX or log.for_thread or time.monotonic() < self._not_before:
+        size = log.handover.queued_bytes
+        if size > INLINE_BYTES_MAX or log.handover.for_thread or self._clock() < self._not_before:
             return False
         groups = size // log.options.group_bytes_max + 1
         # Inside the prepared part fdatasync is enough, and no segment is closed or opened.
@@ -64,13 +69,14 @@ class Inline:
         self._appender.guard(lambda: self._begin(items))
 
     def _begin(self, items: list[Item]) -> None:
-        begin = time.monotonic()
+        begin = self._clock()
         self._appender.write(items)
         self._log.stats.inline_batches += 1
         self._dones = [done for _, _, _, done in items if done is not None]
-        self._begun = time.monotonic()
-        if self._begun - begin > SLOW_WRITE_S:
-            self._not_before = self._begun + PAUSE_S
+        self._begun = self._clock()
+        took = self._begun - begin
+        if took > SLOW_WRITE_S:
+            self._not_before = self._begun + took * PAUSE_PER_WRITE
             self._log.stats.slow_writes += 1
         self._appender.unsettled = self
         try:
@@ -79,18 +85,18 @@ class Inline:
             # No sync has begun, so none has failed: the thread does it, this one and all that follow.
             _log.warning("syncs go through the log's thread from now on", error=str(exc))
             self._not_before = float("inf")
-            self._begun = 0.0
             self._pass(Writer.THREAD)
         else:
+            self._under_way = True
             self._pass(Writer.KERNEL)
 
     def _told(self) -> None:
         """The background sync may have ended."""
         log = self._log
         with log.lock:
-            if log.writer is not Writer.KERNEL:
+            if log.handover.writer is not Writer.KERNEL:
                 return  # the thread has taken it: the log is closing
-            log.pass_writer(Writer.KERNEL, Writer.LOOP)
+            log.handover.pass_writer(Writer.KERNEL, Writer.LOOP)
         dones = self._appender.guard(self._take)
         if dones is None:
             return
@@ -105,43 +111,42 @@ class Inline:
             return None
         dones = self._settled()
         with self._log.lock:
-            self._log.loop_rests()
+            self._log.handover.loop_rests()
         return dones
 
     def _mark(self) -> None:
         log = self._log
         with log.lock:
-            if log.queue or log.closing or log.writer is not Writer.NOBODY:
+            if log.handover.queue or log.handover.closing or log.handover.writer is not Writer.NOBODY:
                 return
-            log.pass_writer(Writer.NOBODY, Writer.LOOP)
+            log.handover.pass_writer(Writer.NOBODY, Writer.LOOP)
         self._appender.guard(self._write_marker)
 
     def _write_marker(self) -> None:
         self._appender.mark_synced()
         with self._log.lock:
-            self._log.loop_rests()
+            self._log.handover.loop_rests()
 
     def _pass(self, to: Writer) -> None:
         log = self._log
         with log.lock:
-            log.pass_writer(Writer.LOOP, to)
-            if to is Writer.THREAD or log.closing:
-                log.wake.notify()
+            log.handover.pass_writer(Writer.LOOP, to)
 
     # --- whoever is the writer
 
     def settle(self) -> list[Done]:
         """End the batch that the loop began, in the appender's thread: wait for its sync, or do it. Its callbacks."""
-        if self._begun:
+        if self._under_way:
             self._background.wait()
         else:
-            self._begun = time.monotonic()
+            self._begun = self._clock()
             self._appender.active.sync()
         return self._settled()
 
     def _settled(self) -> list[Done]:
+        self._under_way = False
         self._appender.unsettled = None
-        self._appender.synced(self._begun)
+        self._appender.synced(self._clock() - self._begun)
         self._appender.update_index()
         dones, self._dones = self._dones, []
         return dones
