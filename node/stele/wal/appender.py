@@ -117,29 +117,26 @@ class Appender:
         self.guard(self._all_turns)
 
     def _one_turn(self) -> None:
-        log = self._log
+        log, handover = self._log, self._log.handover
         with log.lock:
-            if log.handover.writer is not Writer.THREAD:
-                ensure(
-                    log.handover.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's"
-                )
-                log.handover.pass_writer(log.handover.writer, Writer.THREAD)
+            if handover.writer is not Writer.THREAD:
+                ensure(handover.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's")
+                handover.pass_writer(handover.writer, Writer.THREAD)
         self._settle()
-        if log.handover.queue:
+        if handover.queue:
             self._batch()
-        if log.handover.closing:
+        if handover.closing:
             self._finish()
         with log.lock:
-            log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+            handover.pass_writer(Writer.THREAD, Writer.NOBODY)
 
     def _all_turns(self) -> None:
+        handover = self._log.handover
         worked = False
         while self._wait(worked):
             worked = True
             self._settle()
-            if (
-                self._log.handover.closing and not self._log.handover.queue
-            ):  # closing: nothing is queued any more
+            if handover.closing and not handover.queue:  # a closing log takes nothing more
                 self._finish()
                 return
             self._batch()
@@ -149,24 +146,24 @@ class Appender:
 
         After work of its own it offers what is queued by then to the loop: else a busy log would never come back there.
         """
-        log = self._log
+        log, handover = self._log, self._log.handover
         with log.lock:
             while log.failed is None:
-                if log.handover.writer is Writer.THREAD:
-                    if self.unsettled is not None or log.handover.closing:
+                if handover.writer is Writer.THREAD:
+                    if self.unsettled is not None or handover.closing:
                         return True
-                    if not log.handover.queue:
-                        log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
-                    elif not worked or not log.handover.give_to_loop():
+                    if not handover.queue:
+                        handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+                    elif not worked or not handover.give_to_loop():
                         return True
                 timeout = self._sync_due()
-                if log.handover.writer is Writer.NOBODY and (log.handover.closing or timeout == 0.0):
-                    log.handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+                if handover.writer is Writer.NOBODY and (handover.closing or timeout == 0.0):
+                    handover.pass_writer(Writer.NOBODY, Writer.THREAD)
                     return True
-                if log.handover.writer is Writer.KERNEL and log.handover.closing:
-                    log.handover.pass_writer(Writer.KERNEL, Writer.THREAD)
+                if handover.writer is Writer.KERNEL and handover.closing:
+                    handover.pass_writer(Writer.KERNEL, Writer.THREAD)
                     return True
-                log.handover.wake.wait(timeout)
+                handover.wake.wait(timeout)
                 worked = False
         return False
 
@@ -286,8 +283,7 @@ class Appender:
         self.synced(time.monotonic() - begin)
 
     def synced(self, took: float) -> None:
-        """A sync of all that was written has returned, after so many seconds."""
-        self.active.was_synced()
+        """A sync of all that was written has returned, after so many seconds; the segment knows it."""
         self.synced_place = place(self.active.sequence, self.active.synced)
         stats = self._log.stats
         stats.syncs += 1
@@ -309,9 +305,7 @@ class Appender:
     def _roll(self) -> None:
         """Go to the next segment if this one is used up and the next is ready; else overrun it."""
         active = self.active
-        ensure(
-            self._log.handover.writer is not Writer.LOOP, "log: the event loop's thread is to close a segment"
-        )
+        ensure(self._log.handover.writer is not Writer.LOOP, "log: a segment is closed in the loop's thread")
         if active.empty:
             return  # a group larger than a whole segment
         ready = self._log.take_next(active.sequence)

@@ -55,12 +55,12 @@ class Inline:
     # --- in the loop's thread
 
     def takes(self) -> bool:
-        """Whether all that is queued may be written here. Call with the log's lock held, and nobody the writer."""
-        log = self._log
-        size = log.handover.queued_bytes
-        if size > INLINE_BYTES_MAX or log.handover.for_thread or self._clock() < self._not_before:
+        """Whether all that is queued may be written here. Call with the log's lock held, by who may take the writer."""
+        handover = self._log.handover
+        size = handover.queued_bytes
+        if size > INLINE_BYTES_MAX or handover.for_thread or self._clock() < self._not_before:
             return False
-        groups = size // log.options.group_bytes_max + 1
+        groups = size // self._log.options.group_bytes_max + 1
         # Inside the prepared part fdatasync is enough, and no segment is closed or opened.
         return size + groups * _GROUP_COST_BYTES + _MARKER_BYTES <= self._appender.active.room
 
@@ -92,11 +92,11 @@ class Inline:
 
     def _told(self) -> None:
         """The background sync may have ended."""
-        log = self._log
+        log, handover = self._log, self._log.handover
         with log.lock:
-            if log.handover.writer is not Writer.KERNEL:
+            if handover.writer is not Writer.KERNEL:
                 return  # the thread has taken it: the log is closing
-            log.handover.pass_writer(Writer.KERNEL, Writer.LOOP)
+            handover.pass_writer(Writer.KERNEL, Writer.LOOP)
         dones = self._appender.guard(self._take)
         if dones is None:
             return
@@ -109,17 +109,18 @@ class Inline:
         if not self._background.ended():
             self._pass(Writer.KERNEL)
             return None
+        self._appender.active.was_synced()
         dones = self._settled()
         with self._log.lock:
             self._log.handover.loop_rests()
         return dones
 
     def _mark(self) -> None:
-        log = self._log
+        log, handover = self._log, self._log.handover
         with log.lock:
-            if log.handover.queue or log.handover.closing or log.handover.writer is not Writer.NOBODY:
+            if handover.queue or handover.closing or handover.writer is not Writer.NOBODY:
                 return
-            log.handover.pass_writer(Writer.NOBODY, Writer.LOOP)
+            handover.pass_writer(Writer.NOBODY, Writer.LOOP)
         self._appender.guard(self._write_marker)
 
     def _write_marker(self) -> None:
@@ -128,9 +129,8 @@ class Inline:
             self._log.handover.loop_rests()
 
     def _pass(self, to: Writer) -> None:
-        log = self._log
-        with log.lock:
-            log.handover.pass_writer(Writer.LOOP, to)
+        with self._log.lock:
+            self._log.handover.pass_writer(Writer.LOOP, to)
 
     # --- whoever is the writer
 
@@ -138,6 +138,7 @@ class Inline:
         """End the batch that the loop began, in the appender's thread: wait for its sync, or do it. Its callbacks."""
         if self._under_way:
             self._background.wait()
+            self._appender.active.was_synced()
         else:
             self._begun = self._clock()
             self._appender.active.sync()
