@@ -222,7 +222,8 @@ class Appender:
             else:
                 force = True
             if group.size >= limit:
-                group = self._stage(group)
+                self._stage(group)
+                group = _Group()
         if group.count:
             self._stage(group)
         self._write_staged()
@@ -256,7 +257,7 @@ class Appender:
         group.count += 1
         group.index.append((state, r.kind, r.b, r.b, r.detail))
 
-    def _stage(self, group: _Group) -> _Group:
+    def _stage(self, group: _Group) -> None:
         if not self.active.fits(group.size):
             self._roll()
         offset = self.active.stage(GroupKind.RECORDS, group.pieces, group.count)
@@ -270,7 +271,6 @@ class Appender:
         self._fifo_new += group.entries
         self._log.stats.records += group.count
         self._log.stats.groups += 1
-        return _Group()
 
     def _write_staged(self) -> None:
         length = self.active.write()
