@@ -1,7 +1,8 @@
 """A file system in memory that forgets what was not synced. Stands at the log's file port.
 
 A crash keeps, of what was written since the last sync, any 512-byte sectors it likes, and of the renames and removals
-in a directory any prefix. `data_sync` is as strict as its contract: it does not make a new length durable.
+in a directory any prefix. `data_sync` is as strict as its contract: it does not make a new length durable. A sync in the
+background makes nothing durable before its end.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from stele.wal.files import File, Loop
 
 SECTOR = 512
 
@@ -53,6 +57,7 @@ class SimFiles:
         self.fail_after: int | None = None
         self.free = 1 << 40
         self.sync_error = False
+        self.write_error = False
         self.operations = 0
         self.syncs = 0
         self.write_calls: list[list[int]] = []
@@ -168,6 +173,8 @@ class SimFile:
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
         with self._files._lock:
             self._files.step()
+            if self._files.write_error:
+                raise OSError(errno.EIO, "input/output error")
             data = b"".join(buffers)
             self._files.write_calls.append([len(b) for b in buffers])
             inode = self._inode
@@ -220,3 +227,96 @@ class SimFile:
 
     def close(self) -> None:
         return None
+
+
+class SimLoop:
+    """Implements stele.wal.files.Loop: what waits runs when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], object]] = deque()
+        self.closed = False
+
+    def call_soon(self, callback: Callable[[], object], /) -> None:
+        self.waiting.append(callback)
+
+    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> None:
+        if self.closed:
+            raise RuntimeError("the loop is closed")
+        self.waiting.append(callback)
+
+    def add_reader(self, fd: int, callback: Callable[[], object], /) -> None:
+        raise NotImplementedError("a simulated loop has no descriptors")
+
+    def remove_reader(self, fd: int, /) -> None:
+        raise NotImplementedError("a simulated loop has no descriptors")
+
+    def turn(self) -> None:
+        """Run what waits now; what that adds waits for the next turn."""
+        for _ in range(len(self.waiting)):
+            self.waiting.popleft()()
+
+    def run(self) -> None:
+        """Turns until nothing waits."""
+        while self.waiting:
+            self.turn()
+
+
+class SimSync:
+    """Implements stele.wal.files.BackgroundSync: a sync takes effect at its end, which comes when the test says so."""
+
+    def __init__(self) -> None:
+        self._file: File | None = None
+        self._error: OSError | None = None
+        self._ended = False
+        self._told: Callable[[], None] | None = None
+        self.refuses = False
+        self.begun = 0
+        self.closed = False
+
+    @property
+    def under_way(self) -> bool:
+        return self._file is not None and not self._ended
+
+    def end(self) -> None:
+        """The system ends the sync; the loop is not yet told."""
+        assert self._file is not None and not self._ended
+        self._ended = True
+        try:
+            self._file.data_sync()
+        except OSError as exc:
+            self._error = exc
+
+    def tell(self) -> None:
+        """The loop sees it, as it may see it in vain."""
+        if self._told is not None and not self.closed:
+            self._told()
+
+    # --- the port
+
+    def begin(self, file: File) -> None:
+        assert self._file is None and not self.closed
+        if self.refuses:
+            raise OSError(errno.EAGAIN, "no resources")
+        self._file, self._ended, self._error = file, False, None
+        self.begun += 1
+
+    def ended(self) -> bool:
+        assert self._file is not None and not self.closed
+        if not self._ended:
+            return False
+        self._file, error = None, self._error
+        if error is not None:
+            raise error
+        return True
+
+    def wait(self) -> None:
+        if not self._ended:
+            self.end()
+        assert self.ended()
+
+    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
+        self._told = told
+
+    def close(self) -> None:
+        assert self._file is None
+        self.closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.ports import LoadedLog, fold_records
 from stele.wal import Log, LogOptions, StreamLog
-from tests.wal.simfs import SimFiles
+from tests.wal.simfs import SimFiles, SimLoop, SimSync
 
 NODE = NodeId("ab" * 16)
 DIRECTORY = Path("wal")
@@ -38,6 +39,40 @@ def open_log(files: SimFiles, options: LogOptions = SMALL) -> Log:
 def open_still(files: SimFiles, options: LogOptions = SMALL) -> Log:
     """A log without threads: it writes within `turn`, so a test decides when."""
     return Log.open(DIRECTORY, options, NODE, run_all, files=files, threads=False)
+
+
+class LoopSide:
+    """A log's event loop and background sync, both simulated: the test says what happens when."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.loop = SimLoop()
+        self.sync = SimSync()
+        self.now = 0.0
+        log.attach(self.loop, self.sync, clock=lambda: self.now)
+
+    def end(self) -> None:
+        """The sync under way ends, and the loop is told."""
+        self.sync.end()
+        self.sync.tell()
+
+    def run(self) -> None:
+        """Turns of the loop, and ends of syncs, until neither is left."""
+        while self.loop.waiting or self.sync.under_way:
+            self.loop.turn()
+            if self.sync.under_way:
+                self.end()
+
+    def settle(self) -> None:
+        """As `settle`, for a log with a thread, within the loop's thread."""
+        done: list[int] = []
+        self.log.sync(lambda: done.append(1))
+        for _ in range(10_000):
+            self.run()
+            if done:
+                return
+            time.sleep(0.001)  # the log's thread has it
+        raise AssertionError(self.log.failed)
 
 
 def settle(log: Log) -> None:

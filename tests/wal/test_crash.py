@@ -18,7 +18,7 @@ from stele.model.errors import SteleError
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
 from stele.wal import Log, StreamLog
 from tests.wal.simfs import PowerOff, SimFiles
-from tests.wal.support import CONFIG, SMALL, key, loaded, open_still
+from tests.wal.support import CONFIG, SMALL, LoopSide, key, loaded, open_still
 from tests.wal.twin import Twin, TwinStream
 
 SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "60"))
@@ -42,6 +42,7 @@ class _Run:
         self.twins = [Twin()]
         self.acknowledged = 0
         self.names = 0
+        self.side: LoopSide | None = None
         self.told = 0
         """The place up to which the log said it survives power loss: no later boot may find an end before it."""
         self.fresh: set[StreamKey] = set()
@@ -59,6 +60,8 @@ class _Run:
         assert not log.recovery.failed, log.recovery.failed
         self.files.fail_after = None
         assert log.recovery.found >= self.told
+        # A log without an event loop, or one whose small batches are written by it: crashes fall between its steps.
+        self.side = LoopSide(log) if self.rng.random() < 0.6 else None
         self._tell(log)
         shown = {k: loaded(log.stream(k)) for k in log.states}
         for k in range(len(self.twins) - 1, self.acknowledged - 1, -1):
@@ -82,7 +85,7 @@ class _Run:
             for _ in range(self.rng.randrange(5, 60)):
                 self._call(log)
                 if self.rng.random() < 0.4:
-                    log.turn()
+                    self._go_on(log)
                 self._tell(log)
                 if log.failed is not None:
                     break
@@ -96,6 +99,21 @@ class _Run:
         except SteleError:
             assert log.failed is not None
         self.files = self.files.crash(self.rng)
+
+    def _go_on(self, log: Log) -> None:
+        """What was appended gets further: in the thread, or a step or all the way in the loop."""
+        step = self.rng.random()
+        if self.side is None or step < 0.15:
+            log.turn()
+        elif step < 0.5:
+            self.side.loop.turn()
+        elif step < 0.8 and self.side.sync.under_way:
+            self.side.sync.end()
+            if self.rng.random() < 0.8:
+                self.side.sync.tell()
+        else:
+            self.side.sync.tell()
+            self.side.run()
 
     def _tell(self, log: Log) -> None:
         assert log.synced_place >= self.told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from stele.model.entry import Entry
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.wal import Log, LogOptions, SyncMode
-from tests.wal.simfs import SimFiles
+from stele.wal.handover import Writer
+from tests.wal.simfs import SimFiles, SimLoop
 from tests.wal.support import (
     CONFIG,
     DIRECTORY,
@@ -38,7 +38,7 @@ from tests.wal.support import (
 
 def _until_idle(log: Log) -> None:
     for _ in range(1000):
-        if log.idle:
+        if log.handover.writer is Writer.NOBODY:
             return
         time.sleep(0.01)
     raise AssertionError("the appender never rests")
@@ -245,14 +245,14 @@ def test_what_one_turn_of_the_owner_appends_is_synced_together(tmp_path: Path) -
     streams = [stream_of(log, key(number)) for number in (1, 2, 3)]
     settle(log)
     _until_idle(log)
-    deferred: list[Callable[[], None]] = []
-    log.defer_wakes(deferred.append)
+    loop = SimLoop()
+    log.attach(loop, None)
     batches, done = log.stats.batches, threading.Semaphore(0)
     for stream in streams:
         stream.append_entries((entry(1, 1),), done.release)
-    assert len(deferred) == 1
+    assert len(loop.waiting) == 1
     assert not done.acquire(timeout=0.05)
-    deferred.pop()()
+    loop.turn()
     assert all(done.acquire(timeout=10) for _ in streams)
     assert log.stats.batches == batches + 1
     _until_idle(log)

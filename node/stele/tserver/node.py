@@ -65,6 +65,7 @@ from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Fate, Volume, volume_old
+from stele.wal.aio import kernel_sync
 
 log = structlog.get_logger("stele.tserver")
 
@@ -202,7 +203,7 @@ class Node:
         self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
         self.identity = self.pool.identity
         self.log = await self.in_thread(formation.open_log, self.volume, self.options, self._dispatch)
-        self.log.defer_wakes(self._loop.call_soon)
+        self.log.attach(self._loop, await self.in_thread(kernel_sync, self.volume.wal_directory))
         found = record.found or self.log.recovery.found
         if found != record.found:
             await self.in_thread(lambda: self.volume.update(found=found))
@@ -443,7 +444,7 @@ class Node:
     # --- wiring
 
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
-        """From the log's thread, once per sync."""
+        """From the log's thread, once per sync. What the loop's thread syncs, it tells itself."""
         try:
             self._loop.call_soon_threadsafe(_run_all, callbacks)
         except RuntimeError:  # the loop has closed: nobody waits for these any more

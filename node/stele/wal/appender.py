@@ -1,5 +1,6 @@
-"""The one thread that writes: drain the queue, write, sync once, run the callbacks once. Started and owned by log.py.
+"""Writing: drain the queue, write, sync once, run the callbacks once; and the thread that does it. Owned by log.py.
 
+All of it belongs to whoever is the log's writer (handover.py): the thread here, or the event loop's thread (inline.py).
 Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
 after a failed write or sync nothing is written and no `done` runs, ever.
 """
@@ -9,21 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stele.model.entry import Entry
-from stele.model.errors import Code, Corrupt
+from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
 from stele.wal.format import RECORD, GroupKind, Kind, Record
+from stele.wal.handover import Writer
 from stele.wal.metadata import Position
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
 from stele.wal.state import Saved, State, place
 
 if TYPE_CHECKING:
+    from stele.wal.inline import Inline
     from stele.wal.log import Log
 
 Done = Callable[[], None]
+T = TypeVar("T")
 Item = tuple[State | None, Sequence[Entry] | None, "Record | Checkpoint | None", Done | None]
 """(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
 
@@ -71,6 +75,8 @@ class Appender:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)
+        self.unsettled: Inline | None = None
+        """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
         self._log = log
         self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []
         self._fifo_new: list[tuple[State, Entry]] = []
@@ -90,68 +96,106 @@ class Appender:
 
     def turn(self) -> None:
         """One batch, and the end of a closing log, in the caller's thread: for logs opened without threads."""
-        self._guard(self._one_turn)
+        self.guard(self._one_turn)
 
-    # --- the loop
-
-    def _run(self) -> None:
-        self._guard(self._all_turns)
-
-    def _guard(self, work: Callable[[], None]) -> None:
+    def guard(self, work: Callable[[], T]) -> T | None:
+        """Do the writer's work. What it raises fails the log, and then None is returned, now and ever after."""
         try:
             if self._log.failed is None:
-                work()
+                return work()
         except OSError as exc:
             self._log.fail(
                 Corrupt(f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR)
             )
         except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
             self._log.fail(exc)
+        return None
+
+    # --- the thread
+
+    def _run(self) -> None:
+        self.guard(self._all_turns)
 
     def _one_turn(self) -> None:
-        if self._log.queue:
+        log, handover = self._log, self._log.handover
+        with log.lock:
+            if handover.writer is not Writer.THREAD:
+                ensure(handover.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's")
+                handover.pass_writer(handover.writer, Writer.THREAD)
+        self._settle()
+        if handover.queue:
             self._batch()
-        if self._log.closing:
+        if handover.closing:
             self._finish()
+        with log.lock:
+            handover.pass_writer(Writer.THREAD, Writer.NOBODY)
 
     def _all_turns(self) -> None:
-        log = self._log
-        while True:
-            with log.lock:
-                timeout = self._sync_due()
-                while not log.queue and not log.closing and timeout != 0.0:
-                    log.idle = True
-                    log.wake.wait(timeout)
-                    log.idle = False
-                    timeout = self._sync_due()
-                if log.closing and not log.queue:
-                    break
+        handover = self._log.handover
+        worked = False
+        while self._wait(worked):
+            worked = True
+            self._settle()
+            if handover.closing and not handover.queue:  # a closing log takes nothing more
+                self._finish()
+                return
             self._batch()
-        self._finish()
+
+    def _wait(self, worked: bool) -> bool:
+        """Until the thread is the writer and has something to do; False once the log has failed.
+
+        After work of its own it offers what is queued by then to the loop: else a busy log would never come back there.
+        """
+        log, handover = self._log, self._log.handover
+        with log.lock:
+            while log.failed is None:
+                if handover.writer is Writer.THREAD:
+                    if self.unsettled is not None or handover.closing:
+                        return True
+                    if not handover.queue:
+                        handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+                    elif not worked or not handover.give_to_loop():
+                        return True
+                timeout = self._sync_due()
+                if handover.writer is Writer.NOBODY and (handover.closing or timeout == 0.0):
+                    handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+                    return True
+                if handover.writer is Writer.KERNEL and handover.closing:
+                    handover.pass_writer(Writer.KERNEL, Writer.THREAD)
+                    return True
+                handover.wake.wait(timeout)
+                worked = False
+        return False
+
+    def _settle(self) -> None:
+        """End what the event loop began."""
+        if self.unsettled is not None:
+            dones = self.unsettled.settle()
+            if dones:
+                self._log.dispatch(dones)
 
     def _batch(self) -> None:
         """All that is queued: written together, synced once, told once."""
         log = self._log
         with log.lock:
-            items, log.queue = log.queue, []
-            log.queued_bytes = 0
+            items = log.handover.take()
             checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
-        force = not items or self._write(items)
+        force = not items or self.write(items)
         dones = [done for _, _, _, done in items if done is not None]
         if force or log.options.sync is SyncMode.ALWAYS:
             self._sync()
         elif not self._unsynced_since:
             self._unsynced_since = time.monotonic()
-        self._update_index()
+        self.update_index()
         for checkpoint in checkpoints:
             checkpoint.saved = saved
             checkpoint.position = self.active.position
             checkpoint.ready.set()
         if dones:
             log.dispatch(dones)
-        self._mark_synced()
+        self.mark_synced()
 
     def _sync_due(self) -> float | None:
         """Seconds until a sync is due in mode `interval`; None while there is nothing to sync."""
@@ -162,7 +206,7 @@ class Appender:
 
     # --- writing
 
-    def _write(self, items: list[Item]) -> bool:
+    def write(self, items: list[Item]) -> bool:
         """Encode and write; whether something among it must be synced in every mode."""
         force = False
         group = _Group()
@@ -178,7 +222,8 @@ class Appender:
             else:
                 force = True
             if group.size >= limit:
-                group = self._stage(group)
+                self._stage(group)
+                group = _Group()
         if group.count:
             self._stage(group)
         self._write_staged()
@@ -212,7 +257,7 @@ class Appender:
         group.count += 1
         group.index.append((state, r.kind, r.b, r.b, r.detail))
 
-    def _stage(self, group: _Group) -> _Group:
+    def _stage(self, group: _Group) -> None:
         if not self.active.fits(group.size):
             self._roll()
         offset = self.active.stage(GroupKind.RECORDS, group.pieces, group.count)
@@ -226,7 +271,6 @@ class Appender:
         self._fifo_new += group.entries
         self._log.stats.records += group.count
         self._log.stats.groups += 1
-        return _Group()
 
     def _write_staged(self) -> None:
         length = self.active.write()
@@ -236,20 +280,23 @@ class Appender:
         begin = time.monotonic()
         if self.active.synced < self.active.offset:
             self.active.sync()
-            self.synced_place = place(self.active.sequence, self.active.synced)
-        took = time.monotonic() - begin
+        self.synced(time.monotonic() - begin)
+
+    def synced(self, took: float) -> None:
+        """A sync of all that was written has returned, after so many seconds; the segment knows it."""
+        self.synced_place = place(self.active.sequence, self.active.synced)
         stats = self._log.stats
         stats.syncs += 1
         stats.last_sync_seconds = took
         stats.worst_sync_seconds = max(stats.worst_sync_seconds, took)
         self._unsynced_since = 0.0
 
-    def _mark_synced(self) -> None:
+    def mark_synced(self) -> None:
         """After a sync with an empty queue: say so in the log, unsynced, so that damage below is never a torn tail."""
         active = self.active
         if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
             return
-        if self._log.queue:
+        if self._log.handover.queue:
             return
         active.stage(GroupKind.SYNCED, [], 0)
         self._write_staged()
@@ -258,6 +305,7 @@ class Appender:
     def _roll(self) -> None:
         """Go to the next segment if this one is used up and the next is ready; else overrun it."""
         active = self.active
+        ensure(self._log.handover.writer is not Writer.LOOP, "log: a segment is closed in the loop's thread")
         if active.empty:
             return  # a group larger than a whole segment
         ready = self._log.take_next(active.sequence)
@@ -269,13 +317,14 @@ class Appender:
         active.finish(cut=False)
         self._log.stats.syncs += 1
         # A segment counts as closed, and may be collected, only once all its entries are indexed.
-        self._update_index()
+        self.update_index()
         self._log.segment_opened(ready, active)
         self.active = ActiveSegment(ready, self.chain, self._log.options.compression)
 
     # --- after the sync
 
-    def _update_index(self) -> None:
+    def update_index(self) -> None:
+        """What was written may be read back, and leave the cache."""
         log = self._log
         with log.lock:
             log.active_length = self.active.offset

@@ -7,7 +7,7 @@ its contract names: bytes need the file's own sync, names need their directory's
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +70,52 @@ class Files(Protocol):
         """Bytes that may still be written on the volume."""
 
 
+class Loop(Protocol):
+    """What the log needs of an event loop; those of asyncio and uvloop have it."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> object:
+        """Run it in a later turn of the loop, behind all that waits; only in the loop's thread."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object:
+        """The same, from any thread. Raises RuntimeError once the loop is closed."""
+
+    def add_reader(self, fd: int, callback: Callable[[], object], /) -> object:
+        """Run it whenever the descriptor is readable."""
+
+    def remove_reader(self, fd: int, /) -> object:
+        """Watch the descriptor no longer."""
+
+
+class BackgroundSync(Protocol):
+    """Start a sync, and be told when it is done. One is under way at a time; calls never overlap, but for `close`.
+
+    Who calls `begin` keeps the file open, and writes nothing to it, until `ended` or `wait` told the end, once.
+    """
+
+    def begin(self, file: File) -> None:
+        """Begin a `data_sync` of all that was written to `file`; returns at once.
+
+        Raises:
+            OSError: it could not be begun; nothing is under way, and nothing is said about the file.
+        """
+
+    def ended(self) -> bool:
+        """Whether the sync under way has ended; does not wait. On True the file's contract for `data_sync` holds.
+
+        Raises:
+            OSError: the sync has ended, and failed.
+        """
+
+    def wait(self) -> None:
+        """Block until the sync under way has ended, whether or not a loop runs. Errors as for `ended`."""
+
+    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
+        """From now on `told` runs in the loop's thread, which calls this, after each end; it may run in vain."""
+
+    def close(self) -> None:
+        """Stop watching and give back what the system gave. From any thread, also when the loop no longer runs."""
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -78,13 +124,18 @@ class OsFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor, -1 once closed."""
+        return self._fd
+
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
         """As File."""
         at = 0
         while at < len(buffers):
             some: Sequence[bytes | memoryview] = buffers[at : at + _IOV_MAX]
             at += len(some)
-            wanted = sum(len(b) for b in some)
+            wanted = sum(map(len, some))
             while True:
                 written = os.pwritev(self._fd, some, offset)
                 offset += written

@@ -1,13 +1,15 @@
 """The node's log: the table of streams and segments, the queue, collection. The package's front door.
 
-Threads: callers (any), the appender (writes and syncs), the keeper (prepares segments). One lock guards all that is
-in memory; no I/O happens under it. Invariant: the order in which calls took the lock is the order on disk.
+Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper (prepares segments).
+One lock guards all that is in memory; no I/O happens under it. Invariant: the order in which calls took the lock is the
+order on disk; only who is the writer (handover.py) touches the appender.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +18,16 @@ import structlog
 from stele.model.config import Configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, OpId, StreamKey
-from stele.wal.appender import Appender, Checkpoint, Item
+from stele.wal.appender import Appender, Checkpoint
 from stele.wal.cache import EntryCache
 from stele.wal.collect import collect
-from stele.wal.files import Files, OsFiles
+from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
+from stele.wal.handover import Handover
+from stele.wal.inline import Inline
 from stele.wal.keeper import Keeper, Pool, make_next
 from stele.wal.metadata import Metadata, write_metadata
-from stele.wal.options import LogOptions
+from stele.wal.options import LogOptions, SyncMode
 from stele.wal.report import Collected, LogStats, Pin, RecoveryReport
 from stele.wal.segment import ActiveSegment, Ready, Segment
 from stele.wal.state import State
@@ -56,14 +60,7 @@ class Log:
         self.on_failure: Callable[[Exception], None] | None = None
         # for the other modules, guarded by `lock`
         self.lock = threading.Lock()
-        self.wake = threading.Condition(self.lock)
-        self.queue: list[Item] = []
-        self.queued_bytes = 0
-        self.idle = False
-        self._defer: Callable[[Callable[[], None]], object] | None = None
-        self._owner = 0
-        self._deferred = False
-        self.closing = False
+        self.handover = Handover(self.lock)
         self.states: dict[StreamKey, State] = {}
         self.segments: dict[int, Segment] = {}
         self.active_length = 0
@@ -76,6 +73,7 @@ class Log:
         self._next_sequence = 0
         self._appender: Appender | None = None
         self._keeper: Keeper | None = None
+        self._inline: Inline | None = None
         self._collecting = threading.Lock()
         self._threads = True
 
@@ -93,7 +91,7 @@ class Log:
     ) -> Log:
         """Recover the log in `directory`, or begin one. Blocks; what it read is durable when it returns.
 
-        `dispatch` gets the callbacks of one sync, in the appender's thread. `on_failure` is dispatched once if a
+        `dispatch` gets the callbacks of one sync, in the appender's thread (see `attach`). `on_failure` is dispatched once if a
         write or sync fails. Without `threads` the log writes only within `turn`, `collect` and `close`: for owners
         that drive time themselves.
 
@@ -120,14 +118,28 @@ class Log:
             log._keeper.start()
         return log
 
-    def defer_wakes(self, defer: Callable[[Callable[[], None]], object]) -> None:
-        """Let appends of this thread wake the appender through `defer`, an event loop's `call_soon`.
+    def attach(
+        self,
+        loop: Loop,
+        background: BackgroundSync | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve this thread's event loop; call it there, once. `dispatch` must run its callbacks there in their order.
 
         What one turn of the loop appends is then written and synced together, however many streams it belongs to,
-        and the appender does not fight the loop for the interpreter meanwhile.
+        and the appender does not fight the loop for the interpreter meanwhile. With `background`, which becomes the
+        log's, small batches are written by the loop's thread itself (see `stele.wal.inline`), which then runs their
+        callbacks without `dispatch`. Only in sync mode `always`: in the others little waits for a sync. `clock`: seconds
+        that only rise, to see how long the loop was held.
         """
-        self._owner = threading.get_ident()
-        self._defer = defer
+        assert self._appender is not None
+        if background is not None and self.options.sync is SyncMode.ALWAYS:
+            self._inline = Inline(self, self._appender, loop, background, clock)
+        elif background is not None:
+            background.close()
+        with self.lock:
+            self.handover.attach(loop, self._inline)
 
     # --- streams
 
@@ -153,7 +165,7 @@ class Log:
             state = State(key, start, blob, self.active_sequence)
             self.states[key] = state
             record = Record(Kind.CREATE, 0, *state.raw, start.term, start.index, 0, blob)
-            self.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+            self.handover.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
             return StreamLog(self, state)
 
     def stream(self, key: StreamKey) -> StreamLog:
@@ -191,7 +203,7 @@ class Log:
         """Call `done` once everything appended so far survives power loss, whatever the sync mode."""
         with self.lock:
             self.admit_control()
-            self.push((None, None, None, done), 0)
+            self.handover.push((None, None, None, done), 0)
 
     def turn(self) -> None:
         """Write, sync and dispatch what is queued; only for a log opened without threads."""
@@ -240,14 +252,16 @@ class Log:
     def close(self) -> None:
         """Write and sync what is queued, close the segment, write the metadata. Blocks. Never raises for a failed log."""
         with self.lock:
-            if self.closing:
+            if self.handover.closing:
                 return
-            self.closing = True
-            self.wake.notify()
+            self.handover.closing = True
+            self.handover.wake.notify()
         if self._keeper is not None:
             self._keeper.stop()
         assert self._appender is not None
         self._appender.join()
+        if self._inline is not None:
+            self._inline.close()
         with self.lock:
             ready, self._next = self._next, None
         if ready is not None:
@@ -269,12 +283,12 @@ class Log:
 
     def admit(self, size: int) -> None:
         """Refuse entries while the queue is full or space is low."""
-        if self.failed is not None or self.closing:
+        if self.failed is not None or self.handover.closing:
             self.admit_control()
-        if self.queued_bytes + size > self.options.queue_bytes_max and self.queue:
+        if self.handover.queued_bytes + size > self.options.queue_bytes_max and self.handover.queue:
             self.stats.throttled += 1
             raise Retryable(
-                f"log: {self.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
+                f"log: {self.handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
                 "try again",
                 code=Code.THROTTLED,
             )
@@ -292,32 +306,11 @@ class Log:
             raise Corrupt(
                 f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
             )
-        if self.closing:
+        if self.handover.closing:
             raise Retryable(f"log {self.directory} is closed", code=Code.NOT_READY)
 
-    def push(self, item: Item, size: int) -> None:
-        """Put something behind all else; wake the appender."""
-        self.queue.append(item)
-        self.queued_bytes += size
-        if self.idle and not self._deferred:
-            if self._defer is not None and threading.get_ident() == self._owner:
-                self._deferred = True
-                self._defer(self._wake_deferred)
-            else:
-                self._wake()
-
-    def _wake_deferred(self) -> None:
-        with self.lock:
-            self._deferred = False
-            if self.queue and self.idle:
-                self._wake()
-
-    def _wake(self) -> None:
-        self.idle = False
-        self.wake.notify()
-
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
-        self.push((state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES)
+        self.handover.push((state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES)
 
     def _state(self, key: StreamKey) -> State:
         state = self.states.get(key)
@@ -349,7 +342,7 @@ class Log:
     def wanted_sequence(self) -> int | None:
         """The sequence of the segment to prepare, None if one is ready."""
         with self.lock:
-            return None if self._next is not None or self.closing else self._next_sequence
+            return None if self._next is not None or self.handover.closing else self._next_sequence
 
     def offer_next(self, ready: Ready) -> None:
         """The next segment is in place."""
@@ -396,7 +389,8 @@ class Log:
         checkpoint = Checkpoint()
         with self.lock:
             self.admit_control()
-            self.push((None, None, checkpoint, None), 0)
+            self.handover.push((None, None, checkpoint, None), 0)
+            self.handover.for_thread = True
         if not self._threads:
             self.turn()
         while not checkpoint.ready.wait(0.05):
@@ -410,8 +404,8 @@ class Log:
             if self.failed is not None:
                 return
             self.failed = error
-            self.queue = []
-            self.queued_bytes = 0
+            self.handover.take()
+            self.handover.wake.notify()
         log = _log.error if isinstance(error, SteleError) else _log.exception
         log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
         if self.on_failure is not None:

@@ -64,7 +64,10 @@ class Pin:
 
 @dataclass(slots=True)
 class LogStats:
-    """Counters since open; bytes and numbers rise, `last_sync_seconds` and `worst_sync_seconds` are durations."""
+    """Counters since open; bytes and numbers rise, `last_sync_seconds` and `worst_sync_seconds` are durations.
+
+    `inline_batches`: batches that the event loop's thread wrote. `slow_writes`: those that held the loop too long.
+    """
 
     records: int = 0
     groups: int = 0
@@ -72,6 +75,8 @@ class LogStats:
     bytes_written: int = 0
     syncs: int = 0
     markers: int = 0
+    inline_batches: int = 0
+    slow_writes: int = 0
     segments_prepared: int = 0
     segments_recycled: int = 0
     segments_collected: int = 0

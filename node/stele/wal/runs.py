@@ -40,7 +40,8 @@ class Runs:
 
     def add(self, first: int, last: int, term: int, sequence: int, offset: int) -> None:
         """Entries were written; what stood at or above `first` is void."""
-        self.cut(first)
+        if first <= self.last:
+            self.cut(first)
         place = sequence << _OFFSET_BITS | offset
         if self._places and self._places[-1] == place and self._terms[-1] == term:
             self.last = last

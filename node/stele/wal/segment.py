@@ -127,6 +127,11 @@ class ActiveSegment:
         return self.offset >= self.header.prepared_bytes
 
     @property
+    def room(self) -> int:
+        """Bytes left in the prepared part; negative past it."""
+        return self.header.prepared_bytes - self.offset
+
+    @property
     def position(self) -> Position:
         """The place behind the last group."""
         return Position(self.sequence, self.offset)
@@ -173,6 +178,10 @@ class ActiveSegment:
             self.file.data_sync()
         else:
             self.file.full_sync()
+        self.was_synced()
+
+    def was_synced(self) -> None:
+        """A sync of all that was written has returned; nothing was written since it began."""
         self.synced = self._written
 
     def finish(self, *, cut: bool) -> None:

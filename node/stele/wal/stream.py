@@ -131,7 +131,7 @@ class StreamLog:
                     f"it begins after {state.start}",
                 )
             state.put(entries)
-            log.push((state, entries, None, done), size)
+            log.handover.push((state, entries, None, done), size)
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         """As LogPort."""
@@ -160,7 +160,7 @@ class StreamLog:
             self._check_live()
             self._log.admit_control()
             if opid.index < state.start.index:
-                self._log.push((None, None, None, done), 0)
+                self._log.handover.push((None, None, None, done), 0)
                 return
             keep = state.term_at(opid.index) == opid.term
             state.snapshot(opid, blob, keep)
@@ -287,7 +287,7 @@ class StreamLog:
     def _push(self, kind: Kind, detail: int, a: int, b: int, blob: bytes, done: Done | None) -> None:
         state = self._state
         record = Record(kind, detail, *state.raw, a, b, 0, blob)
-        self._log.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+        self._log.handover.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
 
     def _check_live(self) -> None:
         if self._state.failed is not None:

@@ -1,0 +1,205 @@
+"""Syncs by the kernel's AIO (io_submit, IOCB_CMD_FDSYNC): the real implementation of the port in files.py. Made by node.py.
+
+A sync is begun by one short system call and its end makes an eventfd readable, which an event loop watches: no thread
+wakes, none waits for the interpreter. Owns its AIO context and its eventfd, no file. Must not be trusted unseen: a
+container's seccomp profile or another kernel may refuse it, so `kernel_sync` really syncs a file before it says yes.
+
+Invariant: at most one sync is under way; its result is taken once. Source: io_submit(2), io_getevents(2); FDSYNC: Linux 4.18.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import select
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from stele.model.errors import ensure
+from stele.wal.files import File, Loop, OsFile
+
+_log = structlog.get_logger("stele.wal")
+
+_NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+"""Of io_setup, io_destroy, io_getevents, io_submit, by machine; the kernel's tables never change."""
+_FDSYNC = 3
+_RESFD = 1
+_PROBE_S = 10.0
+
+
+class _Control(ctypes.Structure):
+    """`struct iocb` of a little-endian machine; FDSYNC wants everything else to be zero."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("key", ctypes.c_uint32),
+        ("rw_flags", ctypes.c_int32),
+        ("opcode", ctypes.c_uint16),
+        ("priority", ctypes.c_int16),
+        ("fd", ctypes.c_uint32),
+        ("buffer", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("reserved", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("result_fd", ctypes.c_uint32),
+    )
+
+
+class _Event(ctypes.Structure):
+    """`struct io_event`."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("control", ctypes.c_uint64),
+        ("result", ctypes.c_int64),
+        ("result_2", ctypes.c_int64),
+    )
+
+
+class KernelSync:
+    """Implements stele.wal.files.BackgroundSync for files of the operating system.
+
+    Raises, when it is made:
+        OSError: this machine or kernel has no AIO, or refuses it.
+    """
+
+    def __init__(self) -> None:
+        numbers = _NUMBERS.get(platform.machine())
+        if numbers is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
+            raise OSError(errno.ENOSYS, f"no kernel AIO known on {sys.platform} {platform.machine()}")
+        self._setup, self._destroy, self._get_events, self._submit = numbers
+        # What waits must let other threads run (CDLL); what only queues or looks takes a microsecond or two, and giving
+        # the interpreter away for that may cost the 5 ms until another thread gives it back (PyDLL).
+        self._waiting = ctypes.CDLL(None, use_errno=True).syscall
+        self._short = ctypes.PyDLL(None, use_errno=True).syscall
+        self._waiting.restype = self._short.restype = ctypes.c_long
+        self._context = ctypes.c_ulong(0)
+        self._loop: Loop | None = None
+        self._owner = 0
+        self._told: Callable[[], None] | None = None
+        self._closed = False
+        if self._waiting(self._setup, ctypes.c_long(1), ctypes.byref(self._context)) != 0:
+            raise _error("io_setup")
+        try:
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._waiting(self._destroy, self._context)
+            raise
+        # Made once: each call passes the same addresses.
+        self._control = _Control(opcode=_FDSYNC, flags=_RESFD, result_fd=self._eventfd)
+        self._controls = (ctypes.POINTER(_Control) * 1)(ctypes.pointer(self._control))
+        self._event = _Event()
+        self._submit_arguments = (
+            ctypes.c_long(self._submit),
+            self._context,
+            ctypes.c_long(1),
+            self._controls,
+        )
+        self._event_arguments = (ctypes.c_long(1), ctypes.byref(self._event), None)
+
+    def begin(self, file: File) -> None:
+        """As BackgroundSync."""
+        ensure(isinstance(file, OsFile), "kernel AIO syncs files of the operating system only")
+        self._control.fd = file.descriptor  # type: ignore[attr-defined]
+        if self._short(*self._submit_arguments) != 1:
+            raise _error("io_submit")
+
+    def ended(self) -> bool:
+        """As BackgroundSync."""
+        count = self._short(self._get_events, self._context, ctypes.c_long(0), *self._event_arguments)
+        return self._took(count)
+
+    def wait(self) -> None:
+        """As BackgroundSync."""
+        while True:
+            count = self._waiting(self._get_events, self._context, ctypes.c_long(1), *self._event_arguments)
+            if count < 0 and ctypes.get_errno() == errno.EINTR:
+                continue
+            if self._took(count):
+                return
+
+    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
+        """As BackgroundSync."""
+        self._loop, self._told, self._owner = loop, told, threading.get_ident()
+        loop.add_reader(self._eventfd, self._readable)
+
+    def readable_within(self, seconds: float) -> bool:
+        """Whether the eventfd tells of an end within that time. Blocks; for the probe."""
+        return bool(select.select([self._eventfd], [], [], seconds)[0])
+
+    def close(self) -> None:
+        """As BackgroundSync. The context goes at once; the eventfd in the thread of the loop that watches it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._waiting(self._destroy, self._context)
+        if self._loop is not None and self._owner != threading.get_ident():
+            # A number that the loop still watches must not be closed: the next file of that number would be watched.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._release)
+                return
+        self._release()
+
+    def _release(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # a closed loop watches nothing
+                self._loop.remove_reader(self._eventfd)
+        os.close(self._eventfd)
+
+    def _readable(self) -> None:
+        # Always emptied, also for an end that another thread has taken: it would stay readable, and the loop would spin.
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._eventfd)
+        if self._told is not None and not self._closed:
+            self._told()
+
+    def _took(self, count: int) -> bool:
+        if count < 0:
+            raise _error("io_getevents")
+        if count and self._event.result < 0:
+            number = -self._event.result
+            raise OSError(number, os.strerror(number))
+        return count > 0
+
+
+def _error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")
+
+
+def kernel_sync(directory: Path) -> KernelSync | None:
+    """Kernel AIO, if it syncs a file in `directory` here and now; None, and a line in the log, if not. Blocks."""
+    try:
+        sync = KernelSync()
+    except OSError as exc:
+        _refused(directory, str(exc))
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=directory) as unnamed:
+            unnamed.write(b"stele")
+            unnamed.flush()
+            sync.begin(OsFile(unnamed.fileno()))
+            if not sync.readable_within(_PROBE_S):
+                # Not closed: that would wait for a sync that may never end.
+                _refused(directory, f"a sync did not end within {_PROBE_S:.0f} s")
+                return None
+            if not sync.ended():
+                raise OSError(errno.EIO, "the eventfd told of a sync that has not ended")
+    except OSError as exc:
+        sync.close()
+        _refused(directory, str(exc))
+        return None
+    return sync
+
+
+def _refused(directory: Path, why: str) -> None:
+    _log.info("no kernel AIO: every sync goes through the log's thread", directory=str(directory), why=why)

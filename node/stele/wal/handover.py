@@ -1,0 +1,144 @@
+"""The queue, and whose hands the appender is in. Owned by log.py, guarded by its lock: every method is called with it held.
+
+The active segment, the chain of groups and what is staged belong to whoever is the writer, and to nobody else.
+Does no I/O. Invariant: the writer changes only as `PASSES` says; who is not the writer does not touch the appender; where
+something is queued and nobody is the writer, somebody has been told.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from stele.model.errors import ensure
+from stele.wal.files import Loop
+
+if TYPE_CHECKING:
+    from stele.wal.appender import Item
+    from stele.wal.inline import Inline
+
+
+class Writer(IntEnum):
+    """Who may write."""
+
+    NOBODY = 0
+    """Nothing is under way. Whoever has work, and the log's lock, may take it."""
+    THREAD = 1
+    """The appender's thread, or the caller of `Log.turn`."""
+    LOOP = 2
+    """The event loop's thread, within one of its callbacks."""
+    KERNEL = 3
+    """A sync that the loop began is under way. Who takes the writer next must take its result first."""
+
+
+PASSES = frozenset(
+    (
+        (
+            Writer.NOBODY,
+            Writer.THREAD,
+        ),  # woken: a large batch, another thread's append, a sync that is due, the end
+        (Writer.NOBODY, Writer.LOOP),  # a small batch, or the marker
+        (Writer.THREAD, Writer.NOBODY),  # the queue is empty, or what is left is given to the loop
+        (Writer.LOOP, Writer.NOBODY),  # all is synced
+        (Writer.LOOP, Writer.KERNEL),  # the sync has begun
+        (Writer.LOOP, Writer.THREAD),  # the sync could not be begun; or the log is closing
+        (Writer.KERNEL, Writer.LOOP),  # the loop was told of its end
+        (Writer.KERNEL, Writer.THREAD),  # the log is closing, and the loop may never run again
+    )
+)
+
+
+class Handover:
+    """Between those who append, the appender's thread and the event loop."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.queue: list[Item] = []
+        self.queued_bytes = 0
+        self.for_thread = False
+        """Whether something is queued that the event loop must not do: a checkpoint looks at every stream."""
+        self.writer = Writer.NOBODY
+        self.closing = False
+        self.wake = threading.Condition(lock)
+        """The appender's thread waits here, and nobody else."""
+        self._lock = lock
+        self._loop: Loop | None = None
+        self._inline: Inline | None = None
+        self._owner = 0
+        self._deferred = False
+
+    def attach(self, loop: Loop, inline: Inline | None) -> None:
+        """Appends of this thread, which is the loop's, wait for the end of the loop's turn."""
+        self._loop, self._inline, self._owner = loop, inline, threading.get_ident()
+
+    def push(self, item: Item, size: int) -> None:
+        """Put something behind all else; tell who will write it."""
+        self.queue.append(item)
+        self.queued_bytes += size
+        if self.writer is Writer.NOBODY and not self._deferred:
+            if self._loop is not None and threading.get_ident() == self._owner:
+                self._deferred = True
+                self._loop.call_soon(self._end_of_turn)
+            else:
+                self._wake_thread()
+
+    def take(self) -> list[Item]:
+        """All that is queued, for the writer."""
+        items, self.queue = self.queue, []
+        self.queued_bytes = 0
+        self.for_thread = False
+        return items
+
+    def pass_writer(self, old: Writer, new: Writer) -> None:
+        """The appender changes hands.
+
+        Raises:
+            InvariantViolation: it is not in the hands of `old`, or must not go from them to `new`.
+        """
+        if self.writer is not old or (old, new) not in PASSES:
+            ensure(False, f"log: the writer, {self.writer!r}, is passed from {old!r} to {new!r}")
+        self.writer = new
+        if old is Writer.LOOP and (self.closing or new is Writer.THREAD):
+            self.wake.notify()
+
+    def loop_rests(self) -> None:
+        """The loop's thread, which is the writer, has synced all that it wrote."""
+        if self.closing:
+            self.pass_writer(Writer.LOOP, Writer.THREAD)
+            return
+        self.pass_writer(Writer.LOOP, Writer.NOBODY)
+        if self.queue and not self._deferred:
+            # Not at once: the callbacks that run now append too, and one sync serves all.
+            assert self._loop is not None
+            self._deferred = True
+            self._loop.call_soon(self._end_of_turn)
+
+    def give_to_loop(self) -> bool:
+        """The appender's thread, which is the writer, lets the loop go on if what is queued is small. Whether it did."""
+        if self._inline is None or self._loop is None or self.closing or not self._inline.takes():
+            return False
+        try:
+            # Behind what was dispatched: so callbacks keep their order.
+            self._loop.call_soon_threadsafe(self._end_of_turn)
+        except RuntimeError:  # the loop has closed
+            return False
+        self._deferred = True
+        self.pass_writer(Writer.THREAD, Writer.NOBODY)
+        return True
+
+    def _end_of_turn(self) -> None:
+        """In the loop's thread, without the lock."""
+        with self._lock:
+            self._deferred = False
+            if not self.queue or self.writer is not Writer.NOBODY:
+                return
+            if self._inline is None or self.closing or not self._inline.takes():
+                self._wake_thread()
+                return
+            self.pass_writer(Writer.NOBODY, Writer.LOOP)
+            items = self.take()
+        self._inline.begin(items)
+
+    def _wake_thread(self) -> None:
+        self.pass_writer(Writer.NOBODY, Writer.THREAD)
+        self.wake.notify()

@@ -1,0 +1,157 @@
+"""Small batches, written by the event loop's own thread and synced in the background. Made by `Log.attach`.
+
+A thread that wakes for each small batch costs more than the batch: the wake, the lock, the fight for the interpreter.
+Touches the appender only while the writer is LOOP. Must not block the loop: what is not small goes to the thread.
+
+Invariant: a batch's callbacks run in the loop's thread, in the order of the appends, after its sync has ended well, and
+after those of every batch before it: a batch begins here only in a turn of the loop behind the thread's last dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele.wal.appender import Appender, Done, Item
+from stele.wal.files import BackgroundSync, Loop
+from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
+from stele.wal.handover import Writer
+
+if TYPE_CHECKING:
+    from stele.wal.log import Log
+
+INLINE_BYTES_MAX = 64 << 10
+"""Most bytes that the loop's thread packs and copies at once: well below a millisecond, where 5 ms is all that a callback
+may hold the loop."""
+SLOW_WRITE_S = 0.005
+"""A write into the page cache that takes longer waited for the disk: for dirty pages, for a read, for the journal."""
+PAUSE_PER_WRITE = 100
+"""After a slow write the thread does everything for that many times as long as the write took: a disk that lets writers
+wait holds the loop for a hundredth of the time at most."""
+
+_MARKER_BYTES = GROUP_HEADER_BYTES
+_GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
+_log = structlog.get_logger("stele.wal")
+
+
+class Inline:
+    """The loop's side of the appender."""
+
+    def __init__(
+        self, log: Log, appender: Appender, loop: Loop, background: BackgroundSync, clock: Callable[[], float]
+    ) -> None:
+        self._log = log
+        self._appender = appender
+        self._background = background
+        self._clock = clock
+        self._dones: list[Done] = []
+        self._begun = 0.0
+        self._under_way = False
+        self._not_before = 0.0
+        background.watch(loop, self._told)
+
+    # --- in the loop's thread
+
+    def takes(self) -> bool:
+        """Whether all that is queued may be written here. Call with the log's lock held, by who may take the writer."""
+        handover = self._log.handover
+        size = handover.queued_bytes
+        if size > INLINE_BYTES_MAX or handover.for_thread or self._clock() < self._not_before:
+            return False
+        groups = size // self._log.options.group_bytes_max + 1
+        # Inside the prepared part fdatasync is enough, and no segment is closed or opened.
+        return size + groups * _GROUP_COST_BYTES + _MARKER_BYTES <= self._appender.active.room
+
+    def begin(self, items: list[Item]) -> None:
+        """Write a batch and begin its sync. The loop's thread is the writer."""
+        self._appender.guard(lambda: self._begin(items))
+
+    def _begin(self, items: list[Item]) -> None:
+        begin = self._clock()
+        self._appender.write(items)
+        self._log.stats.inline_batches += 1
+        self._dones = [done for _, _, _, done in items if done is not None]
+        self._begun = self._clock()
+        took = self._begun - begin
+        if took > SLOW_WRITE_S:
+            self._not_before = self._begun + took * PAUSE_PER_WRITE
+            self._log.stats.slow_writes += 1
+        self._appender.unsettled = self
+        try:
+            self._background.begin(self._appender.active.file)
+        except OSError as exc:
+            # No sync has begun, so none has failed: the thread does it, this one and all that follow.
+            _log.warning("syncs go through the log's thread from now on", error=str(exc))
+            self._not_before = float("inf")
+            self._pass(Writer.THREAD)
+        else:
+            self._under_way = True
+            self._pass(Writer.KERNEL)
+
+    def _told(self) -> None:
+        """The background sync may have ended."""
+        log, handover = self._log, self._log.handover
+        with log.lock:
+            if handover.writer is not Writer.KERNEL:
+                return  # the thread has taken it: the log is closing
+            handover.pass_writer(Writer.KERNEL, Writer.LOOP)
+        dones = self._appender.guard(self._take)
+        if dones is None:
+            return
+        # The loop is not the writer by now: a callback may do what it likes, close the log or raise.
+        for done in dones:
+            done()
+        self._mark()
+
+    def _take(self) -> list[Done] | None:
+        if not self._background.ended():
+            self._pass(Writer.KERNEL)
+            return None
+        self._appender.active.was_synced()
+        dones = self._settled()
+        with self._log.lock:
+            self._log.handover.loop_rests()
+        return dones
+
+    def _mark(self) -> None:
+        log, handover = self._log, self._log.handover
+        with log.lock:
+            if handover.queue or handover.closing or handover.writer is not Writer.NOBODY:
+                return
+            handover.pass_writer(Writer.NOBODY, Writer.LOOP)
+        self._appender.guard(self._write_marker)
+
+    def _write_marker(self) -> None:
+        self._appender.mark_synced()
+        with self._log.lock:
+            self._log.handover.loop_rests()
+
+    def _pass(self, to: Writer) -> None:
+        with self._log.lock:
+            self._log.handover.pass_writer(Writer.LOOP, to)
+
+    # --- whoever is the writer
+
+    def settle(self) -> list[Done]:
+        """End the batch that the loop began, in the appender's thread: wait for its sync, or do it. Its callbacks."""
+        if self._under_way:
+            self._background.wait()
+            self._appender.active.was_synced()
+        else:
+            self._begun = self._clock()
+            self._appender.active.sync()
+        return self._settled()
+
+    def _settled(self) -> list[Done]:
+        self._under_way = False
+        self._appender.unsettled = None
+        self._appender.synced(self._clock() - self._begun)
+        self._appender.update_index()
+        dones, self._dones = self._dones, []
+        return dones
+
+    def close(self) -> None:
+        """Give the background sync back. Nothing is under way any more."""
+        self._background.close()
