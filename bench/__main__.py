@@ -54,7 +54,7 @@ class Bench:
         """The harmless first."""
         report, keys = self._report, self._keys
         async with (
-            Cluster(self._directory / "stele", masters=1, nodes=4) as cluster,
+            Cluster(self._directory / "stele", masters=1, nodes=3) as cluster,
             AsyncClient(cluster.master_addresses, timeout_s=60) as client,
         ):
             table = await client.create_table("bench", rows.SCHEMA, rows.PARTITIONING)
@@ -71,6 +71,7 @@ class Bench:
             if "copy" in keys:
                 whole = await client.create_table("whole", rows.SCHEMA, rows.ONE_TABLET)
                 await whole.write_arrow(rows.batches(COPY_ROWS // self._row_divisor, 65_536), timeout_s=120)
+                await cluster.wait_ready(cluster.add_node())
                 await stele_side.copy(report, client, whole, cluster)
                 await client.delete_table("whole")
             if "kill" in keys:

@@ -1,4 +1,4 @@
-"""Measures a Stele cluster: one master and four nodes on loopback, three replicas, every log synced.
+"""Measures a Stele cluster: one master and three nodes on loopback, three replicas, every log synced.
 
 Called by __main__; each function measures one thing and says it to the report.
 """
@@ -90,7 +90,7 @@ async def scans(report: Report, table: AsyncTable) -> None:
 
 
 async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:
-    """One flushed tablet to the node that has none of it."""
+    """One flushed tablet to the node that has none of it, which knows nothing of the table yet."""
     (place,) = table.locations.by_ordinal([0])
     leader = place.target()
     tablet_id = id_to_pb(place.tablet_id)
