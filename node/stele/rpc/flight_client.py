@@ -29,9 +29,10 @@ _AVOID_S = 5.0
 
 
 class FlightConnections:
-    """Flight connections by address, shared by threads."""
+    """Flight connections by address, shared by threads. `options` are gRPC's channel arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: tuple[tuple[str, int], ...] = ()) -> None:
+        self._options = list(options)
         self._clients: dict[str, Any] = {}
         self._avoided: dict[str, float] = {}
         self._lock = Lock()
@@ -57,7 +58,7 @@ class FlightConnections:
             socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
         except OSError as exc:
             raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
-        client = fl.connect(f"grpc+tcp://{address}")
+        client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
         with self._lock:
             return self._clients.setdefault(address, client)
 

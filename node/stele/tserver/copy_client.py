@@ -25,6 +25,12 @@ from stele.rpc.proto.consensus_pb2_grpc import TabletCopyServiceStub
 from stele.rpc.ticket import CopyTicket
 from stele.tserver.maintenance import give_memory_back
 
+FLIGHT_OPTIONS: tuple[tuple[str, int], ...] = (
+    # What may be under way on a stream. Left to itself gRPC raises it to some hundred MB of a node's memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
+)
 _BEGIN_TIMEOUT_S = 120.0
 
 

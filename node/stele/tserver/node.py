@@ -52,7 +52,7 @@ from stele.rpc.resolve import join_address, split_address
 from stele.tserver import formation
 from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
-from stele.tserver.copy_client import RemoteCopySource
+from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
 from stele.tserver.copy_service import CopyFiles, TabletCopyService
 from stele.tserver.fences import Fences
 from stele.tserver.health import NodeHealth
@@ -100,7 +100,7 @@ class Node:
         self.heartbeater: Heartbeater
         self.pool: ChannelPool
         self.transport: PeerTransport
-        self.flight_connections = FlightConnections()
+        self.flight_connections = FlightConnections(FLIGHT_OPTIONS)
         self.book = PeerBook()
         self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
         self.address = options.advertised
