@@ -160,8 +160,8 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
             ("request refused", "TOO_LARGE"): 1,
             ("stream refused", "TOO_LARGE"): 1,
             ("stream refused", "INVALID_ARGUMENT"): 1,
-            ("scan refused", "WRONG_CLUSTER"): 1,
-            ("scan refused", "UNSUPPORTED_VERSION"): 1,
+            ("flight refused", "WRONG_CLUSTER"): 1,
+            ("flight refused", "UNSUPPORTED_VERSION"): 1,
         }
         assert (await node_status(client.pool, node.address)).replicas == 1
         assert await table.scan().count() == 21 and await table.get(0) is not None

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient
-from stele.client import scan as scans
 from stele.client.scan import Scanner
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc import flight_client
 from tests.harness import Cluster
 from tests.harness.processes import Member
 
@@ -31,7 +31,7 @@ def serving(cluster: Cluster, scanner: Scanner) -> Member:
 async def test_a_node_that_stops_in_the_middle_of_a_scan_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    monkeypatch.setattr(scans, "STALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(flight_client, "STALL_TIMEOUT_S", 2.0)
     async with (
         Cluster(tmp_path, masters=1, nodes=3) as cluster,
         AsyncClient(cluster.master_addresses) as client,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,33 @@ from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
 
+class DirectFrames:
+    """CopyFrames straight from another node's sessions."""
+
+    def __init__(self, source: DirectSource, stop: Event, *wanted: Any) -> None:
+        self.source = source
+        self.stop = stop
+        self.wanted = wanted
+
+    def cancel(self) -> None:
+        """Nothing waits here for long."""
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, int]]:
+        source, sent = self.source, 0
+        while source.hold is not None and not source.hold.wait(0.01):
+            if self.stop.is_set():
+                raise Retryable("stopped")
+        for at, data, crc in source.node.sessions.fetch(*self.wanted):
+            if source.breaks and sent + len(data) > source.break_after:
+                source.breaks -= 1
+                if source.damage:
+                    yield at, bytes(len(data)), crc
+                raise Retryable("the connection broke")
+            sent += len(data)
+            source.sent += len(data)
+            yield at, data, crc
+
+
 class DirectSource:
     """CopySource straight to another node's sessions. `break_after` bytes the connection fails, `breaks` times."""
 
@@ -32,26 +61,15 @@ class DirectSource:
         self.break_after = break_after
         self.damage = damage
         self.begun = 0
-        self.hold: asyncio.Event | None = None
+        self.sent = 0
+        self.hold: Event | None = None
 
     async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
         self.begun += 1
         return await self.node.sessions.begin(self.node.manager.get(tablet_id), at_least)
 
-    async def fetch(
-        self, session_id: str, name: str, offset: int, length: int
-    ) -> AsyncIterator[tuple[int, bytes, int]]:
-        if self.hold is not None:
-            await self.hold.wait()
-        sent = 0
-        async for at, data, crc in self.node.sessions.fetch(session_id, name, offset, length):
-            if self.breaks and sent + len(data) > self.break_after:
-                self.breaks -= 1
-                if self.damage:
-                    yield at, bytes(len(data)), crc
-                raise Retryable("the connection broke")
-            sent += len(data)
-            yield at, data, crc
+    def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> DirectFrames:
+        return DirectFrames(self, stop, session_id, name, offset, length)
 
     async def keep_alive(self, session_id: str) -> int:
         return self.node.sessions.keep_alive(session_id)
@@ -131,7 +149,7 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
     status = leader.core.status()  # type: ignore[union-attr]
     at = min(p.match_index for p in status.peers if p.replica_id != lost.replica_id)
     source = DirectSource(group.node_of(leader))
-    source.hold = asyncio.Event()
+    source.hold = Event()
     started = OpId(leader.term, at)
     copy = await nodes[3].manager.start_copy(
         order(group, source.node, 4, witness=True, witness_start=started), source
@@ -169,7 +187,7 @@ async def test_a_lost_session_is_begun_anew(group_of: MakeGroup) -> None:
     await group.write(rows(range(3000)))
     await group.caught_up(nodes[0].manager.get(group.tablet_id))
     source = DirectSource(nodes[0])
-    source.hold = asyncio.Event()
+    source.hold = Event()
     copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
     assert copy is not None
     await wait_until(lambda: copy.progress.state == "Fetching")
@@ -186,7 +204,7 @@ async def test_a_crash_leaves_the_old_or_the_new(group_of: MakeGroup, step: str,
     await group.write(rows(range(100)))
     leader = await group.leader()
     source = DirectSource(group.node_of(leader))
-    source.hold = asyncio.Event()
+    source.hold = Event()
     begun = leader.committed_opid if witness else OPID_NONE
     what = order(group, source.node, 4, witness=witness, witness_start=begun)
     copy = await nodes[3].manager.start_copy(what, source)
@@ -268,7 +286,7 @@ async def young_witness(group: Group, target: TestNode, *, rows_after: int) -> t
     """A witness copy whose checkpoint holds `rows_after` rows more than the witness's start."""
     leader = await group.leader()
     source = DirectSource(group.node_of(leader))
-    source.hold = asyncio.Event()
+    source.hold = Event()
     for replica in group.replicas():
         await group.caught_up(replica)
     start = leader.committed_opid
@@ -342,7 +360,7 @@ async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of:
         await group.caught_up(replica)
     begun = leader.committed_opid
     source = DirectSource(group.node_of(leader))
-    source.hold = asyncio.Event()
+    source.hold = Event()
     copy = await nodes[3].manager.start_copy(
         order(group, source.node, 4, witness=True, witness_start=begun), source
     )

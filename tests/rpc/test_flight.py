@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Iterator
+from threading import Event
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from stele.model.errors import Code, NotLeader, Rejected, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import new_id
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
+from stele.rpc.copy_frames import frame_from_batch, frame_to_batch
 from stele.rpc.flight import Endpoint, FlightServer, from_flight_error
-from stele.rpc.ticket import ScanCommand, Ticket
+from stele.rpc.flight_client import FlightConnections, FlightStream
+from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
 
 CLUSTER, TABLET = new_id(), new_id()
+FRAME = 1 << 20
+CONTENT = os.urandom(5 * FRAME + 17)
+NO_RANGE = CopyTicket(CLUSTER, "s", "f", 0, 0, CLUSTER, 1, CLUSTER, 1).encode()
 SCHEMA = Schema.make([("id", "int64"), ("at", "timestamp")], ["id"])
 
 
 class Provider:
-    """Gives three batches, or fails."""
+    """Gives three batches of rows, or a piece of a file; or fails."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -37,6 +45,21 @@ class Provider:
             raise self.error
         return pa.schema([("id", pa.int64())]), self._batches()
 
+    def fetch(self, ticket: CopyTicket) -> Iterator[pa.RecordBatch]:
+        if self.error is not None and self.fail_at < 0:
+            raise self.error
+        return self._frames(ticket)
+
+    def _frames(self, ticket: CopyTicket) -> Iterator[pa.RecordBatch]:
+        try:
+            for number, at in enumerate(range(ticket.offset, ticket.offset + ticket.length, FRAME)):
+                if number == self.fail_at and self.error is not None:
+                    raise self.error
+                data = CONTENT[at : min(at + FRAME, ticket.offset + ticket.length)]
+                yield frame_to_batch(at, data, google_crc32c.value(data))
+        finally:
+            self.closed += 1
+
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
             for number in range(3):
@@ -50,7 +73,7 @@ class Provider:
 @pytest.fixture
 def served() -> Iterator[tuple[Provider, fl.FlightClient]]:
     provider = Provider()
-    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, scans_max=2)
+    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider, scans_max=2, copies_max=2)
     client = fl.connect(f"grpc+tcp://127.0.0.1:{server.port}")
     try:
         yield provider, client
@@ -63,6 +86,10 @@ def ticket(cluster: str = CLUSTER) -> fl.Ticket:
     return fl.Ticket(Ticket(cluster, TABLET, 7, 1, ScanSpec().to_json(SCHEMA)).encode())
 
 
+def copy_ticket(offset: int, length: int, cluster: str = CLUSTER) -> CopyTicket:
+    return CopyTicket(cluster, "s", "f", offset, length, new_id(), 3, new_id(), 1)
+
+
 def failed(client: fl.FlightClient, wanted: fl.Ticket) -> SteleError:
     with pytest.raises(fl.FlightError) as caught:
         client.do_get(wanted).read_all()
@@ -72,25 +99,39 @@ def failed(client: fl.FlightClient, wanted: fl.Ticket) -> SteleError:
 def test_tickets_come_back_as_they_were() -> None:
     spec = ScanSpec((1, 0), (Predicate(0, "in", (1, 2)), Predicate(1, "is_null")), b"a", b"b", 5, True, b"r")
     made = Ticket(CLUSTER, TABLET, 1 << 60, 3, spec.to_json(SCHEMA), 100)
-    back = Ticket.decode(made.encode())
+    back = decode_ticket(made.encode())
+    assert isinstance(back, Ticket)
     assert back.spec(SCHEMA) == spec
     assert (back.snapshot, back.schema_version, back.wait_ms) == (1 << 60, 3, 100)
+    copy = copy_ticket(5, 6)
+    assert decode_ticket(copy.encode()) == copy
     command = ScanCommand(table="t", columns=("a",), snapshot=9)
     assert ScanCommand.decode(command.encode()) == command
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x02{}", b"{}", b"hello"])
 def test_unknown_versions_are_refused(raw: bytes) -> None:
-    for decode in (Ticket.decode, ScanCommand.decode):
+    for decode in (decode_ticket, ScanCommand.decode):
         with pytest.raises(Rejected) as caught:
             decode(raw)
         assert caught.value.code is Code.UNSUPPORTED_VERSION
 
 
-@pytest.mark.parametrize("raw", [b"\x01", b"\x01[]", b"\x01{}", b'\x01{"tablet": 1}', b'\x01{"tablet": "x"}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x01",
+        b"\x01[]",
+        b"\x01{}",
+        b'\x01{"tablet": 1}',
+        b'\x01{"tablet": "x"}',
+        b'\x01{"session": "s"}',
+        NO_RANGE,
+    ],
+)
 def test_what_is_no_ticket_is_refused(raw: bytes) -> None:
     with pytest.raises(Rejected) as caught:
-        Ticket.decode(raw)
+        decode_ticket(raw)
     assert caught.value.code is Code.INVALID_ARGUMENT
 
 
@@ -151,4 +192,62 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(Rejected, match="--flight-port"):
-            FlightServer("127.0.0.1", taken.getsockname()[1], CLUSTER, Provider())
+            FlightServer("127.0.0.1", taken.getsockname()[1], CLUSTER, Provider(), Provider())
+
+
+def received(client_of: FlightConnections, port: int, ticket: CopyTicket) -> bytes:
+    data = b""
+    for batch in FlightStream(client_of, f"127.0.0.1:{port}", ticket.encode(), Event()):
+        offset, part, crc = frame_from_batch(batch)
+        assert offset == ticket.offset + len(data) and google_crc32c.value(part) == crc
+        data += part.to_pybytes()
+    return data
+
+
+def test_pieces_of_files_arrive_as_they_are() -> None:
+    provider, connections = Provider(), FlightConnections()
+    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider)
+    try:
+        for offset, length in ((0, len(CONTENT)), (17, FRAME), (len(CONTENT) - 1, 1)):
+            found = received(connections, server.port, copy_ticket(offset, length))
+            assert found == CONTENT[offset : offset + length]
+        with pytest.raises(Rejected) as stranger:
+            received(connections, server.port, copy_ticket(0, 5, new_id()))
+        assert stranger.value.code is Code.WRONG_CLUSTER
+        provider.error = Rejected("no such session", code=Code.NOT_FOUND)
+        for provider.fail_at in (-1, 0, 2):
+            with pytest.raises(Rejected) as gone:
+                received(connections, server.port, copy_ticket(0, len(CONTENT)))
+            assert gone.value.code is Code.NOT_FOUND
+    finally:
+        connections.close()
+        server.close()
+    with pytest.raises(Retryable):
+        received(FlightConnections(), server.port, copy_ticket(0, 5))
+
+
+def test_copies_and_scans_have_places_of_their_own(served: tuple[Provider, fl.FlightClient]) -> None:
+    provider, client = served
+
+    def endless(ticket: CopyTicket) -> Iterator[pa.RecordBatch]:
+        while True:
+            yield frame_to_batch(0, CONTENT, 0)
+
+    provider._frames = endless  # type: ignore[method-assign]
+    wanted = fl.Ticket(copy_ticket(0, 5).encode())
+    readers = [client.do_get(wanted) for _ in range(2)]
+    for reader in readers:
+        reader.read_chunk()
+    assert failed(client, wanted).code is Code.THROTTLED
+    assert client.do_get(ticket()).read_all().num_rows == 30
+    for reader in readers:
+        reader.cancel()
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    good = frame_to_batch(7, b"abc", 9)
+    offset, data, crc = frame_from_batch(good)
+    assert (offset, data.to_pybytes(), crc) == (7, b"abc", 9)
+    for bad in (pa.record_batch([[1]], names=["x"]), pa.RecordBatch.from_pylist([], good.schema)):
+        with pytest.raises(Rejected):
+            frame_from_batch(bad)

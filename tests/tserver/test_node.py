@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient
 from stele.model.block import RowOp, encode_block
-from stele.model.errors import Corrupt, InvariantViolation, Rejected
-from stele.model.ids import NodeId, new_id
+from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected
+from stele.model.ids import NodeId, ReplicaId, StreamKey, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.flight_client import FlightStream
+from stele.rpc.identity import PROTOCOL_VERSION
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.ticket import CopyTicket
 from stele.tserver.node import Node
 from stele.tserver.options import (
     EXIT_DISK,
@@ -162,6 +167,67 @@ async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
         await fill(client, 2100)
         await wait_until(lambda: replica.applied_index >= leader.applied_index)
         assert replica.machine.view().checksum() == leader.machine.view().checksum()  # type: ignore[union-attr]
+
+
+async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA)
+        await fill(client, 5000)
+        cluster.ids["node-3"] = NodeId(new_id())
+        fresh = await cluster.launch("node-3")
+        await wait_until(lambda: fresh.manager.opened)
+        name, source = next(
+            (name, n) for name, n in cluster.running.items() if name != "master" and len(n.manager) == 1
+        )
+        replica = next(iter(source.manager))
+        order = pb.StartTabletCopyRequest(
+            tablet_id=id_to_pb(replica.tablet_id),
+            replica_id=9,
+            source_node=id_to_pb(source.node_id),
+            source_address=source.address,
+            bytes_per_second=20_000,
+        )
+        call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
+        await client.pool.unary(*call)
+        copy = fresh.manager.copies[StreamKey(replica.tablet_id, ReplicaId(9))]
+        await wait_until(lambda: 0 < copy.progress.bytes_done < copy.progress.bytes_total)
+        (session,) = source.sessions._sessions
+        for change, code in (
+            ({"to_node": fresh.node_id}, Code.WRONG_NODE),
+            ({"protocol_version": 99}, Code.UNSUPPORTED_VERSION),
+            ({"from_incarnation": 0}, Code.STALE_INCARNATION),
+            ({"session_id": "another"}, Code.NOT_FOUND),
+            ({"name": "../../node.json"}, Code.NOT_FOUND),
+        ):
+            good = CopyTicket(
+                cluster.cluster_id,
+                session,
+                "MANIFEST",
+                0,
+                1,
+                fresh.node_id,
+                fresh.incarnation,
+                source.node_id,
+                PROTOCOL_VERSION,
+            )
+            stream = FlightStream(
+                fresh.flight_connections,
+                source.flight_address,
+                replace(good, **change).encode(),  # type: ignore[arg-type]
+                Event(),
+            )
+            with pytest.raises(Rejected) as refused:
+                await asyncio.to_thread(list, stream)
+            assert refused.value.code is code
+        await cluster.stop(name)
+        assert copy.progress.state == "Fetching"
+        source = await cluster.launch(name)
+        await wait_until(lambda: copy.progress.state in ("Done", "Failed"), timeout_s=60)
+        assert copy.progress.state == "Done", copy.progress.error
+        assert copy.progress.bytes_done == copy.progress.bytes_total
+        machine, copied = (n.manager.get(replica.tablet_id).machine for n in (source, fresh))
+        assert machine is not None and copied is not None
+        assert machine.view().checksum() == copied.view().checksum()  # type: ignore[attr-defined]
 
 
 async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:

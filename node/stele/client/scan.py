@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
-from stele.client.stall import Watchdog, open_stream, silent
 from stele.model import keys
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, SteleError
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
-from stele.rpc.flight import from_flight_error
-from stele.rpc.resolve import split_address
+from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.ticket import Ticket
 
 PARALLEL_TABLETS = 4
-CONNECT_TIMEOUT_S = 1.0
-STALL_TIMEOUT_S = 15.0
-"""A replica that sends nothing for so long is given up; nodes send an empty batch where they find nothing for long."""
-_AVOID_S = 5.0
-"""How long a node that went silent is passed over by all scans, so that each need not find out by itself."""
 _QUEUE_BATCHES = 8
 _BACKOFF_S = 0.05
 _DEFINITE = frozenset(
@@ -51,58 +41,17 @@ _DEFINITE = frozenset(
 _GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE}
 
 
-class FlightPool:
-    """Flight connections by address, shared by threads."""
+class FlightPool(FlightConnections):
+    """Flight connections of a client, with the threads that its scans are read in."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Any] = {}
-        self._avoided: dict[str, float] = {}
-        self._lock = Lock()
-        self.watchdog = Watchdog()
+        super().__init__()
         self.threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
-
-    def get(self, address: str) -> Any:
-        """A connection to `address`. Fails at once if nobody listens; gRPC alone would wait 20 s for a dead machine.
-
-        Raises:
-            Retryable: UNAVAILABLE, also for a while after `avoid`.
-        """
-        if not address:  # it has not told the masters yet
-            raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
-        with self._lock:
-            client = self._clients.get(address)
-            avoided = self._avoided.get(address, 0.0) > time.monotonic()
-        if avoided:
-            raise Retryable(f"{address} was silent a moment ago", code=Code.UNAVAILABLE)
-        if client is not None:
-            return client
-        host, port = split_address(address)
-        try:
-            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
-        except OSError as exc:
-            raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
-        client = fl.connect(f"grpc+tcp://{address}")
-        with self._lock:
-            return self._clients.setdefault(address, client)
-
-    def drop(self, address: str) -> None:
-        """Forget a connection that failed. It is closed when its last reader lets go of it."""
-        with self._lock:
-            self._clients.pop(address, None)
-
-    def avoid(self, address: str) -> None:
-        """Nobody answers there, though connections stand."""
-        with self._lock:
-            self._avoided[address] = time.monotonic() + _AVOID_S
 
     def close(self) -> None:
         """Close all. Readers under way fail."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.watchdog.close()
-        with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +93,15 @@ class TabletScan:
         self._timeout_s = timeout_s
         self._locate = locate
         self._stop = Event()
-        self._reader: Any = None
+        self._stream: FlightStream | None = None
         self._given = 0
 
     def stop(self) -> None:
         """End the scan from another thread, before its next batch."""
         self._stop.set()
-        reader = self._reader
-        if reader is not None:
-            reader.cancel()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
         """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch."""
@@ -206,38 +155,11 @@ class TabletScan:
             plan.schema.version,
             spec.to_json(plan.schema),
         )
-        address, stall_s = replica.flight_address, STALL_TIMEOUT_S
-        reader = watched = None
+        self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
         try:
-            client = self._pool.get(address)
-            wanted = fl.Ticket(ticket.encode())
-            self._reader = reader = open_stream(lambda: client.do_get(wanted), stall_s, self._stop, address)
-            watched = self._pool.watchdog.watch(reader.cancel)
-            while True:
-                watched.due = time.monotonic() + stall_s
-                try:
-                    chunk = reader.read_chunk()
-                except StopIteration:
-                    reader = None
-                    return
-                watched.due = math.inf
-                yield chunk.data
-        except (fl.FlightError, pa.ArrowException, OSError) as exc:
-            reader = None
-            if watched is not None and watched.gone:
-                self._pool.avoid(address)
-                raise silent(address, stall_s) from exc
-            raise from_flight_error(exc, where=address) from exc
-        except Retryable as exc:
-            if exc.code is Code.TIMED_OUT:
-                self._pool.avoid(address)
-            raise
+            yield from self._stream
         finally:
-            self._reader = None
-            if watched is not None:
-                self._pool.watchdog.forget(watched)
-            if reader is not None:
-                reader.cancel()
+            self._stream = None
 
 
 class Scanner:

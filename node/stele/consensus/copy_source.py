@@ -8,11 +8,12 @@ Invariant: while a session lives, its files do not change and the log after its 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
+import pyarrow as pa
 import structlog
 
 from stele.consensus.files import make_directory, remove_tree
@@ -20,14 +21,15 @@ from stele.consensus.ports import Host
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
 from stele.model.config import Configuration
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, new_id
+from stele.tablet.files import translate
 
 log = structlog.get_logger("stele.consensus.copy")
 
 LEASE_MS = 60_000
 FRAME_BYTES = 1 << 20
-_SUM_BYTES = 8 << 20
+_SUM_BYTES = 256 << 10
 SESSIONS_MAX = 16
 
 
@@ -64,10 +66,12 @@ class _Session:
 
 def sum_file(path: Path) -> int:
     """CRC-32C of a file. Blocks."""
-    crc = 0
-    with path.open("rb") as f:
-        while chunk := f.read(_SUM_BYTES):
-            crc = google_crc32c.extend(crc, chunk)
+    # Always the same memory: new pages for each piece cost more than the sum.
+    buffer = pa.py_buffer(bytearray(_SUM_BYTES))
+    view, crc = memoryview(buffer), 0
+    with path.open("rb", buffering=0) as f:
+        while size := f.readinto(view):
+            crc = google_crc32c.extend(crc, buffer.slice(0, size))
     return crc
 
 
@@ -148,10 +152,10 @@ class CopySessions:
             max_ceiling=machine.max_ceiling,
         )
 
-    async def fetch(
-        self, session_id: str, name: str, offset: int, length: int
-    ) -> AsyncIterator[tuple[int, bytes, int]]:
+    def fetch(self, session_id: str, name: str, offset: int, length: int) -> Iterator[tuple[int, bytes, int]]:
         """(offset, bytes, CRC-32C of them) in frames of at most 1 MiB, from `offset` on, `length` bytes in all.
+
+        Any thread may iterate; reads block. Raises SteleError there when the disk does not give what it should.
 
         Raises:
             Rejected: NOT_FOUND for a session that has ended or a file it does not have.
@@ -160,20 +164,7 @@ class CopySessions:
         size = next((f.size for f in session.info.files if f.name == name), None)
         if size is None:
             raise Rejected(f"session {session_id} has no file {name!r}", code=Code.NOT_FOUND)
-        end = min(size, offset + length) if length else size
-        with (session.directory / name).open("rb", buffering=0) as f:
-            while offset < end:
-
-                def read(at: int = offset) -> tuple[bytes, int]:
-                    f.seek(at)
-                    data = f.read(min(FRAME_BYTES, end - at))
-                    return data, google_crc32c.value(data)
-
-                data, crc = await self._host.in_thread(read)
-                if not data:
-                    raise Retryable(f"{name}: ended at {offset} of {size} bytes", code=Code.UNAVAILABLE)
-                yield offset, data, crc
-                offset += len(data)
+        return _frames(session.directory / name, offset, min(size, offset + length))
 
     def keep_alive(self, session_id: str) -> int:
         """Renew a lease; how many ms it lasts.
@@ -211,3 +202,19 @@ class CopySessions:
         if session is None:
             raise Rejected(f"no copy session {session_id} here; begin a new one", code=Code.NOT_FOUND)
         return session
+
+
+def _frames(path: Path, offset: int, end: int) -> Iterator[tuple[int, bytes, int]]:
+    try:
+        with path.open("rb", buffering=0) as f:
+            f.seek(offset)
+            while offset < end:
+                data = f.read(min(FRAME_BYTES, end - offset))
+                if not data:
+                    raise Corrupt(f"{path.name}: ends at {offset} bytes; expected {end} at least")
+                yield offset, data, google_crc32c.value(data)
+                offset += len(data)
+    except FileNotFoundError:  # ended between two looks
+        raise Rejected(f"no {path.name} here; begin a new session", code=Code.NOT_FOUND) from None
+    except OSError as exc:
+        raise translate(exc, f"reading {path.name}") from exc

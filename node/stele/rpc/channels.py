@@ -1,4 +1,4 @@
-"""Unary calls and short streams to other processes: one channel per address, made at the first call.
+"""Unary calls to other processes: one channel per address, made at the first call.
 
 Used by masters, nodes, drivers, clients and the command line. Owns the channels; resolves names itself at each dial
 and dials again after a connection failed. Invariant: every call carries this process's identity, and every failure
@@ -8,7 +8,6 @@ comes out as a `SteleError`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -101,27 +100,6 @@ class ChannelPool:
         except grpc.RpcError as exc:
             raise self._failed(address, exc) from exc
         return response
-
-    async def stream(
-        self,
-        address: str,
-        stub_class: type,
-        method: str,
-        request: Any,
-        *,
-        timeout_s: float | None = None,
-        to_node: str = "",
-    ) -> AsyncIterator[Any]:
-        """Answers of a server-streaming call. Raises as `unary` does."""
-        stub = await self.stub(address, stub_class)
-        call = getattr(stub, method)(request, timeout=timeout_s, metadata=self.identity.metadata(to_node))
-        try:
-            async for response in call:
-                yield response
-        except grpc.RpcError as exc:
-            raise self._failed(address, exc) from exc
-        finally:
-            call.cancel()
 
     def drop(self, address: str) -> None:
         """Close the channel to `address`; the next call resolves and dials anew."""

@@ -1,7 +1,7 @@
 """Arrow Flight in front of a node's tablets, in threads of its own; and how a Flight error becomes a `SteleError`.
 
-The node gives a ScanProvider, which is called on Flight's threads and may block. Invariant: no work of a scan is done
-on the event loop, and at most `scans_max` run at once.
+The node gives a ScanProvider and a CopyProvider, which are called on Flight's threads and may block. Invariant: no row
+and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import pyarrow.flight as fl
 import structlog
 
 from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
+from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
 from stele.rpc.logging import OncePer
 from stele.rpc.resolve import join_address
-from stele.rpc.ticket import ScanCommand, Ticket
+from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
 
 log = structlog.get_logger("stele.rpc.flight")
 
 SCANS_MAX = 32
+COPIES_MAX = 64
+
+_Places = threading.BoundedSemaphore
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,35 @@ class ScanProvider(Protocol):
         ...
 
 
+class CopyProvider(Protocol):
+    """The files of a node's copy sessions. Called on threads of Flight, may block, and raises SteleError."""
+
+    def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
+        """The bytes that a ticket asks for, in order, as stele.rpc.copy_frames lays them out. Closed early if the
+        receiver leaves.
+
+        Checks caller and session; the cluster was checked already.
+        """
+        ...
+
+
 class FlightServer:
     """A Flight server with a thread of its own. `host` and `port` as for --listen; port 0 picks one."""
 
     def __init__(
-        self, host: str, port: int, cluster_id: str, provider: ScanProvider, scans_max: int = SCANS_MAX
+        self,
+        host: str,
+        port: int,
+        cluster_id: str,
+        scans: ScanProvider,
+        copies: CopyProvider,
+        *,
+        scans_max: int = SCANS_MAX,
+        copies_max: int = COPIES_MAX,
     ) -> None:
         location = f"grpc+tcp://{join_address(host, port)}"
         try:
-            self._server = _Server(location, cluster_id, provider, scans_max)
+            self._server = _Server(location, cluster_id, scans, copies, scans_max, copies_max)
         except (pa.ArrowException, fl.FlightError, OSError) as exc:
             raise Rejected(
                 f"cannot listen for Flight at {host}:{port}: the port is in use, or the address is not this "
@@ -68,25 +92,35 @@ class FlightServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Refuse new scans, end those under way. Blocks until they have ended; call it in a thread."""
+        """Refuse new streams, end those under way. Blocks until they have ended; call it in a thread."""
         self._server.stopping.set()
         self._server.shutdown()
         self._thread.join()
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, location: str, cluster_id: str, provider: ScanProvider, scans_max: int) -> None:
+    def __init__(
+        self,
+        location: str,
+        cluster_id: str,
+        scans: ScanProvider,
+        copies: CopyProvider,
+        scans_max: int,
+        copies_max: int,
+    ) -> None:
         self.stopping = threading.Event()
         self._cluster_id = cluster_id
-        self._provider = provider
-        self._places = threading.BoundedSemaphore(scans_max)
+        self._scans = scans
+        self._copies = copies
+        self._scan_places = threading.BoundedSemaphore(scans_max)
+        self._copy_places = threading.BoundedSemaphore(copies_max)
         self._may_log = OncePer()
         super().__init__(location)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         try:
             command = ScanCommand.decode(bytes(descriptor.command or b""))
-            schema, endpoints = self._provider.plan(command)
+            schema, endpoints = self._scans.plan(command)
         except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
             raise self._refused(context, exc, "GetFlightInfo") from None
         return fl.FlightInfo(
@@ -103,21 +137,31 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         )
 
     def do_get(self, context: Any, raw: Any) -> Any:
-        if not self._places.acquire(blocking=False):
-            error = Retryable("too many scans run on this node; try another replica", code=Code.THROTTLED)
-            raise to_flight_error(error)
         try:
-            ticket = Ticket.decode(bytes(raw.ticket))
+            ticket = decode_ticket(bytes(raw.ticket))
             if ticket.cluster_id != self._cluster_id:
                 raise Rejected(
                     f"this is cluster {self._cluster_id}, the ticket is for {ticket.cluster_id or 'none'}",
                     code=Code.WRONG_CLUSTER,
                 )
-            schema, batches = self._provider.scan(ticket)
+            schema, batches, places = self._open(ticket)
         except Exception as exc:  # noqa: BLE001 - the border, as above
-            self._places.release()
             raise self._refused(context, exc, "DoGet") from None
-        return fl.GeneratorStream(schema, _Rows(self, context, batches))
+        return fl.GeneratorStream(schema, _Batches(self, context, batches, places))
+
+    def _open(self, ticket: Ticket | CopyTicket) -> tuple[pa.Schema, Iterable[pa.RecordBatch], _Places]:
+        places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
+        if not places.acquire(blocking=False):
+            what = "copies are read from" if isinstance(ticket, CopyTicket) else "scans run on"
+            raise Retryable(f"too many {what} this node; try another replica", code=Code.THROTTLED)
+        try:
+            if isinstance(ticket, CopyTicket):
+                return FRAMES, self._copies.fetch(ticket), places
+            schema, batches = self._scans.scan(ticket)
+            return schema, batches, places
+        except BaseException:
+            places.release()
+            raise
 
     def _not_served(self, context: Any, *arguments: Any) -> Any:
         error = Rejected("only GetFlightInfo and DoGet are served here", code=Code.UNSUPPORTED_VERSION)
@@ -129,15 +173,18 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         error = as_stele_error(exc, where=where)
         source = str(context.peer()).rpartition(":")[0]
         if isinstance(error, Rejected) and self._may_log(source, error.code):
-            log.warning("scan refused", source=source, error=str(error))
+            log.warning("flight refused", source=source, error=str(error))
         return to_flight_error(error)
 
 
-class _Rows(Iterator[pa.RecordBatch]):
-    """The batches of one scan; gives its place back when they end or the client has left."""
+class _Batches(Iterator[pa.RecordBatch]):
+    """The batches of one stream; gives its place back when they end or the client has left."""
 
-    def __init__(self, server: _Server, context: Any, batches: Iterable[pa.RecordBatch]) -> None:
+    def __init__(
+        self, server: _Server, context: Any, batches: Iterable[pa.RecordBatch], places: _Places
+    ) -> None:
         self._server = server
+        self._places = places
         self._context = context
         self._batches = iter(batches)
         self._open = True
@@ -159,13 +206,13 @@ class _Rows(Iterator[pa.RecordBatch]):
             raise to_flight_error(as_stele_error(exc, where="DoGet")) from None
 
     def close(self) -> None:
-        """End the scan; a second call does nothing."""
+        """End the stream; a second call does nothing."""
         if self._open:
             self._open = False
             close = getattr(self._batches, "close", None)
             if close is not None:
                 close()
-            self._server._places.release()
+            self._places.release()
 
     def __del__(self) -> None:
         self.close()

@@ -72,10 +72,6 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._unknown(method))
         metadata = handler_call_details.invocation_metadata
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(handler, method, metadata), None, handler.response_serializer
-            )
         return grpc.unary_unary_rpc_method_handler(
             self._unary(handler, method, metadata), None, handler.response_serializer
         )
@@ -90,19 +86,6 @@ class Guard(grpc.aio.ServerInterceptor):
                 metrics.rpc_requests.labels(method, "OK").inc()
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
-                await self._refuse(context, method, exc)
-
-        return call
-
-    def _stream(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Any]:
-        async def call(raw: bytes, context: Any) -> Any:
-            try:
-                control = self._admit(method, metadata)
-                with self._budget.charge(len(raw), control=control):
-                    async for response in handler.unary_stream(self._decode(handler, method, raw), context):
-                        yield response
-                metrics.rpc_requests.labels(method, "OK").inc()
-            except Exception as exc:  # noqa: BLE001 - the border, as above
                 await self._refuse(context, method, exc)
 
         return call

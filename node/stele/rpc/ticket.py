@@ -1,4 +1,4 @@
-"""Tickets and commands of Arrow Flight: which tablet, at which snapshot, which rows. Bytes only; serves nothing.
+"""Tickets and commands of Arrow Flight: which rows of which tablet, or which bytes of a tablet copy. Serves nothing.
 
 A version byte, then JSON, so that a client in any language can write one. Invariant: an unknown version is refused,
 never guessed at.
@@ -36,7 +36,7 @@ class Ticket:
     wait_ms: int = 5_000
 
     def encode(self) -> bytes:
-        """Bytes of the ticket."""
+        """Bytes of the ticket; `decode_ticket` is the inverse."""
         return _encode(
             {
                 "cluster": self.cluster_id,
@@ -49,30 +49,84 @@ class Ticket:
         )
 
     @staticmethod
-    def decode(raw: bytes) -> Ticket:
-        """The inverse of `encode`.
-
-        Raises:
-            Rejected: UNSUPPORTED_VERSION for a version this program does not know; INVALID_ARGUMENT for no ticket.
-        """
-
-        def parse(fields: dict[str, Any]) -> Ticket:
-            if not is_id(fields["tablet"]):
-                raise ValueError("tablet is no identifier")
-            return Ticket(
-                cluster_id=str(fields["cluster"]),
-                tablet_id=str(fields["tablet"]),
-                snapshot=int(fields["snapshot"]),
-                schema_version=int(fields["schema_version"]),
-                scan=json.dumps(fields["scan"]),
-                wait_ms=int(fields.get("wait_ms", 5_000)),
-            )
-
-        return _decode(raw, "ticket", parse)
+    def _parse(fields: dict[str, Any]) -> Ticket:
+        if not is_id(fields["tablet"]):
+            raise ValueError("tablet is no identifier")
+        return Ticket(
+            cluster_id=str(fields["cluster"]),
+            tablet_id=str(fields["tablet"]),
+            snapshot=int(fields["snapshot"]),
+            schema_version=int(fields["schema_version"]),
+            scan=json.dumps(fields["scan"]),
+            wait_ms=int(fields.get("wait_ms", 5_000)),
+        )
 
     def spec(self, schema: Schema) -> ScanSpec:
         """The scan, checked against the tablet's schema. Raises `Rejected` if it does not fit."""
         return ScanSpec.from_json(self.scan, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTicket:
+    """`length` bytes from `offset` on of one file of a copy session. Says who asks whom, as metadata of a call do."""
+
+    cluster_id: str
+    session_id: str
+    name: str
+    offset: int
+    length: int
+    from_node: str
+    from_incarnation: int
+    to_node: str
+    protocol_version: int
+
+    def encode(self) -> bytes:
+        """Bytes of the ticket."""
+        return _encode(
+            {
+                "cluster": self.cluster_id,
+                "session": self.session_id,
+                "file": self.name,
+                "offset": self.offset,
+                "length": self.length,
+                "from_node": self.from_node,
+                "from_incarnation": self.from_incarnation,
+                "to_node": self.to_node,
+                "protocol": self.protocol_version,
+            }
+        )
+
+    @staticmethod
+    def _parse(fields: dict[str, Any]) -> CopyTicket:
+        if not is_id(fields["from_node"]) or not is_id(fields["to_node"]):
+            raise ValueError("from_node or to_node is no identifier")
+        offset, length = int(fields["offset"]), int(fields["length"])
+        if offset < 0 or length <= 0:
+            raise ValueError("no such range of a file")
+        return CopyTicket(
+            cluster_id=str(fields["cluster"]),
+            session_id=str(fields["session"]),
+            name=str(fields["file"]),
+            offset=offset,
+            length=length,
+            from_node=str(fields["from_node"]),
+            from_incarnation=int(fields["from_incarnation"]),
+            to_node=str(fields["to_node"]),
+            protocol_version=int(fields["protocol"]),
+        )
+
+
+def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
+    """The ticket of either kind: one that names a session is a copy's.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for a version this program does not know; INVALID_ARGUMENT for no ticket.
+    """
+
+    def parse(fields: dict[str, Any]) -> Ticket | CopyTicket:
+        return CopyTicket._parse(fields) if "session" in fields else Ticket._parse(fields)
+
+    return _decode(raw, "ticket", parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +154,7 @@ class ScanCommand:
 
     @staticmethod
     def decode(raw: bytes) -> ScanCommand:
-        """The inverse of `encode`. Raises as `Ticket.decode` does."""
+        """The inverse of `encode`. Raises as `decode_ticket` does."""
 
         def parse(fields: dict[str, Any]) -> ScanCommand:
             command = ScanCommand(

@@ -1,32 +1,72 @@
-"""The giving node of a tablet copy as its receiver reaches it: CopySource over gRPC. Holds no state but the address.
+"""The giving node of a tablet copy as its receiver reaches it: CopySource. Sessions over gRPC, files over Arrow Flight.
 
-Invariant: what comes back is values of ours or a SteleError.
+Invariant: what comes back is values of ours or a SteleError, also from a source that falls silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import Iterator
+from threading import Event
+
+import pyarrow as pa
 
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.superblock import decode_superblock
+from stele.model.errors import Retryable
 from stele.model.ids import NodeId, OpId, ReplicaId, TabletId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_from_pb, id_to_pb, opid_from_pb, opid_to_pb
+from stele.rpc.copy_frames import frame_from_batch
+from stele.rpc.flight_client import FlightConnections, FlightStream
+from stele.rpc.identity import PROTOCOL_VERSION
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import TabletCopyServiceStub
+from stele.rpc.ticket import CopyTicket
+from stele.tserver.maintenance import give_memory_back
 
+FLIGHT_OPTIONS: tuple[tuple[str, int], ...] = (
+    # What may be under way on a stream. Left to itself gRPC raises it to some hundred MB of a node's memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
+)
 _BEGIN_TIMEOUT_S = 120.0
-_FETCH_TIMEOUT_S = 60.0
 
 
-class GrpcCopySource:
+class RemoteFrames:
+    """Part of a file on its way: CopyFrames."""
+
+    def __init__(self, connections: FlightConnections, address: str, ticket: CopyTicket, stop: Event) -> None:
+        self._connections = connections
+        self._address = address
+        self._stream = FlightStream(connections, address, ticket.encode(), stop)
+
+    def cancel(self) -> None:
+        """End a read that waits."""
+        self._stream.cancel()
+
+    def __iter__(self) -> Iterator[tuple[int, pa.Buffer, int]]:
+        """Raises SteleError."""
+        try:
+            for batch in self._stream:
+                yield frame_from_batch(batch)
+        except Retryable:
+            self._connections.drop(self._address)
+            raise
+
+
+class RemoteCopySource:
     """Sessions at one node."""
 
-    def __init__(self, pool: ChannelPool, address: str, source_node: NodeId, own_node: NodeId) -> None:
+    def __init__(
+        self, pool: ChannelPool, flight: FlightConnections, address: str, source_node: NodeId
+    ) -> None:
         self._pool = pool
+        self._flight = flight
         self._address = address
         self._source_node = source_node
-        self._own_node = own_node
+        self._flight_address = ""
 
     async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
         """Open a session."""
@@ -36,13 +76,14 @@ class GrpcCopySource:
             "BeginTabletCopySession",
             pb.BeginTabletCopySessionRequest(
                 tablet_id=id_to_pb(tablet_id),
-                requestor_node=id_to_pb(self._own_node),
+                requestor_node=id_to_pb(self._pool.identity.node_id),
                 requestor_replica=replica_id,
                 at_least=opid_to_pb(at_least),
             ),
             timeout_s=_BEGIN_TIMEOUT_S,
             to_node=self._source_node,
         )
+        self._flight_address = response.flight_address
         return SessionInfo(
             session_id=response.session_id,
             lease_ms=response.lease_ms,
@@ -54,20 +95,21 @@ class GrpcCopySource:
             max_ceiling=response.max_ceiling,
         )
 
-    async def fetch(
-        self, session_id: str, name: str, offset: int, length: int
-    ) -> AsyncIterator[tuple[int, bytes, int]]:
+    def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> RemoteFrames:
         """Frames of a file."""
-        request = pb.FetchDataRequest(session_id=session_id, name=name, offset=offset, length=length)
-        async for frame in self._pool.stream(
-            self._address,
-            TabletCopyServiceStub,
-            "FetchData",
-            request,
-            timeout_s=_FETCH_TIMEOUT_S,
+        identity = self._pool.identity
+        ticket = CopyTicket(
+            cluster_id=identity.cluster_id,
+            session_id=session_id,
+            name=name,
+            offset=offset,
+            length=length,
+            from_node=identity.node_id,
+            from_incarnation=identity.incarnation,
             to_node=self._source_node,
-        ):
-            yield frame.offset, frame.data, frame.crc32c
+            protocol_version=PROTOCOL_VERSION,
+        )
+        return RemoteFrames(self._flight, self._flight_address, ticket, stop)
 
     async def keep_alive(self, session_id: str) -> int:
         """Renew the lease."""
@@ -81,7 +123,8 @@ class GrpcCopySource:
         return int(response.lease_ms)
 
     async def end(self, session_id: str, success: bool) -> None:
-        """Close the session."""
+        """Close the session, and keep no memory of what arrived."""
+        asyncio.get_running_loop().run_in_executor(None, give_memory_back)
         await self._pool.unary(
             self._address,
             TabletCopyServiceStub,

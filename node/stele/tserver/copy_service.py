@@ -1,17 +1,30 @@
-"""TabletCopyService: sessions on this node's replicas, for receivers elsewhere."""
+"""TabletCopyService: sessions on this node's replicas, for receivers elsewhere; and their files, over Arrow Flight.
+
+The event loop only says whether the caller may have what it asks for; bytes are read on Flight's threads. Invariant: a
+ticket is looked at as closely as the metadata of a call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from stele.consensus.superblock import encode_superblock
 from stele.rpc.convert import config_to_pb, id_from_pb, opid_from_pb, opid_to_pb
+from stele.rpc.copy_frames import frame_to_batch
+from stele.rpc.identity import Caller, check
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import TabletCopyServiceServicer
+from stele.rpc.ticket import CopyTicket
+from stele.tserver.threads import on_loop
 
 if TYPE_CHECKING:
     from stele.tserver.node import Node
+
+_ADMIT_TIMEOUT_S = 5.0
 
 
 class TabletCopyService(TabletCopyServiceServicer):
@@ -34,15 +47,8 @@ class TabletCopyService(TabletCopyServiceServicer):
             superblock=encode_superblock(info.superblock),
             max_ceiling=info.max_ceiling,
             tablet_incarnation=info.superblock.tablet_incarnation,
+            flight_address=self._node.flight_address,
         )
-
-    async def FetchData(
-        self, request: pb.FetchDataRequest, context: Any
-    ) -> AsyncIterator[pb.FetchDataResponse]:
-        """Bytes of a file in checked frames."""
-        frames = self._node.sessions.fetch(request.session_id, request.name, request.offset, request.length)
-        async for offset, data, crc in frames:
-            yield pb.FetchDataResponse(offset=offset, data=data, crc32c=crc)
 
     async def KeepAliveTabletCopySession(
         self, request: pb.KeepAliveTabletCopySessionRequest, context: Any
@@ -56,3 +62,28 @@ class TabletCopyService(TabletCopyServiceServicer):
         """End a session."""
         await self._node.sessions.end(request.session_id)
         return pb.EndTabletCopySessionResponse()
+
+
+class CopyFiles:
+    """CopyProvider of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+
+    def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
+        """Checked frames of a session's file."""
+        frames = on_loop(self._loop, self._admit(ticket), _ADMIT_TIMEOUT_S)
+        return (frame_to_batch(*frame) for frame in frames)
+
+    async def _admit(self, ticket: CopyTicket) -> Iterator[tuple[int, bytes, int]]:
+        caller = Caller(
+            cluster_id=ticket.cluster_id,
+            protocol_version=ticket.protocol_version,
+            from_node=ticket.from_node,
+            to_node=ticket.to_node,
+            from_incarnation=ticket.from_incarnation,
+            to_incarnation=0,
+        )
+        check(self._node.identity, self._node.book, caller)
+        return self._node.sessions.fetch(ticket.session_id, ticket.name, ticket.offset, ticket.length)

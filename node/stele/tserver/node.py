@@ -33,6 +33,8 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.convert import id_to_pb
+from stele.rpc.flight import FlightServer
+from stele.rpc.flight_client import FlightConnections
 from stele.rpc.http import HttpServer, standard_routes
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import PeerInbound
@@ -51,8 +53,8 @@ from stele.rpc.resolve import join_address, split_address
 from stele.tserver import formation
 from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
-from stele.tserver.copy_client import GrpcCopySource
-from stele.tserver.copy_service import TabletCopyService
+from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
+from stele.tserver.copy_service import CopyFiles, TabletCopyService
 from stele.tserver.fences import Fences
 from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeater import Heartbeater
@@ -103,6 +105,7 @@ class Node:
         self.streams = StreamListener()
         self.inbound: PeerInbound
         self.clients: ClientStreams
+        self.flight_connections = FlightConnections(FLIGHT_OPTIONS)
         self.book = PeerBook()
         self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
         self.address = options.advertised
@@ -246,9 +249,9 @@ class Node:
             self.address = join_address(host, port)
             self.identity.address = self.address
         await self.streams.listen(host, self.options.stream_port)
-        from stele.rpc.flight import FlightServer
-
-        self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, Scans(self))
+        self._flight = FlightServer(
+            host, self.options.flight_port, self.cluster_id, Scans(self), CopyFiles(self)
+        )
         advertised, _ = split_address(self.address)
         self.flight_address = join_address(advertised, self._flight.port)
         self._http = HttpServer(standard_routes(self.health, metrics.REGISTRY))
@@ -333,6 +336,7 @@ class Node:
             await self._ticker.close()
         await self.transport.close()
         await self.pool.close()
+        self.flight_connections.close()
         if self._http is not None:
             await self._http.close()
         await self.in_thread(self.log.close)
@@ -439,7 +443,7 @@ class Node:
 
     def copy_source(self, node_id: NodeId, address: str) -> CopySource:
         """Sessions at another node."""
-        return GrpcCopySource(self.pool, address, node_id, self.node_id)
+        return RemoteCopySource(self.pool, self.flight_connections, address, node_id)
 
     # --- wiring
 

@@ -7,9 +7,8 @@ Invariant: rows come from one immutable view, and a damaged replica serves none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,11 +18,10 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight import Endpoint
 from stele.rpc.ticket import ScanCommand, Ticket
+from stele.tserver.threads import on_loop
 
 if TYPE_CHECKING:
     from stele.tserver.node import Node
-
-T = TypeVar("T")
 
 _PLAN_TIMEOUT_S = 10.0
 
@@ -39,7 +37,7 @@ class Scans:
         """A tablet that is on this node. Whole tables are planned by the masters."""
         if not command.tablet_id:
             raise Rejected("a node plans scans of single tablets; ask a master for a table")
-        schema, snapshot = self._on_loop(self._describe(command), _PLAN_TIMEOUT_S)
+        schema, snapshot = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
         by_name = {c.name: c for c in schema.columns}
         unknown = [name for name in command.columns if name not in by_name]
         if unknown:
@@ -56,7 +54,7 @@ class Scans:
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         """The rows of one ticket."""
-        replica, view, schema = self._on_loop(self._open(ticket), ticket.wait_ms / 1000 + 1.0)
+        replica, view, schema = on_loop(self._loop, self._open(ticket), ticket.wait_ms / 1000 + 1.0)
         try:
             spec = ticket.spec(schema)
             arrow = schema.to_arrow(spec.column_ids or None)
@@ -99,14 +97,6 @@ class Scans:
                 code=Code.SNAPSHOT_NOT_READY,
             ) from None
         return replica, machine.view(snapshot), schema
-
-    def _on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except FutureTimeout:
-            future.cancel()
-            raise Retryable("the node did not get to this scan in time", code=Code.TIMED_OUT) from None
 
 
 def _table(replica: Replica) -> Any:

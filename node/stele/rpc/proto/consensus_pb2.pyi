@@ -659,6 +659,7 @@ class BeginTabletCopySessionResponse(_message.Message):
     SUPERBLOCK_FIELD_NUMBER: _builtins.int
     MAX_CEILING_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    FLIGHT_ADDRESS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_ms: _builtins.int
     term: _builtins.int
@@ -666,6 +667,8 @@ class BeginTabletCopySessionResponse(_message.Message):
     """stele.consensus: table id, schema, partition, kind of state machine"""
     max_ceiling: _builtins.int
     tablet_incarnation: _builtins.int
+    flight_address: _builtins.str
+    """HOST:PORT where the files are fetched"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyFilePB]: ...
     @_builtins.property
@@ -686,67 +689,15 @@ class BeginTabletCopySessionResponse(_message.Message):
         superblock: _builtins.bytes = ...,
         max_ceiling: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
+        flight_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed_config", b"committed_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed_config", b"committed_config", "files", b"files", "lease_ms", b"lease_ms", "max_ceiling", b"max_ceiling", "session_id", b"session_id", "superblock", b"superblock", "tablet_incarnation", b"tablet_incarnation", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed_config", b"committed_config", "files", b"files", "flight_address", b"flight_address", "lease_ms", b"lease_ms", "max_ceiling", b"max_ceiling", "session_id", b"session_id", "superblock", b"superblock", "tablet_incarnation", b"tablet_incarnation", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginTabletCopySessionResponse: _TypeAlias = BeginTabletCopySessionResponse  # noqa: Y015
-
-@_typing.final
-class FetchDataRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    LENGTH_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    name: _builtins.str
-    offset: _builtins.int
-    length: _builtins.int
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-        name: _builtins.str = ...,
-        offset: _builtins.int = ...,
-        length: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "name", b"name", "offset", b"offset", "session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FetchDataRequest: _TypeAlias = FetchDataRequest  # noqa: Y015
-
-@_typing.final
-class FetchDataResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    CRC32C_FIELD_NUMBER: _builtins.int
-    offset: _builtins.int
-    data: _builtins.bytes
-    crc32c: _builtins.int
-    def __init__(
-        self,
-        *,
-        offset: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-        crc32c: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "offset", b"offset"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FetchDataResponse: _TypeAlias = FetchDataResponse  # noqa: Y015
 
 @_typing.final
 class KeepAliveTabletCopySessionRequest(_message.Message):

@@ -272,7 +272,8 @@ class ConsensusService:
 
 
 class TabletCopyServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket).
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -284,11 +285,6 @@ class TabletCopyServiceStub:
                 '/stele.v1.TabletCopyService/BeginTabletCopySession',
                 request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionResponse.FromString,
-                _registered_method=True)
-        self.FetchData = channel.unary_stream(
-                '/stele.v1.TabletCopyService/FetchData',
-                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataResponse.FromString,
                 _registered_method=True)
         self.KeepAliveTabletCopySession = channel.unary_unary(
                 '/stele.v1.TabletCopyService/KeepAliveTabletCopySession',
@@ -303,15 +299,10 @@ class TabletCopyServiceStub:
 
 
 class TabletCopyServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket).
+    """
 
     def BeginTabletCopySession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchData(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,11 +328,6 @@ def add_TabletCopyServiceServicer_to_server(servicer, server):
                     request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionResponse.SerializeToString,
             ),
-            'FetchData': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchData,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataResponse.SerializeToString,
-            ),
             'KeepAliveTabletCopySession': grpc.unary_unary_rpc_method_handler(
                     servicer.KeepAliveTabletCopySession,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.KeepAliveTabletCopySessionRequest.FromString,
@@ -361,7 +347,8 @@ def add_TabletCopyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TabletCopyService:
-    """Missing associated documentation comment in .proto file."""
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket).
+    """
 
     @staticmethod
     def BeginTabletCopySession(request,
@@ -380,33 +367,6 @@ class TabletCopyService:
             '/stele.v1.TabletCopyService/BeginTabletCopySession',
             stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_consensus__pb2.BeginTabletCopySessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchData(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/stele.v1.TabletCopyService/FetchData',
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_consensus__pb2.FetchDataResponse.FromString,
             options,
             channel_credentials,
             insecure,

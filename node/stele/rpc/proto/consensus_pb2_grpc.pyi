@@ -89,37 +89,34 @@ class ConsensusServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_ConsensusServiceServicer_to_server(servicer: ConsensusServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class TabletCopyServiceStub:
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket)."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TabletCopyServiceAsyncStub: ...
     BeginTabletCopySession: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.BeginTabletCopySessionRequest, _consensus_pb2.BeginTabletCopySessionResponse]
-    FetchData: _grpc.UnaryStreamMultiCallable[_consensus_pb2.FetchDataRequest, _consensus_pb2.FetchDataResponse]
     KeepAliveTabletCopySession: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.KeepAliveTabletCopySessionRequest, _consensus_pb2.KeepAliveTabletCopySessionResponse]
     EndTabletCopySession: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.EndTabletCopySessionRequest, _consensus_pb2.EndTabletCopySessionResponse]
 
 @_typing.type_check_only
 class TabletCopyServiceAsyncStub(TabletCopyServiceStub):
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket)."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     BeginTabletCopySession: _aio.UnaryUnaryMultiCallable[_consensus_pb2.BeginTabletCopySessionRequest, _consensus_pb2.BeginTabletCopySessionResponse]  # type: ignore[assignment]
-    FetchData: _aio.UnaryStreamMultiCallable[_consensus_pb2.FetchDataRequest, _consensus_pb2.FetchDataResponse]  # type: ignore[assignment]
     KeepAliveTabletCopySession: _aio.UnaryUnaryMultiCallable[_consensus_pb2.KeepAliveTabletCopySessionRequest, _consensus_pb2.KeepAliveTabletCopySessionResponse]  # type: ignore[assignment]
     EndTabletCopySession: _aio.UnaryUnaryMultiCallable[_consensus_pb2.EndTabletCopySessionRequest, _consensus_pb2.EndTabletCopySessionResponse]  # type: ignore[assignment]
 
 class TabletCopyServiceServicer(metaclass=_abc_1.ABCMeta):
+    """The files themselves leave over Arrow Flight: DoGet with a copy's ticket (stele.rpc.ticket)."""
+
     @_abc_1.abstractmethod
     def BeginTabletCopySession(
         self,
         request: _consensus_pb2.BeginTabletCopySessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consensus_pb2.BeginTabletCopySessionResponse, _abc.Awaitable[_consensus_pb2.BeginTabletCopySessionResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def FetchData(
-        self,
-        request: _consensus_pb2.FetchDataRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_consensus_pb2.FetchDataResponse], _abc.AsyncIterator[_consensus_pb2.FetchDataResponse]]: ...
 
     @_abc_1.abstractmethod
     def KeepAliveTabletCopySession(

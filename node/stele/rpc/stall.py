@@ -1,6 +1,6 @@
 """Waits for Flight that end: a stream whose other end goes silent is given up, a call that is not taken is left behind.
 
-Used by scans, in their threads. pyarrow bounds a whole call only, and a stream may rightly take hours; so what is
+Used by stele.rpc.flight_client, in its callers' threads. pyarrow bounds a whole call only, and a stream may rightly take hours; so what is
 bounded here is the time between two signs of life. A stopped process or a machine that dropped off the network keeps
 its connections for minutes otherwise.
 """
@@ -45,7 +45,7 @@ class Watchdog:
         with self._lock:
             self._watched[id(watched)] = watched
             if self._thread is None:
-                self._thread = Thread(target=self._run, name="stele-scan-watch", daemon=True)
+                self._thread = Thread(target=self._run, name="stele-flight-watch", daemon=True)
                 self._thread.start()
         return watched
 
@@ -81,7 +81,7 @@ def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str
     A call that is left behind keeps a thread until TCP gives up, and its stream is cancelled if it comes after all.
 
     Raises:
-        Retryable: TIMED_OUT, or the scan was ended.
+        Retryable: TIMED_OUT, or `stop` was set.
     """
     answer: SimpleQueue[Any] = SimpleQueue()
     left = Event()
@@ -96,7 +96,7 @@ def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str
         if left.is_set():
             reader.cancel()
 
-    Thread(target=work, name="stele-scan-open", daemon=True).start()
+    Thread(target=work, name="stele-flight-open", daemon=True).start()
     due = time.monotonic() + stall_s
     while True:
         try:

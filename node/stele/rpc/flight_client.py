@@ -1,0 +1,142 @@
+"""The calling side of Arrow Flight: connections by address, and streams whose waits end. Used by scans and copies.
+
+Blocks; called on threads. Invariant: what a stream raises is a SteleError, and nobody waits for a silent server longer
+than STALL_TIMEOUT_S or after `stop` was set.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Iterator
+from threading import Event, Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from stele.model.errors import Code, Retryable
+from stele.rpc.flight import from_flight_error
+from stele.rpc.resolve import split_address
+from stele.rpc.stall import Watchdog, open_stream, silent
+
+CONNECT_TIMEOUT_S = 1.0
+STALL_TIMEOUT_S = 15.0
+"""A server that sends nothing for so long is given up; nodes send an empty batch where they find nothing for long."""
+_AVOID_S = 5.0
+"""How long a node that went silent is passed over by all streams, so that each need not find out by itself."""
+
+
+class FlightConnections:
+    """Flight connections by address, shared by threads. `options` are gRPC's channel arguments."""
+
+    def __init__(self, options: tuple[tuple[str, int], ...] = ()) -> None:
+        self._options = list(options)
+        self._clients: dict[str, Any] = {}
+        self._avoided: dict[str, float] = {}
+        self._lock = Lock()
+        self.watchdog = Watchdog()
+
+    def get(self, address: str) -> Any:
+        """A connection to `address`. Fails at once if nobody listens; gRPC alone would wait 20 s for a dead machine.
+
+        Raises:
+            Retryable: UNAVAILABLE, also for a while after `avoid`.
+        """
+        if not address:  # it has not told the masters yet
+            raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
+        with self._lock:
+            client = self._clients.get(address)
+            avoided = self._avoided.get(address, 0.0) > time.monotonic()
+        if avoided:
+            raise Retryable(f"{address} was silent a moment ago", code=Code.UNAVAILABLE)
+        if client is not None:
+            return client
+        host, port = split_address(address)
+        try:
+            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+        except OSError as exc:
+            raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
+        client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
+        with self._lock:
+            return self._clients.setdefault(address, client)
+
+    def drop(self, address: str) -> None:
+        """Forget a connection that failed. It is closed when its last reader lets go of it."""
+        with self._lock:
+            self._clients.pop(address, None)
+
+    def avoid(self, address: str) -> None:
+        """Nobody answers there, though connections stand."""
+        with self._lock:
+            self._avoided[address] = time.monotonic() + _AVOID_S
+
+    def close(self) -> None:
+        """Close all. Readers under way fail."""
+        self.watchdog.close()
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+
+class FlightStream:
+    """One DoGet, read in the calling thread: `for batch in FlightStream(...)`, once.
+
+    To end it from another thread set `stop`, then call `cancel`.
+    """
+
+    def __init__(
+        self,
+        connections: FlightConnections,
+        address: str,
+        ticket: bytes,
+        stop: Event,
+    ) -> None:
+        self._connections = connections
+        self._address = address
+        self._ticket = ticket
+        self._stop = stop
+        self._reader: Any = None
+
+    def cancel(self) -> None:
+        """End a read that waits."""
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Raises SteleError: what the server raised; UNAVAILABLE; TIMED_OUT from a silent one."""
+        address, stall_s = self._address, STALL_TIMEOUT_S
+        reader = watched = None
+        try:
+            client = self._connections.get(address)
+            wanted = fl.Ticket(self._ticket)
+            self._reader = reader = open_stream(lambda: client.do_get(wanted), stall_s, self._stop, address)
+            watched = self._connections.watchdog.watch(reader.cancel)
+            while True:
+                watched.due = time.monotonic() + stall_s
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    reader = None
+                    return
+                watched.due = math.inf
+                yield chunk.data
+        except (fl.FlightError, pa.ArrowException, OSError) as exc:
+            reader = None
+            if watched is not None and watched.gone:
+                self._connections.avoid(address)
+                raise silent(address, stall_s) from exc
+            raise from_flight_error(exc, where=address) from exc
+        except Retryable as exc:
+            if exc.code is Code.TIMED_OUT:
+                self._connections.avoid(address)
+            raise
+        finally:
+            self._reader = None
+            if watched is not None:
+                self._connections.watchdog.forget(watched)
+            if reader is not None:
+                reader.cancel()

@@ -1,0 +1,238 @@
+"""The transfer of files alone: damage on the way and on the disk, rates, disks that are full, sources that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from stele.consensus import fetch
+from stele.consensus.copy_source import CopyFile, SessionInfo, sum_file
+from stele.consensus.fetch import Fetcher, RateLimit, first_stele_error
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.ids import OpId, ReplicaId, TabletId
+
+FILES = {"big": os.urandom(300_001), "small": b"x", "empty": b"", "even": os.urandom(1 << 16)}
+FRAME = 10_000
+
+
+class Frames:
+    """CopyFrames of FILES, after what the test does to them."""
+
+    def __init__(self, source: Source, stop: Event, name: str, offset: int, length: int) -> None:
+        self.source, self.stop, self.name, self.offset, self.length = source, stop, name, offset, length
+
+    def cancel(self) -> None:
+        self.source.cancelled += 1
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, int]]:
+        self.source.asked.append((self.name, self.offset, self.length))
+        for at in range(self.offset, self.offset + self.length, FRAME):
+            data = FILES[self.name][at : min(at + FRAME, self.offset + self.length)]
+            yield self.source.change(self.name, at, data, google_crc32c.value(data))
+            if self.source.silent:
+                self.stop.wait()
+
+
+class Source:
+    """CopySource."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, int]] = []
+        self.cancelled = 0
+        self.lost = False
+        self.silent = False
+        self.change: Callable[[str, int, bytes, int], tuple[int, bytes, int]] = lambda _name, *frame: frame
+
+    async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
+        raise NotImplementedError
+
+    def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> Frames:
+        return Frames(self, stop, name, offset, length)
+
+    async def keep_alive(self, session_id: str) -> int:
+        if self.lost:
+            raise Rejected("no such session", code=Code.NOT_FOUND)
+        return 1000
+
+    async def end(self, session_id: str, success: bool) -> None: ...
+
+
+class Session:
+    """What of a SessionInfo a Fetcher looks at."""
+
+    session_id = "s"
+    files = tuple(CopyFile(name, len(data), google_crc32c.value(data)) for name, data in FILES.items())
+
+
+async def bring(
+    source: Source, directory: Path, rate: int = 0, progress: Callable[[int], None] = lambda size: None
+) -> None:
+    directory.mkdir(exist_ok=True)
+    fetcher = Fetcher(source, directory, asyncio.to_thread, RateLimit(rate), progress)
+    session: Any = Session()
+    await fetcher.fetch(session)
+
+
+async def failure(source: Source, directory: Path) -> SteleError:
+    with pytest.raises(ExceptionGroup) as caught:
+        await bring(source, directory)
+    found = first_stele_error(caught.value)
+    assert found is not None
+    return found
+
+
+def here(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks and pieces of which even small files have several."""
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 64_000)
+    monkeypatch.setattr(fetch, "_PIECE_BYTES", 15_000)
+    monkeypatch.setattr(fetch, "_RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(fetch, "_RETRY_MAX_S", 0.001)
+
+
+async def test_files_arrive_and_what_is_here_is_kept(tmp_path: Path) -> None:
+    source, counted = Source(), list[int]()
+    (tmp_path / "stray").write_bytes(b"of an earlier session")
+    await bring(source, tmp_path, progress=counted.append)
+    assert here(tmp_path) == FILES
+    assert sum(counted) == sum(map(len, FILES.values()))
+    (tmp_path / "even").write_bytes(bytes(1 << 16))
+    source.asked.clear()
+    counted.clear()
+    await bring(source, tmp_path, progress=counted.append)
+    assert here(tmp_path) == FILES
+    assert {name for name, _, _ in source.asked} == {"even"}
+    assert sum(counted) == sum(map(len, FILES.values()))
+
+
+@pytest.mark.parametrize("what", ["flipped", "elsewhere", "longer", "broken"])
+async def test_a_frame_that_arrives_damaged_is_fetched_again_from_there(tmp_path: Path, what: str) -> None:
+    source, left = Source(), [64_000, 64_000 + 2 * FRAME, 128_000]
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name != "big" or at not in left:
+            return at, data, crc
+        left.remove(at)
+        match what:
+            case "flipped":
+                return at, bytes([data[0] ^ 1]) + data[1:], crc
+            case "elsewhere":
+                return at + FRAME, data, crc
+            case "longer":
+                return at, bytes(70_000), google_crc32c.value(bytes(70_000))
+        raise Retryable("the connection broke")
+
+    source.change = change
+    await bring(source, tmp_path)
+    assert here(tmp_path) == FILES and not left
+    assert ("big", 64_000 + 2 * FRAME, 64_000 - 2 * FRAME) in source.asked
+
+
+async def test_a_source_that_sends_other_bytes_than_it_stated_is_refused(tmp_path: Path) -> None:
+    source = Source()
+    source.change = lambda name, at, data, crc: (at, bytes(len(data)), google_crc32c.value(bytes(len(data))))
+    with pytest.raises(Corrupt, match="big"):
+        await bring(source, tmp_path)
+    assert not (tmp_path / "big").exists()
+
+
+async def test_a_disk_that_gives_back_other_bytes_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    flipped = [150_000]
+
+    def lying(fd: int, data: memoryview, at: int) -> int:
+        if flipped and at <= flipped[0] < at + len(data):
+            damaged = bytearray(data)
+            damaged[flipped.pop() - at] ^= 1
+            return write(fd, damaged, at)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", lying)
+    with pytest.raises(Corrupt, match="big"):
+        await bring(Source(), tmp_path)
+    assert not flipped and not (tmp_path / "big").exists()
+    await bring(Source(), tmp_path)
+    assert here(tmp_path) == FILES
+
+
+async def test_short_writes_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:4096], at))
+    await bring(Source(), tmp_path)
+    assert here(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fdatasync"])
+async def test_a_full_disk_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    try:
+        await bring(Source(), tmp_path)
+    except (SteleError, ExceptionGroup) as exc:
+        error = first_stele_error(exc)
+    assert error is not None and error.code is Code.DISK_FULL
+
+
+async def test_a_session_that_was_lost_is_not_asked_for_again_and_again(tmp_path: Path) -> None:
+    source = Source()
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        raise Retryable("connection refused")
+
+    source.change, source.lost = change, True
+    assert (await failure(source, tmp_path)).code is Code.NOT_FOUND
+    assert len(source.asked) <= fetch.CHUNKS_AT_ONCE
+
+
+async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path) -> None:
+    source = Source()
+    source.silent = True
+    task = asyncio.create_task(bring(source, tmp_path))
+    while len(source.asked) < fetch.CHUNKS_AT_ONCE:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled() and source.cancelled == fetch.CHUNKS_AT_ONCE
+    before = here(tmp_path)
+    await asyncio.sleep(0.05)
+    assert here(tmp_path) == before
+
+
+async def test_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    unbounded, bounded = RateLimit(0), RateLimit(1000)
+    assert (unbounded.at_once(5000), bounded.at_once(5000), bounded.at_once(10)) == (5000, 1000, 10)
+    for _ in range(4):
+        await unbounded.take(1 << 30)
+        await bounded.take(1000)
+    # Nobody really slept, so each is told to wait for all before it: 1, 2 and 3 s, less what the test itself takes.
+    assert [round(seconds) for seconds in waits] == [1, 2, 3]
+
+
+def test_sums_are_those_of_the_whole(tmp_path: Path) -> None:
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+        assert sum_file(tmp_path / name) == google_crc32c.value(data)
