@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ async def test_a_worker_merges_goes_idle_and_comes_back(tmp_path: Path) -> None:
     finally:
         await compactor.close()
     assert not compactor.running
+
+
+async def test_a_worker_gives_way_to_whoever_serves(tmp_path: Path) -> None:
+    store = _store(tmp_path, Twin())
+    compactor = Compactor()
+    try:
+        job = store.plan_compaction(full=True)
+        assert job is not None
+        store.install_compaction(await compactor.run(job))
+        assert compactor._process is not None
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, compactor._process.pid) == min(own + 10, 19)
+    finally:
+        await compactor.close()
 
 
 async def test_a_worker_that_dies_harms_nothing(tmp_path: Path) -> None:
