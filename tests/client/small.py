@@ -40,7 +40,7 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.server import bind, make_server
-from stele.rpc.ticket import ScanCommand, Ticket
+from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from stele.tablet.view import key_array
@@ -136,7 +136,7 @@ class SmallNode:
         self.identity.address = f"127.0.0.1:{port}"
         await self.server.start()
         if self.flight is None:
-            self.flight = FlightServer("127.0.0.1", 0, self.cluster.cluster_id, self)
+            self.flight = FlightServer("127.0.0.1", 0, self.cluster.cluster_id, self, self)
 
     async def move(self) -> None:
         """Listen at other ports, as a pod that was made again does at another address."""
@@ -247,6 +247,9 @@ class SmallNode:
         return tserver_pb2.ClientResponse(kv=answer)
 
     # ScanProvider
+
+    def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
+        raise Rejected("no copy is read from here", code=Code.NOT_FOUND)
 
     def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
         tablet = self.cluster.tablets[command.tablet_id]
