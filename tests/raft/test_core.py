@@ -233,6 +233,17 @@ def test_a_peer_that_stopped_answering_is_probed_though_entries_go_out_all_the_t
     }
 
 
+def test_where_answers_come_late_heartbeats_go_beside_the_entries() -> None:
+    """Entries may wait behind those of other groups; what tells the peer that its leader lives must not."""
+    core = leader_in_step()
+    empty = []
+    for now in range(20, 300, 20):
+        effects = core.step(Tick(now)) + core.step(Propose(now, EntryKind.WRITE, b"w"))
+        accept(core, 3, core.log.last_index, now=now)
+        empty += [now for update in updates(effects, 2) if not update.entries]
+    assert empty and max(b - a for a, b in zip([0, *empty], [*empty, 300])) <= 120
+
+
 def test_a_learner_does_not_vote_in_its_own_right() -> None:
     peers = (*configuration(1).peers, Peer(NodeId("f" * 32), ReplicaId(2), "", MemberType.NON_VOTER))
     core = RaftCore(

@@ -61,15 +61,18 @@ class NodeStream:
         self._sent: set[int] = set()
         self._connection: FramedConnection | None = None
         self._flushing = False
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
         """Send a request (its request_id is filled in here) and wait for its answer.
 
         Raises:
-            NotSent: no connection to the node.
+            NotSent: no connection to the node, or `close` was called.
             SteleError: what the node answered; UNAVAILABLE if the stream broke; TIMED_OUT after `timeout_s`.
         """
+        if self._closed:
+            raise NotSent(f"{self._address}: the client was closed")
         request_id = self._next_id
         self._next_id += 1
         request.request_id = request_id
@@ -97,10 +100,12 @@ class NodeStream:
         return response
 
     async def close(self) -> None:
-        """End the stream."""
+        """End the stream; nothing can be asked any more."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(Retryable(f"{self._address}: the client was closed"))
 
     def _timed_out(self, request_id: int, timeout_s: float) -> None:
         future = self._waiting.get(request_id)
@@ -143,8 +148,7 @@ class NodeStream:
             self._connection = None
             connection.close()
             await connection.closed()
-        if isinstance(why, SteleError):
-            raise why
+        # Whatever ended it: what was sent may have been done.
         raise Retryable(f"{self._address} ended the stream{f': {why}' if why else ''}") from why
 
     async def _dial(self) -> FramedConnection:

@@ -205,10 +205,22 @@ class Fetcher:
             self._stop.set()
             for frames in list(self._under_way):
                 frames.cancel()
-            await asyncio.shield(self._loop.run_in_executor(None, self._threads.shutdown))
+            await self._until_idle()
         for landing in landings:
             await self._in_thread(landing.finish)
         await self._in_thread(sync_directory, self._directory)
+
+    async def _until_idle(self) -> None:
+        """No thread writes any more, however often whoever waits is cancelled meanwhile."""
+        ending = asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown))
+        cancelled = False
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
 
     def _have(self, file: CopyFile) -> bool:
         path = self._directory / file.name

@@ -277,8 +277,11 @@ class LeaderPart(ElectionPart):
                 progress.probe_from(progress.match + 1)
                 self._heartbeat(progress)
                 continue
-            next_ms = progress.updated_ms + self.options.heartbeat_ms
-            if now < next_ms:  # entries that went out were a heartbeat too
+            # Entries that went out were a heartbeat too, as long as they are answered soon: on their stream they may wait
+            # behind other groups' entries, where heartbeats have one of their own.
+            answered_ms = progress.heard_ms or 0
+            next_ms = min(progress.updated_ms, answered_ms) + self.options.heartbeat_ms
+            if now < next_ms:
                 self._heartbeat_due_ms = min(self._heartbeat_due_ms, next_ms)
             elif progress.state is PeerState.PROBE:
                 progress.probe_sent = False  # a lost probe is sent again by the turn's end

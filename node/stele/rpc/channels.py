@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from stele.model.errors import Code
+from stele.model.errors import Code, Retryable
 from stele.model.ids import ClusterId
 from stele.rpc.errors import from_rpc_error, was_answered
 from stele.rpc.identity import CLUSTER_KEY, Identity
@@ -21,7 +21,7 @@ from stele.rpc.resolve import resolve_one
 MESSAGE_BYTES_MAX = 16 << 20
 KEEPALIVE_TIME_MS = 1_000
 KEEPALIVE_TIMEOUT_MS = 1_500
-"""A peer that is switched off is noticed KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS later at the latest."""
+"""A peer that is switched off is noticed KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS later, give or take a second."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -91,14 +91,21 @@ class ChannelPool:
             SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`.
         """
         stub = await self.stub(address, stub_class)
+        channel = self._channels.get(address)
         metadata = self.identity.metadata(to_node, to_incarnation)
         call = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
         try:
             response = await call
             if not self.identity.cluster_id:
                 await self._learn_cluster(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: another call failed, and the channel was closed under this one.
+            raise Retryable(f"{address}: the connection was dropped", code=Code.UNAVAILABLE) from None
         except grpc.RpcError as exc:
-            raise self._failed(address, exc) from exc
+            raise self._failed(address, channel, exc) from exc
         return response
 
     def drop(self, address: str) -> None:
@@ -122,9 +129,10 @@ class ChannelPool:
             if key == CLUSTER_KEY:
                 self.identity.cluster_id = ClusterId(value)
 
-    def _failed(self, address: str, exc: BaseException) -> Exception:
+    def _failed(self, address: str, channel: grpc.aio.Channel | None, exc: BaseException) -> Exception:
         error = from_rpc_error(exc, where=address)
         error.__cause__ = exc
-        if error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not was_answered(error):
+        lost = error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not was_answered(error)
+        if lost and self._channels.get(address) is channel:  # else it was dialled anew meanwhile
             self.drop(address)
         return error

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.budget import ByteBudget, Charge
+from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
 from stele.rpc.errors import as_stele_error, error_to_pb
 from stele.rpc.frames import client_responses
@@ -136,7 +137,15 @@ class _Stream:
         self._put(response)
 
     def _put(self, response: tserver_pb2.ClientResponse) -> None:
-        self._ready.append(response.SerializeToString())
+        raw = response.SerializeToString()
+        if len(raw) > MESSAGE_BYTES_MAX:
+            error = Rejected(
+                f"an answer of {len(raw)} bytes, at most {MESSAGE_BYTES_MAX} may be; ask for less at once",
+                code=Code.TOO_LARGE,
+            )
+            small = tserver_pb2.ClientResponse(request_id=response.request_id, error=error_to_pb(error))
+            raw = small.SerializeToString()
+        self._ready.append(raw)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)

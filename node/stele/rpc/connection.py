@@ -2,14 +2,17 @@
 
 What a gRPC stream costs a small frame, four system calls and a thread's wake-up at each end, costs one here; who may
 speak is settled over gRPC before (OpenPeerStream, OpenClientStream). Owns one connection; knows nothing of what frames
-hold. Invariant: frames come out whole and in the order in which they were sent; memory for what came in stays below two
-frames.
+hold. Invariant: frames come out whole and in the order in which they were sent; memory for what came in and is not yet a
+frame stays below two frames and what one read brings.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from typing import cast
 
@@ -20,7 +23,6 @@ from stele.rpc.resolve import resolve_one, split_address
 
 _FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + 1_024
 _UNSENT_BYTES_HIGH = 1 << 20
-_PROBES = 2
 _PING = 0xFFFFFFFF
 _PONG = 0xFFFFFFFE
 """Lengths that no frame has: is anybody there, and yes."""
@@ -100,6 +102,8 @@ class FramedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reads = True
         self._heard = self._ticked = 0.0
+        self._written = self._acknowledged = 0
+        self._pinged_at = 0  # where in the bytes written the ping ends that was not answered yet
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol
@@ -115,6 +119,7 @@ class FramedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come in."""
         self._heard = self._loop.time()
+        self._pinged_at = 0
         try:
             frames = self._reader.feed(data)
             if self._reader.pinged:
@@ -148,6 +153,7 @@ class FramedConnection(asyncio.Protocol):
     def send(self, framed: bytes) -> None:
         """Send a frame that begins with its length already (see `stele.rpc.frames`)."""
         if self._transport is not None:
+            self._written += len(framed)
             self._transport.write(framed)
 
     def read(self, on: bool) -> None:
@@ -165,21 +171,36 @@ class FramedConnection(asyncio.Protocol):
         """End the connection once its other end is silent, though asked: a process that is stopped keeps its
         connections, and its kernel answers for it."""
         self._heard = self._ticked = self._loop.time()
+        assert self._transport is not None
+        _end_when_unacknowledged(self._transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(KEEPALIVE_TIME_MS / 1_000, self._tick)
 
     def _tick(self) -> None:
         every_s = KEEPALIVE_TIME_MS / 1_000
         now = self._loop.time()
-        if now - self._ticked > 1.5 * every_s or not self._reads:
+        if now - self._ticked > 1.5 * every_s:
             self._heard = now  # it is we who did not listen
         self._ticked = now
+        acknowledged = self._written - self._unacknowledged()
+        if self._acknowledged < acknowledged < self._pinged_at:
+            self._heard = now  # a slow network, and the ping still behind what it carries
+        self._acknowledged = acknowledged
         silent_s = now - self._heard
         if silent_s > every_s + KEEPALIVE_TIMEOUT_MS / 1_000:
             self.close(Retryable(f"{self.source} has been silent for {silent_s:.1f} s"))
             return
-        if silent_s >= 0.9 * every_s:
+        if silent_s >= 0.9 * every_s and not self._pinged_at:
             self.send(_PING.to_bytes(LENGTH_BYTES, "big"))
+            self._pinged_at = self._written
         self._timer = self._loop.call_later(every_s, self._tick)
+
+    def _unacknowledged(self) -> int:
+        """Bytes written that the other end's kernel has not acknowledged."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return 0
+        in_kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def close(self, why: Exception | None = None) -> None:
         """End it at once; what was not sent is lost."""
@@ -216,10 +237,18 @@ async def connect(address: str, port: int, key: bytes) -> FramedConnection:
 
 
 def _notice_silence(sock: socket.socket) -> None:
-    """A machine that is switched off is noticed as soon as over gRPC (see channels.py): bytes that nobody acknowledges
-    end the connection, and a connection at rest is probed."""
+    """A connection at rest is probed, so that a machine that is switched off is noticed (where the system can)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, -(-KEEPALIVE_TIME_MS // 1_000))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS)
+    for name, value in (
+        ("TCP_KEEPIDLE", -(-KEEPALIVE_TIME_MS // 1_000)),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 2),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _end_when_unacknowledged(sock: socket.socket) -> None:
+    """Bytes that nobody takes end the connection. Not at the other end: a client may be busy with what it was sent."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS)

@@ -19,7 +19,7 @@ import pyarrow.flight as fl
 from stele.model.errors import Code, Retryable
 from stele.rpc.flight import from_flight_error
 from stele.rpc.resolve import split_address
-from stele.rpc.stall import Watchdog, open_stream, silent
+from stele.rpc.stall import Watchdog, open_stream, silent, stopped
 
 CONNECT_TIMEOUT_S = 1.0
 STALL_TIMEOUT_S = 15.0
@@ -115,6 +115,8 @@ class FlightStream:
             wanted = fl.Ticket(self._ticket)
             self._reader = reader = open_stream(lambda: client.do_get(wanted), stall_s, self._stop, address)
             watched = self._connections.watchdog.watch(reader.cancel)
+            if self._stop.is_set():  # a `cancel` that came before there was a reader
+                raise stopped(address)
             while True:
                 watched.due = time.monotonic() + stall_s
                 try:

@@ -34,6 +34,7 @@ class PeerInbound:
         self._budget = budget
         self._listener = listener
         self._streams: dict[tuple[NodeId, str], _Stream] = {}
+        self._keys: dict[tuple[NodeId, str], bytes] = {}  # the newest given out
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
         """A peer wants to open a stream: who we are, where to connect, and the key to begin with.
@@ -48,7 +49,9 @@ class PeerInbound:
         if not caller.from_node or caller.channel not in (CONTROL, BULK):
             raise Rejected(f"hello without a node, or with the unknown channel {caller.channel[:20]!r}")
         node_id, channel = NodeId(caller.from_node), caller.channel
-        key = self._listener.expect(lambda connection: self._begin(connection, node_id, channel))
+        self._listener.forget(self._keys.pop((node_id, channel), b""))
+        key = self._listener.expect(lambda connection: self._begin(connection, node_id, channel), peer=True)
+        self._keys[node_id, channel] = key
         hello = identity.hello(caller.from_node, caller.from_incarnation)
         return common_pb2.OpenStreamResponse(hello=hello, port=self._listener.port, key=key)
 
@@ -121,6 +124,8 @@ class _Stream:
             for message in self._messages:
                 self._inbound.message(self.node_id, message)
                 handed += 1
+                if self._ended:
+                    return
                 if handed == MESSAGES_PER_TURN:
                     self._rest()
                     return

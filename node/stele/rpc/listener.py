@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Callable
 
 import structlog
 
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.connection import FramedConnection
+from stele.rpc.frames import LENGTH_BYTES
 from stele.rpc.logging import OncePer
+from stele.rpc.resolve import join_address, resolve_one, split_address
 
 log = structlog.get_logger("stele.rpc.streams")
 
 KEY_BYTES = 16
+_BACKLOG = 128
 _KEY_TIMEOUT_S = 5.0
 _KEYS_MAX = 4_096
+_KEYS_FOR_PEERS = 1_024
 _STRANGERS_MAX = 1_024
 
 Take = Callable[[FramedConnection], None]
@@ -44,14 +49,16 @@ class StreamListener:
         Raises:
             Rejected: INVALID_ARGUMENT if the address is not one of this machine or the port is in use.
         """
-        loop = asyncio.get_running_loop()
+        address, _ = split_address(await resolve_one(join_address(host, port)))
         try:
-            self._server = await loop.create_server(lambda: _Stranger(self), host, port)
+            sock = _listening(address, port)
         except OSError as exc:
             raise Rejected(
                 f"cannot listen for streams at {host}:{port}: the port is in use, or the address is not this "
                 "machine's; stop what uses it or choose another with --stream-port"
             ) from exc
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Stranger(self), sock=sock)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -64,8 +71,8 @@ class StreamListener:
             connection.close()
         await asyncio.gather(*(connection.closed() for connection in connections))
 
-    def expect(self, take: Take) -> bytes:
-        """A key for a stream that is about to be opened.
+    def expect(self, take: Take, *, peer: bool = False) -> bytes:
+        """A key for a stream that is about to be opened; some are kept back for peers.
 
         Raises:
             Retryable: NOT_READY before `listen`, THROTTLED if too many keys are out.
@@ -74,46 +81,57 @@ class StreamListener:
             raise Retryable("this node does not take in streams yet; try again", code=Code.NOT_READY)
         now = asyncio.get_running_loop().time()
         self._keys = {key: of for key, of in self._keys.items() if of[1] > now}
-        if len(self._keys) >= _KEYS_MAX:
+        if len(self._keys) >= (_KEYS_MAX if peer else _KEYS_MAX - _KEYS_FOR_PEERS):
             raise Retryable("too many streams are being opened; try again", code=Code.THROTTLED)
         key = secrets.token_bytes(KEY_BYTES)
         self._keys[key] = take, now + _KEY_TIMEOUT_S
         return key
 
+    def forget(self, key: bytes) -> None:
+        """A key that was given out is good no more."""
+        self._keys.pop(key, None)
+
     # --- a connection's life
 
     def came(self, connection: FramedConnection) -> None:
         """It has said nothing yet."""
-        if len(self._strangers) >= _STRANGERS_MAX:
-            connection.close(Rejected("too many connections without a key"))
-            return
-        connection.on_frames = lambda frames: self._first_frames(connection, frames)
         connection.lost.add_done_callback(lambda lost: self._gone(connection, lost.result()))
+        if len(self._strangers) >= _STRANGERS_MAX:  # who has a key shows it at once
+            next(iter(self._strangers)).close(Rejected("too many connections without a key"))
         late = Rejected("no key came in time")
         timer = asyncio.get_running_loop().call_later(_KEY_TIMEOUT_S, connection.close, late)
         self._strangers[connection] = timer
 
-    def _first_frames(self, connection: FramedConnection, frames: list[bytes]) -> None:
-        """The key, and perhaps more behind it."""
-        self._strangers.pop(connection).cancel()
-        found = self._keys.pop(frames[0], None)
+    def show(self, connection: FramedConnection, key: bytes) -> None:
+        """It has shown what should be a key.
+
+        Raises:
+            Rejected: it is none.
+        """
+        timer = self._strangers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        found = self._keys.pop(key, None)
         if found is None or found[1] <= asyncio.get_running_loop().time():
-            connection.close(Rejected("its first frame is no key that this node gave out"))
-            return
+            raise Rejected("it did not begin with a key that this node gave out")
         self._taken.add(connection)
         found[0](connection)
-        connection.on_frames(frames[1:])
 
     def _gone(self, connection: FramedConnection, error: Exception | None) -> None:
         self._taken.discard(connection)
         timer = self._strangers.pop(connection, None)
         if timer is not None:
             timer.cancel()
+        if error is None or isinstance(error, OSError):
+            return
+        if not self._may_log(connection.source, error.code if isinstance(error, SteleError) else type(error)):
+            return
         if isinstance(error, Rejected):
-            if self._may_log(connection.source, error.code):
-                log.warning("stream refused", source=connection.source, error=str(error))
-        elif error is not None and not isinstance(error, OSError):
-            log.info("stream ended", source=connection.source, error=str(error), exc_info=error)
+            log.warning("stream refused", source=connection.source, error=str(error))
+        elif isinstance(error, SteleError):
+            log.info("stream ended", source=connection.source, error=str(error))
+        else:
+            log.error("stream ended by a fault of ours", source=connection.source, exc_info=error)
 
 
 class _Stranger(FramedConnection):
@@ -122,7 +140,36 @@ class _Stranger(FramedConnection):
     def __init__(self, listener: StreamListener) -> None:
         super().__init__()
         self._listener = listener
+        self._head: bytes | None = b""  # what it has said, until that is a key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._listener.came(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None:
+            super().data_received(data)
+            return
+        head = self._head = self._head + data
+        prefix = KEY_BYTES.to_bytes(LENGTH_BYTES, "big")
+        size = LENGTH_BYTES + KEY_BYTES
+        if head[:LENGTH_BYTES] != prefix[: len(head)]:
+            self.close(Rejected("it did not begin with a key that this node gave out"))
+        elif len(head) >= size:
+            self._head = None
+            try:
+                self._listener.show(self, head[LENGTH_BYTES:size])
+            except Rejected as exc:
+                self.close(exc)
+                return
+            super().data_received(head[size:])
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """As gRPC does it: the wildcard of IPv6 takes IPv4 too."""
+    if ":" not in address:
+        return socket.create_server((address, port), backlog=_BACKLOG)
+    both = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        (address, port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=both
+    )

@@ -190,20 +190,20 @@ class _Link:
         backoff_s = options.backoff_first_s
         while True:
             await self._wanted.wait()
-            stood = False
+            stood_at = 0.0
             try:
                 connection = await self._dial()
-                stood = True
+                stood_at = self._loop.time()
                 await self._until_lost(connection)
             except SteleError as exc:
                 self._log.info("no stream to peer", error=str(exc), address=self._address())
             except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
                 self._log.exception("stream to peer failed; it is dialled again")
             self._clear()
-            if stood:
+            if stood_at and self._channel == CONTROL:
+                self._transport.on_disconnect(self._node_id)
+            if stood_at and self._loop.time() - stood_at > options.backoff_max_s:
                 backoff_s = options.backoff_first_s
-                if self._channel == CONTROL:
-                    self._transport.on_disconnect(self._node_id)
             self._resting = True
             await asyncio.sleep(backoff_s * (0.5 + self._transport.rng.random()))
             self._resting = False

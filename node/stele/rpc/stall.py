@@ -75,13 +75,18 @@ def silent(where: str, stall_s: float) -> Retryable:
     return Retryable(f"{where} has sent nothing for {stall_s:g} s", code=Code.TIMED_OUT)
 
 
+def stopped(where: str) -> Retryable:
+    """The error of a stream that its reader no longer wants."""
+    return Retryable(f"{where}: the stream was stopped", code=Code.UNAVAILABLE)
+
+
 def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str) -> Any:
     """What `call()` returns, a Flight reader, or raises; waits `stall_s` for it and until `stop` at most.
 
     A call that is left behind keeps a thread until TCP gives up, and its stream is cancelled if it comes after all.
 
     Raises:
-        Retryable: TIMED_OUT, or `stop` was set.
+        Retryable: TIMED_OUT; UNAVAILABLE, `stop` was set.
     """
     answer: SimpleQueue[Any] = SimpleQueue()
     left = Event()
@@ -105,6 +110,8 @@ def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str
             if not stop.is_set() and time.monotonic() < due:
                 continue
             left.set()
+            if stop.is_set():
+                raise stopped(where) from None
             raise silent(where, stall_s) from None
         if isinstance(found, Exception):
             raise found

@@ -14,13 +14,14 @@ import sys
 
 from stele.model.errors import Code, SteleError
 from stele.model.lean import keep_pandas_out
-from stele.tablet.compaction import CompactionJob, run_job
 
 _NICE = 10
 """Compaction has time: it takes what serving, replication and copies leave of a processor, and a tenth of a busy one."""
 
 
 def _answer(line: str) -> str:
+    from stele.tablet.compaction import CompactionJob, run_job
+
     try:
         result = run_job(CompactionJob.from_json(line))
         return json.dumps({"files": [m.to_json() for m in result.files]})
@@ -35,7 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="stele.tablet.worker", description=__doc__)
     parser.add_argument("--idle-s", type=float, default=10.0)
     idle_s = parser.parse_args().idle_s
-    os.nice(_NICE)
+    os.nice(
+        _NICE
+    )  # this thread and those that it begins: before Arrow, imported with the first job, begins some
     keep_pandas_out()
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], idle_s)

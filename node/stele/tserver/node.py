@@ -68,6 +68,7 @@ from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Fate, Volume, volume_old
 from stele.wal.aio import kernel_sync
+from stele.wal.appender import call_all
 
 log = structlog.get_logger("stele.tserver")
 
@@ -450,7 +451,7 @@ class Node:
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
         """From the log's thread, once per sync. What the loop's thread syncs, it tells itself."""
         try:
-            self._loop.call_soon_threadsafe(_run_all, callbacks)
+            self._loop.call_soon_threadsafe(call_all, callbacks)
         except RuntimeError:  # the loop has closed: nobody waits for these any more
             log.debug("callbacks of a closed loop dropped", count=len(callbacks))
 
@@ -485,8 +486,3 @@ class Node:
     def _tick(self, now_ms: int) -> None:
         self.manager.tick(now_ms)
         self.quiet.tick(now_ms)
-
-
-def _run_all(callbacks: list[Callable[[], None]]) -> None:
-    for callback in callbacks:
-        callback()

@@ -115,8 +115,10 @@ class KernelSync:
 
     def ended(self) -> bool:
         """As BackgroundSync."""
-        count = self._short(self._get_events, self._context, ctypes.c_long(0), *self._event_arguments)
-        return self._took(count)
+        while True:
+            count = self._short(self._get_events, self._context, ctypes.c_long(0), *self._event_arguments)
+            if count >= 0 or ctypes.get_errno() != errno.EINTR:
+                return self._took(count)
 
     def wait(self) -> None:
         """As BackgroundSync."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import structlog
+
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
@@ -25,6 +27,8 @@ from stele.wal.state import Saved, State, place
 if TYPE_CHECKING:
     from stele.wal.inline import Inline
     from stele.wal.log import Log
+
+_log = structlog.get_logger("stele.wal")
 
 Done = Callable[[], None]
 T = TypeVar("T")
@@ -42,6 +46,15 @@ def voids(kind: int, detail: int, index: int) -> OpId | None:
     if kind == Kind.SNAPSHOT_END and not detail:
         return OpId(0, (1 << 63) - 1)
     return None
+
+
+def call_all(callbacks: Sequence[Done]) -> None:
+    """What a sync made durable is told to everyone, also where one of them fails."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - the others are told all the same
+            _log.exception("a callback of the log failed")
 
 
 class Checkpoint:

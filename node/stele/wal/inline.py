@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from stele.wal.appender import Appender, Done, Item
+from stele.wal.appender import Appender, Done, Item, call_all
 from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
 from stele.wal.handover import Writer
@@ -101,8 +101,7 @@ class Inline:
         if dones is None:
             return
         # The loop is not the writer by now: a callback may do what it likes, close the log or raise.
-        for done in dones:
-            done()
+        call_all(dones)
         self._mark()
 
     def _take(self) -> list[Done] | None:

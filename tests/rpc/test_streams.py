@@ -1,0 +1,248 @@
+"""Streams over TCP: what ends them, what must not, and who is kept out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from stele.client.streams import NotSent, Streams
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc import connection as connections
+from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
+from stele.rpc.client_stream import ClientStreams
+from stele.rpc.connection import FramedConnection, connect
+from stele.rpc.frames import frame
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.listener import KEY_BYTES, StreamListener
+from stele.rpc.proto import common_pb2, tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import (
+    TabletServerServiceServicer,
+    TabletServerServiceStub,
+    add_TabletServerServiceServicer_to_server,
+)
+from stele.rpc.server import bind, make_server
+
+NODE = NodeId("a" * 32)
+Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientResponse]]
+
+
+class Service(TabletServerServiceServicer):
+    def __init__(self, streams: ClientStreams) -> None:
+        self._streams = streams
+        self.stall = asyncio.Event()
+
+    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        return self._streams.introduce(request)
+
+    async def GetNodeStatus(self, request: tserver_pb2.GetNodeStatusRequest, context: Any) -> Any:
+        await self.stall.wait()
+        return tserver_pb2.GetNodeStatusResponse()
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[tuple[str, ChannelPool]]:
+    """(address, pool) of a node that answers clients' requests so."""
+    identity = Identity(ClusterId(new_id()), NODE, 1)
+    listener = StreamListener()
+    await listener.listen("127.0.0.1", 0)
+    streams = ClientStreams(identity, PeerBook(), ByteBudget(), listener, answer)
+    server: grpc.aio.Server = make_server(identity, PeerBook(), ByteBudget())
+    add_TabletServerServiceServicer_to_server(Service(streams), server)
+    port = await bind(server, "127.0.0.1:0")
+    await server.start()
+    pool = ChannelPool(Identity())
+    try:
+        yield f"127.0.0.1:{port}", pool
+    finally:
+        await pool.close()
+        await listener.close()
+        await server.stop(0)
+
+
+def asking(key: bytes) -> tserver_pb2.ClientRequest:
+    return tserver_pb2.ClientRequest(kv=tserver_pb2.KvRequest(key=key))
+
+
+async def test_an_answer_that_is_too_large_fails_its_own_request_alone() -> None:
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        value = b"x" * (MESSAGE_BYTES_MAX if request.kv.key == b"much" else 10)
+        if request.kv.key == b"slow":
+            await asyncio.sleep(0.2)
+        return tserver_pb2.ClientResponse(
+            kv=tserver_pb2.KvResponse(pairs=[tserver_pb2.KvPairPB(value=value)])
+        )
+
+    async with serving(answer) as (address, pool):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        slow = asyncio.ensure_future(stream.ask(asking(b"slow"), timeout_s=10))
+        with pytest.raises(Rejected) as caught:
+            await stream.ask(asking(b"much"), timeout_s=10)
+        assert caught.value.code is Code.TOO_LARGE
+        assert (await slow).kv.pairs[0].value == b"x" * 10
+        await streams.close()
+
+
+async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> None:
+    """The node's end breaks in the middle with what no frame has: whatever it is, the request may have been done."""
+    done: list[bytes] = []
+    async with serving(lambda request: asyncio.sleep(60)) as (address, pool):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        asked = asyncio.ensure_future(stream.ask(asking(b"k"), timeout_s=10))
+        while stream._connection is None or not stream._sent:
+            await asyncio.sleep(0.01)
+        stream._connection.data_received(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(Retryable) as caught:
+            await asked
+        assert caught.value.code is Code.UNAVAILABLE and not isinstance(caught.value, NotSent)
+        await streams.close()
+    assert not done
+
+
+async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:
+    pool = ChannelPool(Identity())
+    streams = Streams(pool)
+    stream = streams.to(NODE, "127.0.0.1:1")
+    with pytest.raises(NotSent):
+        await stream.ask(asking(b"a"), timeout_s=5)
+    waiting = asyncio.ensure_future(
+        stream.ask(asking(b"b"), timeout_s=60)
+    )  # while it rests before it dials again
+    await asyncio.sleep(0)
+    await streams.close()
+    with pytest.raises(Retryable, match="client was closed"):
+        async with asyncio.timeout(5):
+            await waiting
+    with pytest.raises(NotSent, match="client was closed"):
+        await stream.ask(asking(b"c"), timeout_s=5)
+    await pool.close()
+
+
+async def test_a_channel_that_is_dropped_under_a_call_is_an_error_and_no_cancellation() -> None:
+    async with serving(lambda request: asyncio.sleep(60)) as (address, pool):
+        request = tserver_pb2.GetNodeStatusRequest()
+        calls = [
+            asyncio.ensure_future(
+                pool.unary(address, TabletServerServiceStub, "GetNodeStatus", request, timeout_s=30)
+            )
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0.2)
+        pool.drop(address)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(r) for r in results] == [Retryable] * 3
+        assert all(isinstance(r, Retryable) and r.code is Code.UNAVAILABLE for r in results)
+        mine = asyncio.ensure_future(
+            pool.unary(address, TabletServerServiceStub, "GetNodeStatus", request, timeout_s=30)
+        )
+        await asyncio.sleep(0.1)
+        mine.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await mine
+
+
+async def _paced(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, rate: int) -> None:
+    """A slow line: what comes from the left goes on at `rate` bytes per second, what comes back at once."""
+    right, left_out = await asyncio.open_connection("127.0.0.1", port)
+
+    async def back() -> None:
+        while data := await right.read(65_536):
+            writer.write(data)
+
+    backward = asyncio.ensure_future(back())
+    try:
+        while data := await reader.read(rate // 20):
+            left_out.write(data)
+            await left_out.drain()
+            await asyncio.sleep(0.05)
+    finally:
+        backward.cancel()
+        left_out.close()
+        writer.close()
+
+
+async def test_a_large_frame_on_a_slow_line_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEPALIVE_TIME_MS", 200)
+    monkeypatch.setattr(connections, "KEEPALIVE_TIMEOUT_MS", 300)
+    listener, got = StreamListener(), asyncio.Event()
+    await listener.listen("127.0.0.1", 0)
+
+    def take(taken: FramedConnection) -> None:
+        taken.on_frames = lambda frames: got.set() if frames else None
+
+    line = await asyncio.start_server(
+        lambda r, w: _paced(r, w, listener.port, 4 << 20), "127.0.0.1", 0, limit=65_536
+    )
+    try:
+        line.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        port = line.sockets[0].getsockname()[1]
+        made = await connect("127.0.0.1:1", port, listener.expect(take))
+        made.send(frame(bytes(12 << 20)))  # three seconds of the line, six times what a silent end is given
+        async with asyncio.timeout(30):
+            await got.wait()
+        assert not made.lost.done()
+        made.close()
+        await made.closed()
+    finally:
+        line.close()
+        await line.wait_closed()
+        await listener.close()
+        await asyncio.sleep(0.1)
+
+
+async def test_a_silent_end_is_noticed_though_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process that is stopped: its kernel acknowledges, and nothing comes back."""
+    monkeypatch.setattr(connections, "KEEPALIVE_TIME_MS", 100)
+    monkeypatch.setattr(connections, "KEEPALIVE_TIMEOUT_MS", 200)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        made = await connect("127.0.0.1:1", mute.getsockname()[1], b"k" * KEY_BYTES)
+        async with asyncio.timeout(10):
+            while not made.lost.done():
+                made.send(frame(b"a small request"))
+                await asyncio.sleep(0.02)
+        assert "silent" in str(made.lost.result())
+        await made.closed()
+
+
+async def test_a_stranger_keeps_no_memory_here() -> None:
+    listener = StreamListener()
+    await listener.listen("127.0.0.1", 0)
+    try:
+        for said in (
+            b"\x00\x10\x00\x00" + bytes(100),
+            b"\x00\x00\x00\x10" + bytes(KEY_BYTES),
+            b"\x00\x00\x01",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(said)
+            async with asyncio.timeout(3):  # not only once the time for a key is over
+                assert not await reader.read()
+            writer.close()
+    finally:
+        await listener.close()
+
+
+async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    listener = StreamListener()
+    try:
+        await listener.listen("::", 0)
+    except Rejected:
+        pytest.skip("no IPv6 here")
+    try:
+        for host in ("127.0.0.1", "::1"):
+            _, writer = await asyncio.open_connection(host, listener.port)
+            writer.close()
+            await writer.wait_closed()
+    finally:
+        await listener.close()
