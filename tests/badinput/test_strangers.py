@@ -76,12 +76,13 @@ async def foreign_streams(address: str, node_id: str) -> None:
         request = common_pb2.OpenStreamRequest(hello=hello)
         assert await code_of(pool.unary(address, ConsensusServiceStub, "OpenPeerStream", request)) is code
     request = common_pb2.OpenStreamRequest(hello=Identity().hello(node_id))
-    opened = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", request)
-    reader, writer = await asyncio.open_connection(address.partition(":")[0], opened.port)
-    writer.write(frame(opened.key) + frame(b"\xff\xff"))
-    async with asyncio.timeout(5):
-        assert not await reader.read()
-    writer.close()
+    for garbage in (frame(b"\xff\xff"), b"\xfe" * 8):
+        opened = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", request)
+        reader, writer = await asyncio.open_connection(address.partition(":")[0], opened.port)
+        writer.write(frame(opened.key) + garbage)
+        async with asyncio.timeout(5):
+            assert not await reader.read()
+        writer.close()
     await pool.close()
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -397,7 +397,7 @@ def test_a_callback_that_raises_stops_neither_the_log_nor_the_others() -> None:
     append(then=bad)
     append()
     side.run()
-    assert append.done == [1, 2] and log.stats.markers == 1
+    assert append.done == [1, 2]
     append()
     side.run()
     assert append.done == [1, 2, 3] and log.failed is None
