@@ -84,13 +84,13 @@ class ChangesAtAnyTime(RaftCore):
 
 
 PLANTED = (
-    (ForgetsItsVote, Weather.DUEL, 21, 20),
-    (CommitsOldTerms, Weather.FIGURE_8, 41, 20),
+    (ForgetsItsVote, Weather.DUEL, 51, 20),
+    (CommitsOldTerms, Weather.FIGURE_8, 161, 20),
     (CountsItsUndurableCopy, Weather.FIGURE_8, 171, 20),
-    (AnswersBeforeItsDisk, Weather.STORM, 111, 20),
+    (AnswersBeforeItsDisk, Weather.STORM, 21, 20),
     (VotesForShorterLogs, Weather.MIXED, 1, 20),
     (TrustsItsWholeLog, Weather.FIGURE_8, 1, 20),
     (ReadsWithoutAsking, Weather.MIXED, 1, 20),
-    (ChangesAtAnyTime, Weather.CHURN, 61, 20),
+    (ChangesAtAnyTime, Weather.CHURN, 1, 20),
 )
 """(bug, the weather that brings it out, first seed, how many seeds it may take)."""
