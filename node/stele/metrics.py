@@ -121,6 +121,11 @@ loop_stall_seconds = Counter(
     "Time by which the event loop came later to a tick than it should, stalls over 200 ms only.",
     registry=REGISTRY,
 )
+store_files = Gauge(
+    "stele_store_files",
+    "Column files of all tablets here; compaction that lags lets them grow.",
+    registry=REGISTRY,
+)
 wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", registry=REGISTRY)
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
 copy_sessions = Gauge(

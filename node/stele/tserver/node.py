@@ -50,6 +50,7 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.resolve import join_address, split_address
+from stele.tablet.store import TabletStore
 from stele.tserver import formation
 from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
@@ -368,6 +369,9 @@ class Node:
             metrics.replicas.labels(state.name).set(states[state])
         metrics.replicas_leading.set(sum(r.is_leader for r in self.manager))
         metrics.replicas_resting.set(self.quiet.resting)
+        metrics.store_files.set(
+            sum(len(r.machine.files) for r in self.manager if isinstance(r.machine, TabletStore))
+        )
         metrics.wal_bytes.set(self.log.bytes_on_disk)
         metrics.disk_free_bytes.set(self._disk_bytes[0])
         metrics.copy_sessions.set(len(self.sessions))
