@@ -65,11 +65,12 @@ class StreamListener:
         """Hear nobody any more."""
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
         connections = [*self._strangers, *self._taken]
         for connection in connections:
             connection.close()
         await asyncio.gather(*(connection.closed() for connection in connections))
+        if self._server is not None:
+            await self._server.wait_closed()  # last: from Python 3.12 on it waits for all connections too
 
     def expect(self, take: Take, *, peer: bool = False) -> bytes:
         """A key for a stream that is about to be opened; some are kept back for peers.
@@ -97,7 +98,9 @@ class StreamListener:
         """It has said nothing yet."""
         connection.lost.add_done_callback(lambda lost: self._gone(connection, lost.result()))
         if len(self._strangers) >= _STRANGERS_MAX:  # who has a key shows it at once
-            next(iter(self._strangers)).close(Rejected("too many connections without a key"))
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).cancel()
+            oldest.close(Rejected("too many connections without a key"))
         late = Rejected("no key came in time")
         timer = asyncio.get_running_loop().call_later(_KEY_TIMEOUT_S, connection.close, late)
         self._strangers[connection] = timer
