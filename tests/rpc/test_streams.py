@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from stele.client.streams import NotSent, Streams
 from stele.model.errors import Code, Rejected, Retryable
@@ -106,6 +107,31 @@ async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> Non
         assert caught.value.code is Code.UNAVAILABLE and not isinstance(caught.value, NotSent)
         await streams.close()
     assert not done
+
+
+def test_what_is_asked_when_the_connection_has_just_ended_was_certainly_not_sent() -> None:
+    """Before the stream has heard of the end; on uvloop, whose transports refuse to be written to then."""
+
+    async def ask_at_the_end() -> None:
+        async with serving(lambda request: asyncio.sleep(60)) as (address, pool):
+            streams = Streams(pool)
+            stream = streams.to(NODE, address)
+            first = asyncio.ensure_future(stream.ask(asking(b"a"), timeout_s=10))
+            while stream._connection is None or not stream._sent:
+                await asyncio.sleep(0.01)
+            transport = stream._connection._transport
+            assert transport is not None
+            loop = asyncio.get_running_loop()
+            faults: list[dict[str, Any]] = []
+            loop.set_exception_handler(lambda loop, context: faults.append(context))
+            transport.abort()
+            second = asyncio.ensure_future(stream.ask(asking(b"b"), timeout_s=10))
+            results = await asyncio.gather(first, second, return_exceptions=True)
+            assert [type(r) for r in results] == [Retryable, NotSent]
+            assert not faults
+            await streams.close()
+
+    uvloop.run(ask_at_the_end())
 
 
 async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:

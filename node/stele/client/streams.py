@@ -174,7 +174,7 @@ class NodeStream:
     def _flush(self) -> None:
         self._flushing = False
         connection = self._connection
-        if connection is None or connection.full:
+        if connection is None or connection.full or not connection.stands:
             return
         ready: deque[bytes] = deque()
         while self._queue:

@@ -150,9 +150,14 @@ class FramedConnection(asyncio.Protocol):
 
     # --- for its owner
 
+    @property
+    def stands(self) -> bool:
+        """Whether what is sent may arrive. It ends a turn of the loop or two before `lost` tells of it."""
+        return self._transport is not None and not self._transport.is_closing() and not self.lost.done()
+
     def send(self, framed: bytes) -> None:
-        """Send a frame that begins with its length already (see `stele.rpc.frames`)."""
-        if self._transport is not None:
+        """Send a frame that begins with its length already (see `stele.rpc.frames`). Nothing, once it has ended."""
+        if self._transport is not None and self.stands:
             self._written += len(framed)
             self._transport.write(framed)
 

@@ -171,7 +171,7 @@ class _Link:
     def _flush(self) -> None:
         self._flushing = False
         connection = self._connection
-        while connection is not None and self._queue and not connection.full:
+        while connection is not None and self._queue and connection.stands and not connection.full:
             raw = peer_frame(self._queue)
             self._queued_bytes = max(0, self._queued_bytes - len(raw)) if self._queue else 0
             self._frames[0] += 1
