@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
 import shutil
 import signal
 import sys
@@ -19,7 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
-from bench import etcd_side, kudu_side, operator_side, rows, stele_side
+from bench import etcd_side, kudu_side, machine, operator_side, rows, stele_side
 from bench.measures import KEYS, announced, chosen
 from bench.report import Report
 from stele.client import AsyncClient
@@ -141,10 +139,8 @@ def main() -> None:
     try:
         if shutil.disk_usage(directory).free < _LEAST_DISK_BYTES:
             sys.exit(f"{directory} has less than 8 GiB free; name another place with --directory")
-        print(
-            f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}, ", end=""
-        )
-        print(f"Python {platform.python_version()}; data in {directory.parent}", flush=True)
+        print(f"{machine.described()}; data in {directory.parent}", flush=True)
+        print(machine.speed(directory), flush=True)
         Bench(directory, report, keys, quick=arguments.quick).run()
         report.leave_out(keys)
         print(report.table())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from stele.client import AsyncClient
 from stele.client.admin import cluster_view
@@ -55,6 +56,28 @@ async def test_tables_rows_and_key_spaces_on_real_nodes(tmp_path: Path) -> None:
         assert out.decode().splitlines()[-1] == "OK"
         await client.delete_table("t")
         assert [info.name for info in await client.list_tables()] == ["s"]
+
+
+async def test_a_leader_that_says_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped: nothing is refused, its connection stands, and here neither an attempt nor pings time out."""
+    monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 300.0)
+    monkeypatch.setattr("stele.rpc.connection.KEEPALIVE_TIME_MS", 300_000)
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses, timeout_s=300) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(pa.table({"id": np.arange(100)}))
+        stopped = cluster.member(table.locations.by_ordinal([0])[0].target().node_id)
+        cluster.pause(stopped)
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(table.put({"id": n, "n": n}) for n in range(100)))
+                assert await table.get({"id": 7}) == {"id": 7, "name": None, "n": 7}
+        finally:
+            cluster.resume(stopped)
 
 
 async def test_inserts_while_nodes_are_killed_are_there_once(tmp_path: Path) -> None:

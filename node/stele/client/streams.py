@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable
 
+from stele.client.leader_search import LeaderSearch
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
@@ -20,7 +22,11 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 _DIAL_TIMEOUT_S = 1.5
 _REST_S = 0.05
+SLOW_FIRST_S, SLOW_AGAIN_S = 0.4, 0.1
+"""How long a request may go unanswered before whoever asked is told, and how often it is told again."""
 
+Slow = Callable[[int], None]
+"""Called with the number of a request that is unanswered for long; see `NodeStream.give_up`."""
 Response = tserver_pb2.ClientResponse
 
 
@@ -34,6 +40,7 @@ class Streams:
     def __init__(self, pool: ChannelPool) -> None:
         self._pool = pool
         self._streams: dict[tuple[str, str], NodeStream] = {}
+        self.leader_search = LeaderSearch(pool)
 
     def to(self, node_id: str, address: str) -> NodeStream:
         """The stream to a node, dialled at the first request."""
@@ -44,6 +51,7 @@ class Streams:
 
     async def close(self) -> None:
         """End all streams; what waits for an answer gets UNAVAILABLE."""
+        await self.leader_search.close()
         streams, self._streams = list(self._streams.values()), {}
         await asyncio.gather(*(stream.close() for stream in streams))
 
@@ -58,14 +66,17 @@ class NodeStream:
         self._next_id = 1
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, asyncio.Future[Response]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._sent: set[int] = set()
         self._connection: FramedConnection | None = None
         self._flushing = False
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
-        """Send a request (its request_id is filled in here) and wait for its answer.
+    async def ask(
+        self, request: tserver_pb2.ClientRequest, *, timeout_s: float, slow: Slow | None = None
+    ) -> Response:
+        """Send a request (its request_id is filled in here) and wait for its answer; `slow` hears if that takes long.
 
         Raises:
             NotSent: no connection to the node, or `close` was called.
@@ -88,11 +99,13 @@ class NodeStream:
         elif not self._flushing and self._connection is not None:
             self._flushing = True
             loop.call_soon(self._flush)
-        timer = loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
+        deadline = loop.time() + timeout_s
+        first = timeout_s if slow is None else SLOW_FIRST_S
+        self._wait(request_id, first, deadline, timeout_s, slow)
         try:
             response = await future
         finally:
-            timer.cancel()
+            self._timers.pop(request_id).cancel()
             self._waiting.pop(request_id, None)
             self._sent.discard(request_id)
         if response.HasField("error"):
@@ -107,16 +120,32 @@ class NodeStream:
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(Retryable(f"{self._address}: the client was closed"))
 
-    def _timed_out(self, request_id: int, timeout_s: float) -> None:
+    def give_up(self, request_id: int, why: str) -> None:
+        """End a request that waits: TIMED_OUT, or NotSent if it never left."""
         future = self._waiting.get(request_id)
         if future is None or future.done():
             return
-        message = f"{self._address} did not answer within {timeout_s:.1f} s"
         if request_id in self._sent:
-            future.set_exception(Retryable(message, code=Code.TIMED_OUT))
+            future.set_exception(Retryable(f"{self._address} {why}", code=Code.TIMED_OUT))
         else:
             self._queue = deque(item for item in self._queue if item[0] != request_id)
-            future.set_exception(NotSent(message))
+            future.set_exception(NotSent(f"{self._address} {why}"))
+
+    def _wait(
+        self, request_id: int, at_most_s: float, deadline: float, timeout_s: float, slow: Slow | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        rest_s = min(at_most_s, deadline - loop.time())
+        self._timers[request_id] = loop.call_later(
+            rest_s, self._waited, request_id, deadline, timeout_s, slow
+        )
+
+    def _waited(self, request_id: int, deadline: float, timeout_s: float, slow: Slow | None) -> None:
+        if slow is None or asyncio.get_running_loop().time() >= deadline:
+            self.give_up(request_id, f"did not answer within {timeout_s:.1f} s")
+            return
+        self._wait(request_id, SLOW_AGAIN_S, deadline, timeout_s, slow)
+        slow(request_id)
 
     async def _run(self) -> None:
         """One connection, from dialling to its end; then whoever waits is told."""

@@ -11,9 +11,10 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
-from stele.client.streams import NotSent, Streams
+from stele.client.streams import NodeStream, NotSent, Streams
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.writeop import digest
 from stele.rpc.convert import id_to_pb
@@ -172,7 +173,9 @@ class TabletClient:
                 target = self.place.target()
                 self._address(request, this_s)
                 stream = self._streams.to(target.node_id, target.address)
-                return await stream.ask(request, timeout_s=this_s)
+                return await stream.ask(
+                    request, timeout_s=this_s, slow=partial(self._look_around, target, stream)
+                )
             except SteleError as exc:
                 error = exc
             if error.code is Code.TOO_OLD and not maybe_done:
@@ -199,6 +202,13 @@ class TabletClient:
             # An attempt without time to be answered would only blur what is known.
             if deadline - time.monotonic() < _ATTEMPT_AT_LEAST_S:
                 raise _last_word(error, maybe_done, timeout_s)
+
+    def _look_around(self, silent: ReplicaPlace, stream: NodeStream, request_id: int) -> None:
+        """A request goes unanswered: do not wait for one that was cut off, or stopped, once another leads."""
+        if self.place.target() != silent:
+            stream.give_up(request_id, "does not answer, and another replica leads by now")
+        else:
+            self._streams.leader_search.begin(self.place, silent)
 
     def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:
         """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
