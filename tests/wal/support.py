@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.ports import LoadedLog, fold_records
-from stele.wal import Log, LogOptions, StreamLog
+from stele.wal import Log, LogOptions, StreamLog, inline
 from tests.wal.simfs import SimFiles, SimLoop, SimSync
 
 NODE = NodeId("ab" * 16)
@@ -21,6 +22,8 @@ CONFIG = Configuration(
     -1, tuple(Peer(NodeId(f"{n:032x}"), ReplicaId(n), f"10.0.0.{n}:7050") for n in (1, 2, 3))
 )
 SMALL = LogOptions(segment_bytes=16 << 10, low_space_bytes=0, prepare=False)
+ROOMY = replace(SMALL, segment_bytes=1 << 20)
+LARGE = b"x" * (inline.INLINE_BYTES_MAX + 1)
 
 
 def key(tablet: int = 1, replica: int = 1) -> StreamKey:
@@ -114,3 +117,38 @@ def fill(log: Log, count: int, size: int = 1000, *, stream: int = 1) -> None:
     for _ in range(count):
         s.append_entries((entry(1, s.last_opid.index + 1, b"x" * size),))
         log.turn()
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if what():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it does not come")
+
+
+def still(options: LogOptions = ROOMY) -> tuple[SimFiles, Log, LoopSide]:
+    """A log without a thread of its own, settled, with a loop."""
+    files = SimFiles()
+    log = open_still(files, options)
+    stream_of(log)
+    log.turn()
+    return files, log, LoopSide(log)
+
+
+class Appends:
+    """Appends numbered entries to a log's stream, and notes whose callbacks came."""
+
+    def __init__(self, log: Log) -> None:
+        self.stream = log.stream(key())
+        self.done: list[int] = []
+
+    def __call__(self, payload: bytes = b"", then: Callable[[], None] = lambda: None) -> int:
+        index = self.stream.last_opid.index + 1
+
+        def done() -> None:
+            self.done.append(index)
+            then()
+
+        self.stream.append_entries((entry(1, index, payload),), done)
+        return index
