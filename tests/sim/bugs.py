@@ -84,10 +84,10 @@ class ChangesAtAnyTime(RaftCore):
 
 
 PLANTED = (
-    (ForgetsItsVote, Weather.DUEL, 51, 20),
+    (ForgetsItsVote, Weather.DUEL, 71, 20),
     (CommitsOldTerms, Weather.FIGURE_8, 161, 20),
     (CountsItsUndurableCopy, Weather.FIGURE_8, 171, 20),
-    (AnswersBeforeItsDisk, Weather.STORM, 21, 20),
+    (AnswersBeforeItsDisk, Weather.STORM, 261, 20),
     (VotesForShorterLogs, Weather.MIXED, 1, 20),
     (TrustsItsWholeLog, Weather.FIGURE_8, 1, 20),
     (ReadsWithoutAsking, Weather.MIXED, 1, 20),

@@ -16,13 +16,14 @@ from stele.raft.messages import TimeoutNow, VoteRequest, VoteResponse
 class _Campaign:
     """One round of asking for votes."""
 
-    __slots__ = ("ignore_live_leader", "own_after", "pre_vote", "term", "votes")
+    __slots__ = ("contested", "ignore_live_leader", "own_after", "pre_vote", "term", "votes")
 
     def __init__(self, term: int, pre_vote: bool, ignore_live_leader: bool) -> None:
         self.term = term
         self.pre_vote = pre_vote
         self.ignore_live_leader = ignore_live_leader
         self.votes: dict[int, bool] = {}
+        self.contested = False  # somebody refused a real vote
         self.own_after = 0  # the own vote counts once this Persist is durable
 
 
@@ -118,10 +119,17 @@ class ElectionPart(FollowerPart):
                 self._campaign_round = None
                 self._become_leader(f"votes of {by}")
         elif campaign.pre_vote and len(refused) > len(voters) - self.config.majority:
-            # Costs nobody a term, so the next attempt need not wait as long as after a split vote.
+            # Costs nobody a term, so the next attempt need not wait as long as after a vote that nobody answers.
             self._campaign_round = None
-            wait = self._rng.randint(self.options.election_min_ms // 2, self.options.election_max_ms // 2)
-            self._election_due_ms = min(self._election_due_ms, self._now_ms + wait)
+            self._campaign_within(self.options.election_min_ms // 2, self.options.election_max_ms // 2)
+        elif not campaign.pre_vote and refused and not campaign.contested:
+            # Another stands as well, most likely, and has been refused too. With a leader lost, those two may be all
+            # that are left; what they draw from is wide beside the time of a vote. A pre-vote comes first again.
+            campaign.contested = True
+            self._campaign_within(self.options.election_min_ms // 6, self.options.election_max_ms // 2)
+
+    def _campaign_within(self, low_ms: int, high_ms: int) -> None:
+        self._election_due_ms = min(self._election_due_ms, self._now_ms + self._rng.randint(low_ms, high_ms))
 
     # Answering
 
