@@ -33,7 +33,11 @@ from stele.rpc.convert_schema import partition_to_pb, partitioning_from_pb, sche
 from stele.rpc.flight import Endpoint, FlightServer
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
-from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import (
+    ConsensusServiceServicer,
+    add_ConsensusServiceServicer_to_server,
+)
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
 from stele.rpc.proto.tserver_pb2_grpc import (
     TabletServerServiceServicer,
@@ -59,6 +63,10 @@ class Tablet:
     schema: Any
     partition: common_pb2.PartitionPB
     leader: int = 0
+    term: int = 1
+    heard: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # (term, leader) where a node knows no better
     index: int = 0
     before: deque[Fault] = field(default_factory=deque)
     after: deque[Fault] = field(default_factory=deque)
@@ -106,10 +114,12 @@ class SmallCluster:
 class Introductions(TabletServerServiceServicer):
     """The one call of the service that a client needs to open its stream."""
 
-    def __init__(self, clients: ClientStreams) -> None:
+    def __init__(self, clients: ClientStreams, speaks: asyncio.Event) -> None:
         self._clients = clients
+        self._speaks = speaks
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        await self._speaks.wait()
         return self._clients.introduce(request)
 
 
@@ -123,6 +133,10 @@ class SmallNode:
         self.flight_fault: deque[Callable[[int], SteleError | None]] = deque()
         self.requests = 0
         self.scans = 0
+        self.searches = 0  # so often it was asked who leads
+        self.delay_s = 0.0  # how long requests wait here
+        self.speaks = asyncio.Event()  # else nothing is answered, and connections stand
+        self.speaks.set()
         self.server: grpc.aio.Server | None = None
         self.flight: FlightServer | None = None
 
@@ -130,7 +144,9 @@ class SmallNode:
         self.listener = StreamListener()
         self.clients = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.listener, self.answer)
         self.server = make_server(self.identity, PeerBook(), ByteBudget())
-        add_TabletServerServiceServicer_to_server(Introductions(self.clients), self.server)
+        introductions = Introductions(self.clients, self.speaks)
+        add_TabletServerServiceServicer_to_server(introductions, self.server)
+        add_ConsensusServiceServicer_to_server(_Consensus(self), self.server)
         await self.listener.listen("127.0.0.1", 0)
         port = await bind(self.server, f"127.0.0.1:{port}")
         self.identity.address = f"127.0.0.1:{port}"
@@ -170,6 +186,9 @@ class SmallNode:
         return tablet
 
     async def answer(self, request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        await self.speaks.wait()
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         match request.WhichOneof("body"):
             case "write":
                 return self._write(request.write)
@@ -274,6 +293,25 @@ class SmallNode:
                     yield batch
 
         return tablet.schema.to_arrow(spec.column_ids or None), batches()
+
+
+class _Consensus(ConsensusServiceServicer):
+    """Who leads, as a node has heard."""
+
+    def __init__(self, node: SmallNode) -> None:
+        self._node = node
+
+    async def GetConsensusState(self, request: consensus_pb2.GetConsensusStateRequest, context: Any) -> Any:
+        node = self._node
+        node.searches += 1
+        await node.speaks.wait()
+        answer = consensus_pb2.GetConsensusStateResponse()
+        for raw in request.tablet_ids:
+            tablet = node.cluster.tablets[id_from_pb(raw)]
+            term, leader = tablet.heard.get(node.number, (tablet.term, tablet.leader))
+            leader_node = id_to_pb(node.cluster.nodes[leader].identity.node_id) if leader >= 0 else b""
+            answer.replicas.add(tablet_id=raw, term=term, leader_node=leader_node)
+        return answer
 
 
 class _Master(MasterServiceServicer):

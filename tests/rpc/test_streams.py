@@ -270,3 +270,27 @@ async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:
             await writer.wait_closed()
     finally:
         await listener.close()
+
+
+def test_a_listener_that_has_closed_takes_in_nobody() -> None:
+    """Not even who came in the turns of the loop just before, with a good key; on uvloop, as nodes are."""
+
+    async def close_after(turns: int) -> None:
+        listener = StreamListener()
+        await listener.listen("127.0.0.1", 0)
+        taken: list[FramedConnection] = []
+        key = listener.expect(taken.append)
+        with socket.create_connection(("127.0.0.1", listener.port)) as sock:
+            sock.sendall(frame(key))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                await listener.close()
+            before = len(taken)
+            await asyncio.sleep(0.02)
+            assert len(taken) == before and not any(connection.stands for connection in taken)
+        with pytest.raises(Retryable, match="does not take in streams"):
+            listener.expect(taken.append)
+
+    for turns in range(6):
+        uvloop.run(close_after(turns))

@@ -126,9 +126,20 @@ class Client:
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
     def _end_loop(self) -> None:
+        self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """Let end what other threads still wait for: connections are gone, so it takes a moment at the most."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        _, tasks = await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S / 2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Table:

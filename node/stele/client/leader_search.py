@@ -1,68 +1,144 @@
-"""Who leads a tablet by now, asked of its other replicas while the one that should lead is silent. One per client.
+"""Who leads a tablet by now, asked of its other replicas while the one that should lead is silent. One per TabletClient.
 
 A leader that is cut off or stopped refuses nothing, and its connection stands until its pings go unanswered. The others
-have long elected another by then, and whichever of them is asked names it.
+have long elected another by then.
 
-Invariant: a search takes up a leader that a replica named itself, or nothing; it ends with `close` at the latest.
+Invariants: requests are given up for a leader that was named in the highest term which any replica knows, never because
+one that was asked is slow; there is one search at a time, and longer and longer a rest after each, however many wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
-from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.client.locations import Locations, ReplicaPlace, TabletPlace
+from stele.client.streams import NodeStream, Streams
 from stele.model.errors import SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.proto import consensus_pb2
+from stele.rpc.proto import consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
-_ANSWER_TIMEOUT_S = 1.5
+SLOW_S = 0.4
+"""How long a request may go unanswered before the others are asked."""
+_REST_FIRST_S, _REST_MAX_S = 0.2, 1.6
+_SEARCH_TIMEOUT_S = 1.0
+_CALL_TIMEOUT_S = 30.0
+"""Of one call: longer than the search that made it, because a call that times out costs others its connection."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A request that waits. Its number at the stream stands in it."""
+
+    since: float
+    target: ReplicaPlace
+    stream: NodeStream
+    request: tserver_pb2.ClientRequest
 
 
 class LeaderSearch:
-    """Searches that are under way, one for a tablet at most."""
+    """Watches the requests of one tablet that wait for an answer."""
 
-    def __init__(self, pool: ChannelPool) -> None:
-        self._pool = pool
-        self._searches: dict[str, asyncio.Task[None]] = {}
+    def __init__(self, place: TabletPlace, locations: Locations, streams: Streams) -> None:
+        self._place = place
+        self._locations = locations
+        self._streams = streams
+        self._loop = asyncio.get_running_loop()
+        self._attempts: dict[int, _Attempt] = {}  # oldest first
+        self._next = 0
+        self._rest_s = _REST_FIRST_S
+        self._timer: asyncio.TimerHandle | None = None
+        self._search: asyncio.Task[None] | None = None
 
-    def begin(self, place: TabletPlace, silent: ReplicaPlace) -> None:
-        """Ask the tablet's other replicas, unless that is being done. `place` will point elsewhere if one knows better."""
-        if place.tablet_id not in self._searches:
-            task = asyncio.get_running_loop().create_task(self._search(place, silent))
-            self._searches[place.tablet_id] = task
-            task.add_done_callback(lambda _: self._searches.pop(place.tablet_id, None))
+    def begin(self, target: ReplicaPlace, stream: NodeStream, request: tserver_pb2.ClientRequest) -> int:
+        """A request is about to be sent. `end` the number that this gives when it waits no longer."""
+        self._next += 1
+        self._attempts[self._next] = _Attempt(self._loop.time(), target, stream, request)
+        if self._timer is None and self._search is None:
+            self._timer = self._loop.call_later(SLOW_S, self._look)
+        return self._next
 
-    async def close(self) -> None:
-        """End all."""
-        searches = list(self._searches.values())
-        for task in searches:
-            task.cancel()
-        await asyncio.gather(*searches, return_exceptions=True)
+    def end(self, number: int) -> None:
+        """It was answered, or failed."""
+        del self._attempts[number]
 
-    async def _search(self, place: TabletPlace, silent: ReplicaPlace) -> None:
-        others = [replica for replica in place.replicas if replica != silent]
-        named = await asyncio.gather(*(self._named_by(replica, place.tablet_id) for replica in others))
-        # Of several the one of the highest term: the others have not heard of it yet.
-        _, leader = max(named, default=(0, ""))
-        if leader and leader != silent.node_id and place.target() == silent:
+    def _look(self) -> None:
+        """Search if the oldest request waits for long; come back as long as one waits."""
+        self._timer = None
+        if not self._attempts:
+            self._rest_s = _REST_FIRST_S
+            return
+        oldest = next(iter(self._attempts.values()))
+        waited_s = self._loop.time() - oldest.since
+        if waited_s < SLOW_S:
+            self._rest_s = _REST_FIRST_S
+            self._timer = self._loop.call_later(SLOW_S - waited_s, self._look)
+        elif not self._streams.closed:
+            self._search = self._streams.in_background(self._find(oldest.target))
+            self._search.add_done_callback(self._searched)
+
+    def _searched(self, search: asyncio.Task[None]) -> None:
+        self._search = None
+        if not search.cancelled():
+            search.result()
+        self._timer = self._loop.call_later(self._rest_s, self._look)
+        self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
+
+    async def _find(self, silent: ReplicaPlace) -> None:
+        place = self._place
+        leader = await find_leader(self._streams.pool, place, silent)
+        if not leader:
+            return
+        if not any(replica.node_id == leader for replica in place.replicas):
+            self._locations.refresh_soon()  # a replica that has come since; the next search can ask it
+            return
+        if place.target().node_id == silent.node_id:
             place.led_by(leader)
+        for attempt in list(self._attempts.values()):
+            if attempt.target.node_id == silent.node_id:
+                attempt.stream.give_up(
+                    attempt.request.request_id, f"does not answer, and {leader} leads by now"
+                )
 
-    async def _named_by(self, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str]:
-        """(term, node id of its leader) as this replica has it; (0, "") if it does not say."""
-        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
-        try:
-            answer = await self._pool.unary(
-                replica.address,
-                ConsensusServiceStub,
-                "GetConsensusState",
-                request,
-                timeout_s=_ANSWER_TIMEOUT_S,
-            )
-        except SteleError:
-            return 0, ""
-        for status in answer.replicas:
-            if status.leader_node:
-                return status.term, id_from_pb(status.leader_node)
-        return 0, ""
+
+async def find_leader(pool: ChannelPool, place: TabletPlace, silent: ReplicaPlace) -> str:
+    """The node id of another leader than `silent`; empty if none is named within a second. Raises nothing."""
+    asking = [
+        asyncio.ensure_future(_named_by(pool, replica, place.tablet_id))
+        for replica in place.replicas
+        if replica.node_id != silent.node_id
+    ]
+    newest, leader = 0, ""
+    try:
+        for answer in asyncio.as_completed(asking, timeout=_SEARCH_TIMEOUT_S):
+            term, named, by_itself = await answer
+            if term > newest:
+                newest, leader = term, ""
+            if term == newest and named and named != silent.node_id:
+                leader = named
+                if by_itself:
+                    break
+    except TimeoutError:
+        pass  # what the others said has to do
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return leader
+
+
+async def _named_by(pool: ChannelPool, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str, bool]:
+    """(term, node id of its leader or "", whether that is itself) as this replica has it; zeros if it does not say."""
+    request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
+    try:
+        answer = await pool.unary(
+            replica.address, ConsensusServiceStub, "GetConsensusState", request, timeout_s=_CALL_TIMEOUT_S
+        )
+    except SteleError:
+        return 0, "", False
+    for status in answer.replicas:
+        leader = id_from_pb(status.leader_node) if status.leader_node else ""
+        return status.term, leader, leader == replica.node_id
+    return 0, "", False

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Coroutine
+from typing import Any
 
-from stele.client.leader_search import LeaderSearch
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
@@ -22,11 +22,7 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 _DIAL_TIMEOUT_S = 1.5
 _REST_S = 0.05
-SLOW_FIRST_S, SLOW_AGAIN_S = 0.4, 0.1
-"""How long a request may go unanswered before whoever asked is told, and how often it is told again."""
 
-Slow = Callable[[int], None]
-"""Called with the number of a request that is unanswered for long; see `NodeStream.give_up`."""
 Response = tserver_pb2.ClientResponse
 
 
@@ -34,24 +30,49 @@ class NotSent(Retryable):
     """There is no connection to this node: the request never left, so it was certainly not done."""
 
 
+class GivenUp(Retryable):
+    """Whoever asked waits for this answer no longer: TIMED_OUT, for the node may do what it was sent."""
+
+
+class Closed(NotSent):
+    """The client was closed: nothing is sent any more."""
+
+
 class Streams:
     """Streams by node id and address. One per client."""
 
     def __init__(self, pool: ChannelPool) -> None:
-        self._pool = pool
+        self.pool = pool
+        self.closed = False
         self._streams: dict[tuple[str, str], NodeStream] = {}
-        self.leader_search = LeaderSearch(pool)
+        self._background: set[asyncio.Task[None]] = set()
 
     def to(self, node_id: str, address: str) -> NodeStream:
-        """The stream to a node, dialled at the first request."""
+        """The stream to a node, dialled at the first request.
+
+        Raises:
+            Closed: after `close`.
+        """
+        if self.closed:
+            raise Closed(f"{address}: the client was closed")
         stream = self._streams.get((node_id, address))
         if stream is None:
-            stream = self._streams[node_id, address] = NodeStream(self._pool, node_id, address)
+            stream = self._streams[node_id, address] = NodeStream(self.pool, node_id, address)
         return stream
 
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that ends with the client at the latest."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
     async def close(self) -> None:
-        """End all streams; what waits for an answer gets UNAVAILABLE."""
-        await self.leader_search.close()
+        """End all streams, for good; what waits for an answer gets UNAVAILABLE."""
+        self.closed = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         streams, self._streams = list(self._streams.values()), {}
         await asyncio.gather(*(stream.close() for stream in streams))
 
@@ -66,24 +87,22 @@ class NodeStream:
         self._next_id = 1
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting: dict[int, asyncio.Future[Response]] = {}
-        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._sent: set[int] = set()
         self._connection: FramedConnection | None = None
         self._flushing = False
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(
-        self, request: tserver_pb2.ClientRequest, *, timeout_s: float, slow: Slow | None = None
-    ) -> Response:
-        """Send a request (its request_id is filled in here) and wait for its answer; `slow` hears if that takes long.
+    async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
+        """Send a request (its request_id is filled in here) and wait for its answer.
 
         Raises:
-            NotSent: no connection to the node, or `close` was called.
+            NotSent: no connection to the node; Closed if `close` was called.
+            GivenUp: `give_up` was called.
             SteleError: what the node answered; UNAVAILABLE if the stream broke; TIMED_OUT after `timeout_s`.
         """
         if self._closed:
-            raise NotSent(f"{self._address}: the client was closed")
+            raise Closed(f"{self._address}: the client was closed")
         request_id = self._next_id
         self._next_id += 1
         request.request_id = request_id
@@ -99,13 +118,11 @@ class NodeStream:
         elif not self._flushing and self._connection is not None:
             self._flushing = True
             loop.call_soon(self._flush)
-        deadline = loop.time() + timeout_s
-        first = timeout_s if slow is None else SLOW_FIRST_S
-        self._wait(request_id, first, deadline, timeout_s, slow)
+        timer = loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
         try:
             response = await future
         finally:
-            self._timers.pop(request_id).cancel()
+            timer.cancel()
             self._waiting.pop(request_id, None)
             self._sent.discard(request_id)
         if response.HasField("error"):
@@ -121,31 +138,17 @@ class NodeStream:
         self._fail(Retryable(f"{self._address}: the client was closed"))
 
     def give_up(self, request_id: int, why: str) -> None:
-        """End a request that waits: TIMED_OUT, or NotSent if it never left."""
-        future = self._waiting.get(request_id)
-        if future is None or future.done():
-            return
-        if request_id in self._sent:
-            future.set_exception(Retryable(f"{self._address} {why}", code=Code.TIMED_OUT))
-        else:
-            self._queue = deque(item for item in self._queue if item[0] != request_id)
-            future.set_exception(NotSent(f"{self._address} {why}"))
+        """End a request that waits, if it still does: GivenUp, or NotSent if it never left."""
+        self._end(request_id, GivenUp(f"{self._address} {why}", code=Code.TIMED_OUT))
 
-    def _wait(
-        self, request_id: int, at_most_s: float, deadline: float, timeout_s: float, slow: Slow | None
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        rest_s = min(at_most_s, deadline - loop.time())
-        self._timers[request_id] = loop.call_later(
-            rest_s, self._waited, request_id, deadline, timeout_s, slow
-        )
+    def _timed_out(self, request_id: int, timeout_s: float) -> None:
+        why = f"{self._address} did not answer within {timeout_s:.1f} s"
+        self._end(request_id, Retryable(why, code=Code.TIMED_OUT))
 
-    def _waited(self, request_id: int, deadline: float, timeout_s: float, slow: Slow | None) -> None:
-        if slow is None or asyncio.get_running_loop().time() >= deadline:
-            self.give_up(request_id, f"did not answer within {timeout_s:.1f} s")
-            return
-        self._wait(request_id, SLOW_AGAIN_S, deadline, timeout_s, slow)
-        slow(request_id)
+    def _end(self, request_id: int, error: Retryable) -> None:
+        future = self._waiting.pop(request_id, None)  # what is queued and waits no longer is not sent
+        if future is not None and not future.done():
+            future.set_exception(error if request_id in self._sent else NotSent(str(error.args[0])))
 
     async def _run(self) -> None:
         """One connection, from dialling to its end; then whoever waits is told."""

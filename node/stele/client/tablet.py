@@ -11,10 +11,10 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
-from functools import partial
 
+from stele.client.leader_search import LeaderSearch
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
-from stele.client.streams import NodeStream, NotSent, Streams
+from stele.client.streams import Closed, GivenUp, NotSent, Streams
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.writeop import digest
 from stele.rpc.convert import id_to_pb
@@ -112,6 +112,7 @@ class TabletClient:
         self._locations = locations
         self._streams = streams
         self._observed = observed
+        self._search = LeaderSearch(place, locations, streams)
         self._sequencer = Sequencer()
         self._rng = random.Random()
 
@@ -173,9 +174,13 @@ class TabletClient:
                 target = self.place.target()
                 self._address(request, this_s)
                 stream = self._streams.to(target.node_id, target.address)
-                return await stream.ask(
-                    request, timeout_s=this_s, slow=partial(self._look_around, target, stream)
-                )
+                number = self._search.begin(target, stream, request)
+                try:
+                    return await stream.ask(request, timeout_s=this_s)
+                finally:
+                    self._search.end(number)
+            except Closed as exc:
+                raise _last_word(exc, maybe_done, timeout_s) from None
             except SteleError as exc:
                 error = exc
             if error.code is Code.TOO_OLD and not maybe_done:
@@ -191,6 +196,8 @@ class TabletClient:
                 raise error
             maybe_done |= changes and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
+            if isinstance(error, GivenUp):
+                continue
             if error.code is Code.TIMED_OUT:
                 attempt_s *= 2
             if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
@@ -202,13 +209,6 @@ class TabletClient:
             # An attempt without time to be answered would only blur what is known.
             if deadline - time.monotonic() < _ATTEMPT_AT_LEAST_S:
                 raise _last_word(error, maybe_done, timeout_s)
-
-    def _look_around(self, silent: ReplicaPlace, stream: NodeStream, request_id: int) -> None:
-        """A request goes unanswered: do not wait for one that was cut off, or stopped, once another leads."""
-        if self.place.target() != silent:
-            stream.give_up(request_id, "does not answer, and another replica leads by now")
-        else:
-            self._streams.leader_search.begin(self.place, silent)
 
     def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:
         """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
@@ -248,6 +248,10 @@ class TabletClient:
 
 
 def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleError:
+    if isinstance(error, Closed):
+        done = "the write may have been done" if maybe_done else "nothing was done"
+        code = Code.UNKNOWN_OUTCOME if maybe_done else error.code
+        return Retryable(f"{error.args[0]} before there was an answer; {done}", code=code)
     if maybe_done:
         return Retryable(
             f"no answer within {timeout_s:.1f} s, and the write may have been done: {error.args[0]}; "

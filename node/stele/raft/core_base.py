@@ -65,6 +65,7 @@ class CoreBase:
         self._hint = initial.leader_hint
         self._now_ms = 0
         self._heard_ms: int | None = None  # last word of a live leader
+        self._lost_leader: ReplicaId | None = None  # whose end was seen; None once another leads
         self._election_due_ms = NEVER_MS
         self._term_committed = False
         self._change: tuple[int | None, int, int] | None = (
@@ -127,6 +128,8 @@ class CoreBase:
     def _set_role(self, role: Role, leader: ReplicaId | None, cause: str) -> None:
         self.role = role
         self.leader = leader
+        if leader is not None:
+            self._lost_leader = None
         serves = role is Role.LEADER and not self.is_witness
         self._out.append(RoleChanged(role, self.term, leader, cause, serves))
 

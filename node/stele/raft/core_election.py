@@ -16,14 +16,14 @@ from stele.raft.messages import TimeoutNow, VoteRequest, VoteResponse
 class _Campaign:
     """One round of asking for votes."""
 
-    __slots__ = ("contested", "ignore_live_leader", "own_after", "pre_vote", "term", "votes")
+    __slots__ = ("ignore_live_leader", "lost", "own_after", "pre_vote", "term", "votes")
 
     def __init__(self, term: int, pre_vote: bool, ignore_live_leader: bool) -> None:
         self.term = term
         self.pre_vote = pre_vote
         self.ignore_live_leader = ignore_live_leader
         self.votes: dict[int, bool] = {}
-        self.contested = False  # somebody refused a real vote
+        self.lost = False  # everybody has voted, and it was not enough
         self.own_after = 0  # the own vote counts once this Persist is durable
 
 
@@ -84,6 +84,8 @@ class ElectionPart(FollowerPart):
                 self._send(peer.replica_id, request, after)
 
     def _on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
+        if sender == self._lost_leader:
+            self._lost_leader = None  # it is back, and may vote
         if response.failed:
             return
         if response.term > self.term:
@@ -122,11 +124,16 @@ class ElectionPart(FollowerPart):
             # Costs nobody a term, so the next attempt need not wait as long as after a vote that nobody answers.
             self._campaign_round = None
             self._campaign_within(self.options.election_min_ms // 2, self.options.election_max_ms // 2)
-        elif not campaign.pre_vote and refused and not campaign.contested:
-            # Another stands as well, most likely, and has been refused too. With a leader lost, those two may be all
-            # that are left; what they draw from is wide beside the time of a vote. A pre-vote comes first again.
-            campaign.contested = True
+        elif not campaign.pre_vote and not campaign.lost and self._all_have_voted(campaign):
+            # No more votes are to be expected; most likely another stood as well and lost too. What they draw from now
+            # is wide beside the time of a vote, so that one of them will be first.
+            campaign.lost = True
             self._campaign_within(self.options.election_min_ms // 6, self.options.election_max_ms // 2)
+
+    def _all_have_voted(self, campaign: _Campaign) -> bool:
+        """Whether every voter has answered, but for the leader whose end brought the election about."""
+        gone = self._lost_leader
+        return all(p.replica_id in campaign.votes or p.replica_id == gone for p in self.config.voters)
 
     def _campaign_within(self, low_ms: int, high_ms: int) -> None:
         self._election_due_ms = min(self._election_due_ms, self._now_ms + self._rng.randint(low_ms, high_ms))

@@ -172,6 +172,7 @@ class LeaderPart(ElectionPart):
                     progress.probe_from(progress.match + 1)
         elif event.replica_id == self.leader:
             self._heard_ms = None
+            self._lost_leader = event.replica_id
             due = self._election_due_ms
             self._draw_election(quick=True)
             self._election_due_ms = min(due, self._election_due_ms)

@@ -41,6 +41,7 @@ class StreamListener:
         self._keys: dict[bytes, tuple[Take, float]] = {}  # for whom, good until
         self._strangers: dict[FramedConnection, asyncio.TimerHandle] = {}  # connections without a key so far
         self._taken: set[FramedConnection] = set()
+        self._closed = False
         self._may_log = OncePer()
 
     async def listen(self, host: str, port: int) -> None:
@@ -62,7 +63,9 @@ class StreamListener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Hear nobody any more."""
+        """Hear nobody any more, for good."""
+        self._closed = True
+        self._keys.clear()
         if self._server is not None:
             self._server.close()
         connections = [*self._strangers, *self._taken]
@@ -76,10 +79,10 @@ class StreamListener:
         """A key for a stream that is about to be opened; some are kept back for peers.
 
         Raises:
-            Retryable: NOT_READY before `listen`, THROTTLED if too many keys are out.
+            Retryable: NOT_READY before `listen` and after `close`, THROTTLED if too many keys are out.
         """
-        if not self.port:
-            raise Retryable("this node does not take in streams yet; try again", code=Code.NOT_READY)
+        if not self.port or self._closed:
+            raise Retryable("this node does not take in streams now; try again", code=Code.NOT_READY)
         now = asyncio.get_running_loop().time()
         self._keys = {key: of for key, of in self._keys.items() if of[1] > now}
         if len(self._keys) >= (_KEYS_MAX if peer else _KEYS_MAX - _KEYS_FOR_PEERS):
@@ -96,6 +99,9 @@ class StreamListener:
 
     def came(self, connection: FramedConnection) -> None:
         """It has said nothing yet."""
+        if self._closed:  # the kernel had taken it in before
+            connection.close()
+            return
         connection.lost.add_done_callback(lambda lost: self._gone(connection, lost.result()))
         if len(self._strangers) >= _STRANGERS_MAX:  # who has a key shows it at once
             oldest = next(iter(self._strangers))
