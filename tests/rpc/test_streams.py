@@ -237,7 +237,7 @@ async def test_a_silent_end_is_noticed_though_it_is_written_to(monkeypatch: pyte
         await made.closed()
 
 
-async def test_a_stranger_keeps_no_memory_here() -> None:
+async def test_who_says_what_no_key_is_ends_at_once() -> None:
     listener = StreamListener()
     await listener.listen("127.0.0.1", 0)
     try:
