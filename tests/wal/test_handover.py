@@ -64,6 +64,26 @@ def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
     assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
 
 
+def test_after_a_slow_sync_the_thread_writes_for_a_while() -> None:
+    """A disk that takes that long would let the next write wait as well, and the loop with it."""
+    _, log, side = still()
+    append = Appends(log)
+    append()
+    side.loop.turn()
+    side.now += 2 * inline.SLOW_SYNC_S
+    side.run()
+    assert append.done == [1]
+    append()
+    side.loop.run()
+    assert log.handover.writer is Writer.THREAD
+    log.turn()
+    assert append.done == [1, 2]
+    side.now += 2 * inline.SLOW_SYNC_S * inline.PAUSE_PER_SYNC
+    append()
+    side.run()
+    assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
+
+
 def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
     files, log, side = still()
     append = Appends(log)

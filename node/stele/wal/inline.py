@@ -31,6 +31,11 @@ PAUSE_PER_WRITE = 100
 """After a slow write the thread does everything for that many times as long as the write took: a disk that lets writers
 wait holds the loop for a hundredth of the time at most."""
 
+SLOW_SYNC_S = 0.1
+"""A sync that takes longer tells of a disk that has more to do than it can: its next write is likely to be a slow one."""
+PAUSE_PER_SYNC = 10
+"""After a slow sync the thread does everything for that many times as long as the sync took."""
+
 _MARKER_BYTES = GROUP_HEADER_BYTES
 _GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
 _log = structlog.get_logger("stele.wal")
@@ -146,7 +151,11 @@ class Inline:
     def _settled(self) -> list[Done]:
         self._under_way = False
         self._appender.unsettled = None
-        self._appender.synced(self._clock() - self._begun)
+        now = self._clock()
+        took = now - self._begun
+        if took > SLOW_SYNC_S:
+            self._not_before = max(self._not_before, now + took * PAUSE_PER_SYNC)
+        self._appender.synced(took)
         self._appender.update_index()
         dones, self._dones = self._dones, []
         return dones
