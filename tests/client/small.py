@@ -135,6 +135,7 @@ class SmallNode:
         self.scans = 0
         self.searches = 0  # so often it was asked who leads
         self.delay_s = 0.0  # how long requests wait here
+        self.came = asyncio.Event()  # a request has
         self.speaks = asyncio.Event()  # else nothing is answered, and connections stand
         self.speaks.set()
         self.server: grpc.aio.Server | None = None
@@ -186,6 +187,7 @@ class SmallNode:
         return tablet
 
     async def answer(self, request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        self.came.set()
         await self.speaks.wait()
         if self.delay_s:
             await asyncio.sleep(self.delay_s)

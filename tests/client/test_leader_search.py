@@ -1,13 +1,12 @@
 """One that was asked is silent: who is asked instead, when, and what becomes of the requests it was sent.
 
-Attempts and pings last longer than any test here, so that nothing but the search ends the waiting.
+Attempts, dialling and pings last longer than any test here, so that nothing but the search ends the waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ ONE = PartitionSchema()
 @pytest.fixture(autouse=True)
 def _long_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 300.0)
+    monkeypatch.setattr("stele.client.streams._DIAL_TIMEOUT_S", 300.0)
     monkeypatch.setattr("stele.rpc.connection.KEEPALIVE_TIME_MS", 300_000)
     yield
 
@@ -56,14 +56,14 @@ async def test_one_that_is_slow_and_leads_is_sent_nothing_twice(tmp_path: Path) 
     async with small_cluster(tmp_path, timeout_s=60) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)
         tablet = await _table(cluster, table)
-        cluster.nodes[0].delay_s = 4 * SLOW_S
+        cluster.nodes[0].delay_s = 3 * SLOW_S
         put = asyncio.ensure_future(table.put({"id": 1}))
         await asyncio.sleep(SLOW_S / 2)
         (place,) = table.locations.by_ordinal([0])
         place.ask_next(place.target())
         await put
         assert len(tablet.attempts) == 1
-        assert 2 <= cluster.nodes[1].searches + cluster.nodes[2].searches <= 6
+        assert 1 <= cluster.nodes[1].searches <= 5
 
 
 async def test_however_many_wait_there_is_one_search_at_a_time(tmp_path: Path) -> None:
@@ -72,21 +72,21 @@ async def test_however_many_wait_there_is_one_search_at_a_time(tmp_path: Path) -
         await _table(cluster, table)
         cluster.nodes[0].delay_s = 6 * SLOW_S
         await asyncio.gather(*(table.get({"id": n}) for n in range(500)))
-        assert 2 <= cluster.nodes[1].searches + cluster.nodes[2].searches <= 8
+        assert 1 <= cluster.nodes[1].searches <= 8
 
 
-async def test_a_leader_that_names_itself_needs_no_second_opinion(tmp_path: Path) -> None:
-    """Two of five are silent, and one has not heard of the newest term."""
+async def test_whoever_knows_the_newest_term_is_believed(tmp_path: Path) -> None:
+    """Two of five are silent; one led in an older term, and has not heard of its end."""
     async with small_cluster(tmp_path, nodes=5, timeout_s=60) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)
         tablet = await _table(cluster, table)
         cluster.nodes[0].speaks.clear()
         cluster.nodes[1].speaks.clear()
-        tablet.leader, tablet.term = 2, 3
-        tablet.heard[4] = (2, 3)
+        tablet.leader, tablet.term = 3, 3
+        tablet.heard[2] = tablet.heard[4] = (2, 4)
         async with asyncio.timeout(30):
             await table.put({"id": 1})
-        assert cluster.nodes[3].requests == cluster.nodes[4].requests == 0
+        assert cluster.nodes[2].requests == cluster.nodes[4].requests == 0
 
 
 async def test_thousands_that_never_left_end_once_each(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ async def test_thousands_that_never_left_end_once_each(tmp_path: Path) -> None:
         space = await client.create_keyspace("s")
         (tablet,) = cluster.tablets.values()
         cluster.nodes[0].speaks.clear()
-        tablet.leader, tablet.term = 1, 2
+        tablet.leader, tablet.term = 2, 2
         async with asyncio.timeout(60):
             await asyncio.gather(*(space.replace(f"{n}", "1") for n in range(4_000)))
-        assert (cluster.nodes[0].requests, tablet.index) == (0, 4_000)
+        assert [node.requests for node in cluster.nodes] == [0, 0, 4_000] and tablet.index == 4_000
 
 
 async def test_a_client_that_closes_ends_what_waits_and_asks_nobody_any_more(tmp_path: Path) -> None:
@@ -131,20 +131,24 @@ async def test_a_blocking_client_that_closes_leaves_no_thread_waiting(tmp_path: 
         space = await asyncio.to_thread(client.keyspace, "s")
         await asyncio.to_thread(space.replace, "a", "1")
         cluster.nodes[0].speaks.clear()
+        cluster.nodes[0].came.clear()
         ended: list[BaseException] = []
 
-        def wait() -> None:
-            try:
-                space.replace("a", "2")
-            except BaseException as exc:  # noqa: BLE001 - whatever it is, the thread has ended
-                ended.append(exc)
+        def write() -> None:
+            """Again and again, as a thread does that knows of no end."""
+            for _ in range(3):
+                try:
+                    space.replace("a", "2")
+                except BaseException as exc:  # noqa: BLE001 - whatever it is, the call has ended
+                    ended.append(exc)
 
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        await asyncio.sleep(0.2)
-        began = time.monotonic()
-        await asyncio.to_thread(client.close)
-        await asyncio.to_thread(thread.join, 10)
-        assert len(ended) == 1 and isinstance(ended[0], SteleError)
-        assert time.monotonic() - began < 10
+        threads = [threading.Thread(target=write, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        await cluster.nodes[0].came.wait()
+        closing = [asyncio.to_thread(client.close) for _ in range(2)]
+        await asyncio.gather(*closing)
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 20)
+        assert len(ended) == 24 and all(isinstance(exc, SteleError) for exc in ended)
         cluster.nodes[0].speaks.set()

@@ -21,6 +21,7 @@ from stele.client.scan import Scanner
 from stele.client.session import Session
 from stele.client.table import AsyncTable, Key, Predicates
 from stele.model.block import RowOp
+from stele.model.errors import Retryable
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -28,6 +29,7 @@ from stele.rpc.contact import FIRST_CONTACT_S
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 30.0
+_LAST_WORDS_S = 3.0
 
 
 class Client:
@@ -45,6 +47,8 @@ class Client:
         first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._closing = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="stele-client", daemon=True)
         self._thread.start()
         try:
@@ -54,13 +58,28 @@ class Client:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the asynchronous client on the client's loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """Run a coroutine of the asynchronous client on the client's loop, and wait for it.
+
+        Raises:
+            Retryable: UNAVAILABLE after `close`.
+        """
+        with self._lock:
+            if self._closing:
+                coroutine.close()
+                raise Retryable("the client was closed; nothing was done")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result()
 
     def close(self) -> None:
-        """End all connections and the thread."""
-        if not self._loop.is_closed():
-            self.run(self.asynchronous.close())
+        """End all connections and the thread. What other threads wait for ends as well."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+        if not first:
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self.asynchronous.close(), self._loop).result()
+        finally:
             self._end_loop()
 
     def __enter__(self) -> Client:
@@ -126,20 +145,20 @@ class Client:
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
     def _end_loop(self) -> None:
-        self.run(_end_tasks())
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
         self._loop.close()
 
 
 async def _end_tasks() -> None:
-    """Let end what other threads still wait for: connections are gone, so it takes a moment at the most."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    if tasks:
-        _, tasks = await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S / 2)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Let end what other threads still wait for, and what that begins: without connections most of it does at once. What
+    goes on, as a watch does, is cancelled."""
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, rest = await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
 
 class Table:

@@ -3,13 +3,15 @@
 A leader that is cut off or stopped refuses nothing, and its connection stands until its pings go unanswered. The others
 have long elected another by then.
 
-Invariants: requests are given up for a leader that was named in the highest term which any replica knows, never because
-one that was asked is slow; there is one search at a time, and longer and longer a rest after each, however many wait.
+Invariants: requests are given up for the leader of the newest term that any replica told of, the silent one included, and
+never because that one is slow; there is one search at a time for a tablet and a few for a client, and a longer rest after
+each while the answers stay late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 
 from stele.client.locations import Locations, ReplicaPlace, TabletPlace
@@ -24,6 +26,8 @@ SLOW_S = 0.4
 """How long a request may go unanswered before the others are asked."""
 _REST_FIRST_S, _REST_MAX_S = 0.2, 1.6
 _SEARCH_TIMEOUT_S = 1.0
+_GRACE_S = 0.1
+"""How long the others may still tell of a newer term, once one has named a leader."""
 _CALL_TIMEOUT_S = 30.0
 """Of one call: longer than the search that made it, because a call that times out costs others its connection."""
 
@@ -48,6 +52,7 @@ class LeaderSearch:
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[int, _Attempt] = {}  # oldest first
         self._next = 0
+        self._term = 0  # the newest one that a replica has told of
         self._rest_s = _REST_FIRST_S
         self._timer: asyncio.TimerHandle | None = None
         self._search: asyncio.Task[None] | None = None
@@ -68,77 +73,73 @@ class LeaderSearch:
         """Search if the oldest request waits for long; come back as long as one waits."""
         self._timer = None
         if not self._attempts:
-            self._rest_s = _REST_FIRST_S
             return
-        oldest = next(iter(self._attempts.values()))
-        waited_s = self._loop.time() - oldest.since
+        waited_s = self._loop.time() - next(iter(self._attempts.values())).since
         if waited_s < SLOW_S:
-            self._rest_s = _REST_FIRST_S
+            self._rest_s = max(self._rest_s / 2, _REST_FIRST_S)
             self._timer = self._loop.call_later(SLOW_S - waited_s, self._look)
         elif not self._streams.closed:
-            self._search = self._streams.in_background(self._find(oldest.target))
+            self._search = self._streams.in_background(self._find())
             self._search.add_done_callback(self._searched)
 
     def _searched(self, search: asyncio.Task[None]) -> None:
         self._search = None
+        self._timer = self._loop.call_later(self._rest_s * (0.5 + random.random()), self._look)
+        self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
         if not search.cancelled():
             search.result()
-        self._timer = self._loop.call_later(self._rest_s, self._look)
-        self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
 
-    async def _find(self, silent: ReplicaPlace) -> None:
+    async def _find(self) -> None:
         place = self._place
-        leader = await find_leader(self._streams.pool, place, silent)
-        if not leader:
+        async with self._streams.searches:
+            term, leader = await find_leader(self._streams.pool, place)
+        if not leader or term < self._term:
             return
-        if not any(replica.node_id == leader for replica in place.replicas):
+        self._term = term
+        if not place.led_by(leader):
             self._locations.refresh_soon()  # a replica that has come since; the next search can ask it
             return
-        if place.target().node_id == silent.node_id:
-            place.led_by(leader)
+        late = self._loop.time() - SLOW_S
         for attempt in list(self._attempts.values()):
-            if attempt.target.node_id == silent.node_id:
-                attempt.stream.give_up(
-                    attempt.request.request_id, f"does not answer, and {leader} leads by now"
-                )
+            if attempt.target.node_id != leader and attempt.since <= late:
+                why = f"does not answer, and {leader} leads by now"
+                attempt.stream.give_up(attempt.request.request_id, why)
 
 
-async def find_leader(pool: ChannelPool, place: TabletPlace, silent: ReplicaPlace) -> str:
-    """The node id of another leader than `silent`; empty if none is named within a second. Raises nothing."""
-    asking = [
-        asyncio.ensure_future(_named_by(pool, replica, place.tablet_id))
-        for replica in place.replicas
-        if replica.node_id != silent.node_id
-    ]
+async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
+    """(term, node id of its leader): the newest that any replica tells of within a second; "" if none leads in it."""
+    asking = {asyncio.ensure_future(_named_by(pool, replica, place.tablet_id)) for replica in place.replicas}
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SEARCH_TIMEOUT_S
     newest, leader = 0, ""
+    waiting = asking
     try:
-        for answer in asyncio.as_completed(asking, timeout=_SEARCH_TIMEOUT_S):
-            term, named, by_itself = await answer
-            if term > newest:
-                newest, leader = term, ""
-            if term == newest and named and named != silent.node_id:
-                leader = named
-                if by_itself:
-                    break
-    except TimeoutError:
-        pass  # what the others said has to do
+        while waiting and (rest_s := until - loop.time()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+            for answer in done:
+                term, named = answer.result()
+                if term > newest:
+                    newest, leader = term, ""
+                if term == newest and named:
+                    leader = named
+            if leader:
+                until = min(until, loop.time() + _GRACE_S)
     finally:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-    return leader
+    return newest, leader
 
 
-async def _named_by(pool: ChannelPool, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str, bool]:
-    """(term, node id of its leader or "", whether that is itself) as this replica has it; zeros if it does not say."""
+async def _named_by(pool: ChannelPool, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str]:
+    """(term, node id of its leader or "") as this replica has it; zero if it does not say."""
     request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
     try:
         answer = await pool.unary(
             replica.address, ConsensusServiceStub, "GetConsensusState", request, timeout_s=_CALL_TIMEOUT_S
         )
     except SteleError:
-        return 0, "", False
+        return 0, ""
     for status in answer.replicas:
-        leader = id_from_pb(status.leader_node) if status.leader_node else ""
-        return status.term, leader, leader == replica.node_id
-    return 0, "", False
+        return status.term, id_from_pb(status.leader_node) if status.leader_node else ""
+    return 0, ""

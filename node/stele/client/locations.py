@@ -152,6 +152,8 @@ class Locations:
                 f"the masters gave no locations of {self.info.name} within {timeout_s:.1f} s",
                 code=Code.TIMED_OUT,
             )
+        if asking.cancelled():
+            raise Retryable("the client was closed")
         asking.result()
 
     def refresh_soon(self) -> asyncio.Task[None]:

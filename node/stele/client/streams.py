@@ -22,6 +22,8 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 _DIAL_TIMEOUT_S = 1.5
 _REST_S = 0.05
+_SEARCHES_MAX = 16
+"""Searches for leaders that may be under way at once (see stele.client.leader_search)."""
 
 Response = tserver_pb2.ClientResponse
 
@@ -44,6 +46,7 @@ class Streams:
     def __init__(self, pool: ChannelPool) -> None:
         self.pool = pool
         self.closed = False
+        self.searches = asyncio.Semaphore(_SEARCHES_MAX)
         self._streams: dict[tuple[str, str], NodeStream] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -161,8 +164,10 @@ class NodeStream:
             self._fail(error)
         # Whoever asks again at once would only meet the same refusal.
         await asyncio.sleep(_REST_S * (0.5 + random.random()))
-        if self._queue:
+        if any(request_id in self._waiting for request_id, _ in self._queue):
             self._task = asyncio.get_running_loop().create_task(self._run())
+        else:
+            self._queue.clear()
 
     async def _session(self) -> None:
         try:

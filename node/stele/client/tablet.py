@@ -196,13 +196,12 @@ class TabletClient:
                 raise error
             maybe_done |= changes and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
-            if isinstance(error, GivenUp):
-                continue
-            if error.code is Code.TIMED_OUT:
+            given_up = isinstance(error, GivenUp)
+            if error.code is Code.TIMED_OUT and not given_up:
                 attempt_s *= 2
             if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
                 raise _last_word(error, maybe_done, timeout_s)
-            at_once = await self._turn_to(target, error)
+            at_once = given_up or await self._turn_to(target, error)
             if not at_once:
                 await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)

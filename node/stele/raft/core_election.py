@@ -124,9 +124,14 @@ class ElectionPart(FollowerPart):
             # Costs nobody a term, so the next attempt need not wait as long as after a vote that nobody answers.
             self._campaign_round = None
             self._campaign_within(self.options.election_min_ms // 2, self.options.election_max_ms // 2)
-        elif not campaign.pre_vote and not campaign.lost and self._all_have_voted(campaign):
-            # No more votes are to be expected; most likely another stood as well and lost too. What they draw from now
-            # is wide beside the time of a vote, so that one of them will be first.
+        elif (
+            not campaign.pre_vote
+            and not campaign.lost
+            and len(refused) < self.config.majority
+            and self._all_have_voted(campaign)
+        ):
+            # A vote that nobody won: no more are to be expected, and too few refused for another to have a majority.
+            # What is drawn from now is wide beside the time of a vote, so that one of those who stood will be first.
             campaign.lost = True
             self._campaign_within(self.options.election_min_ms // 6, self.options.election_max_ms // 2)
 
@@ -136,6 +141,9 @@ class ElectionPart(FollowerPart):
         return all(p.replica_id in campaign.votes or p.replica_id == gone for p in self.config.voters)
 
     def _campaign_within(self, low_ms: int, high_ms: int) -> None:
+        """Earlier than drawn before; but a witness stays as patient as it is."""
+        if self.is_witness:
+            return
         self._election_due_ms = min(self._election_due_ms, self._now_ms + self._rng.randint(low_ms, high_ms))
 
     # Answering

@@ -32,9 +32,11 @@ PAUSE_PER_WRITE = 100
 wait holds the loop for a hundredth of the time at most."""
 
 SLOW_SYNC_S = 0.1
-"""A sync that takes longer tells of a disk that has more to do than it can: its next write is likely to be a slow one."""
+"""A sync that takes longer, until the loop hears of its end, tells of a disk that has more to do than it can, and whose
+next write is likely to be a slow one; or of a loop that stood still, which is better off without writes as well."""
 PAUSE_PER_SYNC = 10
-"""After a slow sync the thread does everything for that many times as long as the sync took."""
+_PAUSE_MAX_S = 30.0
+"""After a slow sync the thread does everything for that many times as long as the sync took, up to half a minute."""
 
 _MARKER_BYTES = GROUP_HEADER_BYTES
 _GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
@@ -154,7 +156,7 @@ class Inline:
         now = self._clock()
         took = now - self._begun
         if took > SLOW_SYNC_S:
-            self._not_before = max(self._not_before, now + took * PAUSE_PER_SYNC)
+            self._not_before = max(self._not_before, now + min(took * PAUSE_PER_SYNC, _PAUSE_MAX_S))
         self._appender.synced(took)
         self._appender.update_index()
         dones, self._dones = self._dones, []
