@@ -120,8 +120,11 @@ class ElectionPart(FollowerPart):
             else:
                 self._campaign_round = None
                 self._become_leader(f"votes of {by}")
-        elif campaign.pre_vote and len(refused) > len(voters) - self.config.majority:
-            # Costs nobody a term, so the next attempt need not wait as long as after a vote that nobody answers.
+        elif campaign.pre_vote and (
+            len(refused) > len(voters) - self.config.majority or self._all_have_voted(campaign)
+        ):
+            # Costs nobody a term, so the next attempt need not wait as long as after a vote that nobody answers. Who
+            # refused may only not have heard yet of the leader's end.
             self._campaign_round = None
             self._campaign_within(self.options.election_min_ms // 2, self.options.election_max_ms // 2)
         elif (
