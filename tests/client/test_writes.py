@@ -311,3 +311,20 @@ async def test_tables_by_name(tmp_path: Path) -> None:
         with pytest.raises(Rejected) as caught:
             await client.open_table("b")
         assert caught.value.code is Code.NOT_FOUND
+
+
+async def test_what_is_no_whole_number_is_not_made_one(tmp_path: Path) -> None:
+    """Arrow by itself makes 1 of 1.5, and another row would be written or read."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"id": 1, "n": 2.0})
+        for row in ({"id": 1.5}, {"id": 2, "n": 1.5}, {"id": 2, "n": np.float32(0.5)}):
+            with pytest.raises(Rejected, match="it is not whole"):
+                await table.put(row)
+        with pytest.raises(Rejected, match="it is not whole"):
+            await table.get({"id": 1.5})
+        with pytest.raises(Rejected, match="it is not whole"):
+            await table.scan(lower=[0.5]).count()
+        with pytest.raises((Rejected, RowErrors)):
+            await table.write_arrow(pa.table({"id": [1.5, 2.0]}))
+        assert (await table.scan(["id", "n"]).to_table()).to_pylist() == [{"id": 1, "n": 2}]

@@ -63,3 +63,13 @@ def test_garbage_is_no_scan() -> None:
     ):
         with pytest.raises(Rejected):
             ScanSpec.from_json(bad, SCHEMA)
+
+
+@pytest.mark.parametrize("value", [1.5, decimal.Decimal("1.5"), float("inf"), True])
+def test_what_is_no_whole_number_is_not_made_one(value: object) -> None:
+    """`k < 1.5` would have become `k < 1`, and would have left out the ones."""
+    with pytest.raises(Rejected, match=r"k: .* is no int64"):
+        Predicate(0, "<", value).array(SCHEMA)
+    with pytest.raises(Rejected, match=r"k: .* is no int64"):
+        Predicate(0, "in", (1, value)).array(SCHEMA)
+    assert Predicate(0, "<", 2.0).array(SCHEMA).to_pylist() == [2]

@@ -21,7 +21,7 @@ from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.predicate import ScanSpec
-from stele.model.schema import Schema
+from stele.model.schema import Schema, is_whole, whole_fault
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.ticket import Ticket
 
@@ -319,6 +319,10 @@ def key_bound(bound: Sequence[Any] | dict[str, Any] | None, schema: Schema, what
         bound = [bound[name] for name in wanted]
     if not 0 < len(bound) <= len(columns):
         raise Rejected(f"{what}: {len(bound)} values; expected 1 to {len(columns)}")
+    for column, value in zip(columns, bound):
+        fault = whole_fault(value) if is_whole(column.arrow) else ""
+        if fault:
+            raise Rejected(f"{what}: column {column.name}: {value!r} is no {column.type} ({fault})")
     types = [column.arrow for column in columns[: len(bound)]]
     if len(bound) == len(columns):
         return keys.encode_tuple(list(bound), types)

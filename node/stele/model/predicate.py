@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.errors import Rejected
-from stele.model.schema import Schema
+from stele.model.schema import Schema, is_whole, whole_fault
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "is_null", "is_not_null")
 
@@ -47,6 +47,9 @@ class Predicate:
                 f"predicate on {column.name}: null compares with nothing; use is_null or is_not_null"
             )
         try:
+            fault = next(filter(None, map(whole_fault, values)), "") if is_whole(column.arrow) else ""
+            if fault:
+                raise TypeError(fault)
             return pa.array(values, column.arrow)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise Rejected(f"predicate on {column.name}: {self.value!r} is no {column.type} ({exc})") from exc

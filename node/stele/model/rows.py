@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stele.model.block import DELETES, INSERTS, UPDATES, Block, RowError, RowOp
 from stele.model.errors import Code, Rejected
-from stele.model.schema import Column, Schema
+from stele.model.schema import Column, Schema, is_whole, whole_fault
 
 _CONVERT_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
@@ -82,14 +82,15 @@ def _columns_for(
 def _convert(column: Column, values: list[Any], errors: dict[int, str]) -> pa.Array:
     arrow = column.arrow
     try:
-        if not (pa.types.is_integer(arrow) and any(type(v) is bool for v in values)):
+        if not (is_whole(arrow) and any(map(whole_fault, values))):
             return pa.array(values, arrow)
     except _CONVERT_ERRORS:
         pass
     for position, value in enumerate(values):
         try:
-            if pa.types.is_integer(arrow) and type(value) is bool:
-                raise TypeError("a bool is no integer")
+            fault = whole_fault(value) if is_whole(arrow) else ""
+            if fault:
+                raise TypeError(fault)
             pa.array([value], arrow)
         except _CONVERT_ERRORS as exc:
             errors.setdefault(position, f"column {column.name}: {value!r} is no {column.type} ({exc})")

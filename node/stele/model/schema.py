@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import fractions
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from stele.model.errors import Rejected
@@ -64,6 +66,23 @@ def arrow_type(name: str) -> pa.DataType:
             f"type {name}: expected 1 <= precision <= {_DECIMAL_PRECISION_MAX} and scale <= precision"
         )
     raise Rejected(f"type {name!r} is unknown; expected one of {', '.join(_TYPES)}, decimal(p,s)")
+
+
+def is_whole(arrow: pa.DataType) -> bool:
+    """Whether values of this type are whole numbers, of which Arrow silently makes other ones: 1 of 1.5."""
+    return bool(pa.types.is_integer(arrow) or pa.types.is_timestamp(arrow) or pa.types.is_date(arrow))
+
+
+def whole_fault(value: object) -> str:
+    """Why this value, of Python or numpy, is no whole number; empty if it may be one."""
+    kind = type(value)
+    if kind is int or value is None:
+        return ""
+    if isinstance(value, (bool, np.bool_)):
+        return "a bool is no integer"
+    if isinstance(value, (float, np.floating, decimal.Decimal, fractions.Fraction)) and value % 1 != 0:
+        return "it is not whole"
+    return ""
 
 
 def type_name(arrow: pa.DataType) -> str:
