@@ -107,7 +107,8 @@ class LeaderSearch:
 
 
 async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
-    """(term, node id of its leader): the newest that any replica tells of within a second; "" if none leads in it."""
+    """(term, node id of its leader): the newest that any replica tells of within a second, or within the grace after a
+    leader was named; "" if none leads in it."""
     asking = {asyncio.ensure_future(_named_by(pool, replica, place.tablet_id)) for replica in place.replicas}
     loop = asyncio.get_running_loop()
     until = loop.time() + _SEARCH_TIMEOUT_S
