@@ -141,10 +141,11 @@ class RaftCore(HandoverPart):
         if self.role is Role.LEADER:
             self._lead_turn()
         self._emit_persist()
-        effects = self._persists
+        effects = self._sends_at_once
+        effects += self._persists
         effects += self._sends
         effects += self._out
-        self._persists, self._sends, self._out = [], [], []
+        self._sends_at_once, self._persists, self._sends, self._out = [], [], [], []
         return effects
 
     def _lead_turn(self) -> None:

@@ -74,6 +74,7 @@ class CoreBase:
         # Outbox of the turn
         self._persists: list[Effect] = []
         self._sends: list[Effect] = []
+        self._sends_at_once: list[Effect] = []
         self._out: list[Effect] = []
         self._hard_dirty = raised
         self._persist_id = 0  # the last one issued
@@ -192,7 +193,7 @@ class CoreBase:
         return self._persist_id if self._persist_id > self._persist_durable else 0
 
     def _send(self, to: ReplicaId, message: Message, after: int) -> None:
-        self._sends.append(Send(to, message, after))
+        (self._sends if after else self._sends_at_once).append(Send(to, message, after))
 
     def _emit_persist(self) -> None:
         if not self._hard_dirty and not self.log.dirty:

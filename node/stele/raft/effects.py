@@ -7,7 +7,8 @@ The owner's duties:
 4. ReadReady(context, index) is served once everything up to `index` is applied.
 5. A Propose that was answered by Proposed is not over before its OpId comes as Committed or as ProposalLost.
 
-Invariant: within one list of effects the order is Persist, Send, all others in the order they came about.
+Invariant: within one list of effects the order is Send that waits for no Persist, Persist, Send that waits, all others in
+the order they came about. So peers receive while the leader writes (dissertation 10.2.1).
 """
 
 from __future__ import annotations
