@@ -161,7 +161,7 @@ def test_null_and_missing_columns_are_faults_of_rows() -> None:
         {"k": [1, 2, 3], "s": [None] * 3}, np.array([RowOp.INSERT, RowOp.UPDATE, RowOp.DELETE], np.uint8)
     )
     assert [(e.row, e.message) for e in null_faults(lacking, SCHEMA)] == [
-        (0, "column must is missing and has no default")
+        (0, "column must is missing and has no default; expected a bool")
     ]
     deletes = _decoded({"k": [1, None], "must": [None, None]}, RowOp.DELETE)
     assert [e.row for e in null_faults(deletes, SCHEMA)] == [1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from stele.model.errors import Rejected
@@ -73,3 +75,28 @@ def test_what_is_no_whole_number_is_not_made_one(value: object) -> None:
     with pytest.raises(Rejected, match=r"k: .* is no int64"):
         Predicate(0, "in", (1, value)).array(SCHEMA)
     assert Predicate(0, "<", 2.0).array(SCHEMA).to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("predicate", "words"),
+    [
+        (Predicate(3, "in", "UA"), "\"in\" takes a list of values, got 'UA'; write it in []"),
+        (Predicate(3, "in", b"UA"), "takes a list of values"),
+        (Predicate(3, "in", {"UA": 1}), "takes a list of values"),
+        (Predicate(0, "in", 5), "takes a list of values, got 5"),
+        (Predicate(0, "in"), "takes a list of values, got None"),
+        (Predicate(0, "~", 1), "operator '~'; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null"),
+        (Predicate(1, "is_null", True), "is_null takes no value, got True"),
+        (Predicate(0, "=", [1, 2]), "[1, 2] is no int64"),
+    ],
+)
+def test_a_refusal_says_what_was_expected(predicate: Predicate, words: str) -> None:
+    with pytest.raises(Rejected, match="predicate on") as caught:
+        predicate.array(SCHEMA)
+    assert words in str(caught.value)
+
+
+def test_in_takes_what_holds_several_values() -> None:
+    for several in ([1, 2], (1, 2), {1, 2}, range(1, 3), np.array([1, 2]), pa.array([1, 2]), iter([1, 2])):
+        assert Predicate(0, "in", several).array(SCHEMA).to_pylist() == [1, 2], several
+    assert Predicate(0, "in", []).array(SCHEMA).to_pylist() == []

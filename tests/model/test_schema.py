@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import fractions
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -86,11 +88,65 @@ def test_defaults_are_json(type_: str, default: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("type_", "default"),
-    [("int8", "300"), ("bool", "1"), ("int32", "true"), ("date", '"x"'), ("string", "x")],
+    [
+        ("int8", "300"),
+        ("bool", "1"),
+        ("int32", "true"),
+        ("int64", "1.5"),
+        ("int64", '"5"'),
+        ("date", '"x"'),
+        ("date", "5"),
+        ("string", "x"),
+        ("string", "5"),
+        ("timestamp", "1.5"),
+        ("decimal(5,2)", '"1.255"'),
+        ("decimal(5,2)", "true"),
+        ("int64", 5),
+    ],
 )
 def test_bad_defaults_are_refused(type_: str, default: str) -> None:
-    with pytest.raises(Rejected):
+    with pytest.raises(Rejected, match=r"column c: default .* (is no|expected JSON)"):
         Column(ColumnId(0), "c", type_, False, default).default_scalar()
+    with pytest.raises(Rejected, match="schema: column c: default"):
+        Schema.make([("k", "int64"), ("c", type_, True, default)], ["k"])
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("int64", 1.5),
+        ("int64", decimal.Decimal("Infinity")),
+        ("int64", decimal.Decimal("sNaN")),
+        ("int64", decimal.Decimal("1e30")),
+        ("int64", fractions.Fraction(1, 2)),
+        ("int64", np.float64("inf")),
+        ("int64", True),
+        ("int8", 300),
+        ("int64", "1"),
+        ("int64", [1]),
+        ("string", 5),
+        ("string", object()),
+        ("bool", 1),
+        ("timestamp", 0.5),
+        ("date", "2024-01-01"),
+        ("decimal(5,2)", 1.5),
+    ],
+)
+def test_a_column_says_why_a_value_is_none_of_its_own(type_: str, value: object) -> None:
+    column = Column(ColumnId(0), "c", type_)
+    why = column.fault(value)
+    assert why.startswith("column c: ") and f"is no {type_} (" in why
+    with pytest.raises(Rejected) as caught:
+        column.array([None, value])
+    assert caught.value.args[0] == why
+
+
+def test_a_column_takes_what_is_whole_and_the_names_of_types_have_their_article() -> None:
+    column = Column(ColumnId(0), "c", "int64")
+    given = [None, 1, 2.0, decimal.Decimal("3.00"), fractions.Fraction(4), np.int8(5), np.float32(6)]
+    assert column.array(given).to_pylist() == [None, 1, 2, 3, 4, 5, 6]
+    assert [Column(ColumnId(0), "c", t).a_type for t in ("int8", "bool")] == ["an int8", "a bool"]
+    assert len(column.fault("x" * 10_000)) < 400
 
 
 def test_type_names() -> None:

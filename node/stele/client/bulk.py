@@ -11,6 +11,7 @@ import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,10 @@ import pyarrow.compute as pc
 
 from stele.client.results import WriteResult
 from stele.client.tablet import TabletClient
-from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
+from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected
 from stele.model.partition import PartitionSchema, assign
+from stele.model.rows import null_faults
 from stele.model.schema import Schema
 from stele.rpc.errors import code_of
 from stele.rpc.proto import tserver_pb2
@@ -149,18 +151,13 @@ class BulkWriter:
     def _good_rows(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Leave out rows that hold null where the table forbids it, with an error each."""
         positions = np.arange(first, first + batch.num_rows, dtype=np.int64)
-        bad = np.zeros(batch.num_rows, bool)
-        for column_id, array in zip(self._column_ids, batch.columns):
-            column = self._schema.by_id[column_id]
-            if column.nullable or not array.null_count:
-                continue
-            for row in np.flatnonzero(np.asarray(array.is_null()) & ~bad).tolist():
-                bad[row] = True
-                message = f"column {column.name} is null; expected a {column.type}"
-                self._refuse(RowError(first + row, Code.INVALID_ARGUMENT, message))
-        if not bad.any():
+        block = Block(int(self._schema.version), self._column_ids, batch, self._op, None)
+        faults = null_faults(block, self._schema)
+        if not faults:
             return batch, positions
-        good = np.flatnonzero(~bad)
+        for error in faults:
+            self._refuse(replace(error, row=first + error.row))
+        good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
         return batch.take(pa.array(good)), positions[good]
 
     def _refuse(self, error: RowError) -> None:

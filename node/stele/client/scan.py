@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event
@@ -21,7 +21,7 @@ from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.predicate import ScanSpec
-from stele.model.schema import Schema, is_whole, whole_fault
+from stele.model.schema import Schema, shown
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.ticket import Ticket
 
@@ -303,8 +303,9 @@ def _with_key_columns(plan: ScanPlan) -> ScanPlan:
     return replace(plan, spec=replace(plan.spec, column_ids=(*wanted, *extra)))
 
 
-def key_bound(bound: Sequence[Any] | dict[str, Any] | None, schema: Schema, what: str) -> bytes:
-    """Encoded bytes of a bound of a key range: values of the first key columns, by position or by name.
+def key_bound(bound: Any, schema: Schema, what: str) -> bytes:
+    """Encoded bytes of a bound of a key range: values of the first key columns, in their order or by name; of the first
+    one alone, also bare.
 
     Raises:
         Rejected: names that are not the first key columns, or values that do not fit.
@@ -312,19 +313,22 @@ def key_bound(bound: Sequence[Any] | dict[str, Any] | None, schema: Schema, what
     if bound is None:
         return b""
     columns = schema.key_columns
-    if isinstance(bound, dict):
-        wanted = [column.name for column in columns[: len(bound)]]
+    names = [column.name for column in columns]
+    if isinstance(bound, Mapping):
+        wanted = names[: len(bound)]
         if set(wanted) != set(bound):
             raise Rejected(f"{what}: expected values of the first key columns {wanted}, got {list(bound)}")
-        bound = [bound[name] for name in wanted]
-    if not 0 < len(bound) <= len(columns):
-        raise Rejected(f"{what}: {len(bound)} values; expected 1 to {len(columns)}")
-    for column, value in zip(columns, bound):
-        fault = whole_fault(value) if is_whole(column.arrow) else ""
-        if fault:
-            raise Rejected(f"{what}: column {column.name}: {value!r} is no {column.type} ({fault})")
-    types = [column.arrow for column in columns[: len(bound)]]
-    if len(bound) == len(columns):
-        return keys.encode_tuple(list(bound), types)
+        values = [bound[name] for name in wanted]
+    else:
+        values = list(bound) if isinstance(bound, (tuple, list)) else [bound]
+    if not 0 < len(values) <= len(columns):
+        raise Rejected(f"{what} {shown(bound)}: {len(values)} values; expected those of {', '.join(names)}")
+    for column, value in zip(columns, values):
+        why = column.fault(value) if value is not None else f"column {column.name} is None"
+        if why:
+            raise Rejected(f"{what}: {why}; expected {column.a_type}")
+    types = [column.arrow for column in columns[: len(values)]]
+    if len(values) == len(columns):
+        return keys.encode_tuple(values, types)
     # A string that more columns follow is encoded with its end marked: let one follow, and cut it off again.
-    return keys.encode_tuple([*bound, 0], [*types, pa.int8()])[:-1]
+    return keys.encode_tuple([*values, 0], [*types, pa.int8()])[:-1]

@@ -219,8 +219,8 @@ class AsyncTable:
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
             predicates=tuple(self._predicates(predicates)),
-            lower_key=key_bound(dict(lower) if isinstance(lower, Mapping) else lower, self.schema, "lower"),
-            upper_key=key_bound(dict(upper) if isinstance(upper, Mapping) else upper, self.schema, "upper"),
+            lower_key=key_bound(lower, self.schema, "lower"),
+            upper_key=key_bound(upper, self.schema, "upper"),
             limit=limit,
             ordered=ordered,
         )

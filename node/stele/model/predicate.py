@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from stele.model.errors import Rejected
-from stele.model.schema import Schema, is_whole, whole_fault
+from stele.model.schema import Schema, shown
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "is_null", "is_not_null")
+NULL_TESTS = ("is_null", "is_not_null")
 
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """`column op value`. `value` is a Python value that fits the column (a tuple of them for "in", None for the null
-    tests)."""
+    """`column op value`. `value` is a Python value that fits the column; for "in" a list, tuple, set or array of them,
+    which is kept as a tuple; None for the null tests. A datetime without a time zone is UTC."""
 
     column_id: int
     op: str
     value: Any = None
+
+    def __post_init__(self) -> None:
+        if self.op == "in" and isinstance(self.value, Iterable) and not isinstance(self.value, _ONE_VALUE):
+            object.__setattr__(self, "value", tuple(self.value))
 
     def array(self, schema: Schema) -> pa.Array:
         """The value or values as an Arrow array of the column's type.
@@ -37,22 +43,29 @@ class Predicate:
         column = schema.by_id.get(self.column_id)
         if column is None:
             raise Rejected(f"predicate: column id {self.column_id} is not in schema version {schema.version}")
+        where = f"predicate on {column.name}"
         if self.op not in OPERATORS:
-            raise Rejected(f"predicate on {column.name}: operator {self.op!r}; expected one of {OPERATORS}")
-        if self.op in ("is_null", "is_not_null"):
+            raise Rejected(f"{where}: operator {shown(self.op)}; expected one of {', '.join(OPERATORS)}")
+        if self.op in NULL_TESTS:
+            if self.value is not None:
+                raise Rejected(f"{where}: {self.op} takes no value, got {shown(self.value)}")
             return pa.array([], column.arrow)
-        values = list(self.value) if self.op == "in" else [self.value]
+        if self.op != "in":
+            values: tuple[Any, ...] = (self.value,)
+        elif isinstance(self.value, tuple):
+            values = self.value
+        else:
+            raise Rejected(f'{where}: "in" takes a list of values, got {shown(self.value)}; write it in []')
         if any(v is None for v in values):
-            raise Rejected(
-                f"predicate on {column.name}: null compares with nothing; use is_null or is_not_null"
-            )
+            raise Rejected(f"{where}: null compares with nothing; use is_null or is_not_null")
         try:
-            fault = next(filter(None, map(whole_fault, values)), "") if is_whole(column.arrow) else ""
-            if fault:
-                raise TypeError(fault)
-            return pa.array(values, column.arrow)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
-            raise Rejected(f"predicate on {column.name}: {self.value!r} is no {column.type} ({exc})") from exc
+            return column.array(values)
+        except Rejected as exc:
+            raise Rejected(f"predicate on {exc.args[0]}") from exc
+
+
+_ONE_VALUE = (str, bytes, bytearray, memoryview, Mapping)
+"""What Python iterates over, and is no list of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,7 @@ def _predicate(column_id: int, op: str, packed: str, schema: Schema) -> Predicat
     values = batch.column(0).to_pylist()
     if op == "in":
         return Predicate(column_id, op, tuple(values))
-    if op in ("is_null", "is_not_null"):
+    if op in NULL_TESTS:
         return Predicate(column_id, op)
     if len(values) != 1:
         raise Rejected(f"predicate on {column.name}: {len(values)} values for {op!r}; expected one")

@@ -6,7 +6,7 @@ Invariant: a fault of a row never touches its neighbours: the good rows go on, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,20 @@ import pyarrow as pa
 
 from stele.model.block import DELETES, INSERTS, UPDATES, Block, RowError, RowOp
 from stele.model.errors import Code, Rejected
-from stele.model.schema import Column, Schema, is_whole, whole_fault
+from stele.model.schema import Column, Schema, shown
 
-_CONVERT_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+
+def check_row(row: object) -> None:
+    """Refuse what is no row.
+
+    Raises:
+        Rejected: it is no mapping.
+    """
+    if not isinstance(row, Mapping):
+        raise Rejected(
+            f"row {shown(row)}: expected a mapping of column names to values, like {{'id': 1}}, "
+            f"got {type(row).__name__}"
+        )
 
 
 def batch_from_rows(
@@ -31,36 +42,85 @@ def batch_from_rows(
     Raises:
         Rejected: update rows that name different columns (split them by their columns first).
     """
-    errors: dict[int, str] = {}
+    faults = _Faults()
     for position, row in enumerate(rows):
         unknown = [name for name in row if name not in schema.by_name]
         if unknown:
-            errors[position] = (
-                f"unknown column {', '.join(map(str, unknown))}; expected {', '.join(schema.by_name)}"
+            faults.add(
+                position, f"{_columns(map(str, unknown))} unknown; expected {', '.join(schema.by_name)}"
             )
-    columns = _columns_for(rows, errors, schema, op)
+    columns = _columns_for(rows, faults.by_row, schema, op)
     arrays: list[pa.Array] = []
     for column in columns:
         fill = op in INSERTS and column.default is not None
         default = column.default_scalar().as_py() if fill else None
         values = [row.get(column.name, default) for row in rows]
-        arrays.append(_convert(column, values, errors))
-        if not column.nullable and arrays[-1].null_count:
-            for position in np.flatnonzero(np.asarray(arrays[-1].is_null())).tolist():
-                given = column.name in rows[position]
-                what = "is null" if given else "is missing and has no default"
-                errors.setdefault(position, f"column {column.name} {what}; expected a {column.type}")
+        array, misfits = _convert(column, values)
+        arrays.append(array)
+        for position, why in misfits.items():
+            faults.add(position, why)
+        if not column.nullable and array.null_count:
+            for position in np.flatnonzero(np.asarray(array.is_null())).tolist():
+                if column.name not in rows[position]:
+                    faults.missing(position, column)
+                elif position not in misfits:
+                    faults.null(position, column)
     batch = pa.record_batch(arrays, schema=schema.to_arrow([c.id for c in columns]))
     kept = np.arange(len(rows), dtype=np.int64)
-    if errors:
-        kept = np.delete(kept, list(errors))
+    found = faults.errors()
+    if found:
+        kept = np.delete(kept, [error.row for error in found])
         batch = batch.take(pa.array(kept))
-    found = [RowError(row, Code.INVALID_ARGUMENT, errors[row]) for row in sorted(errors)]
     return batch, tuple(int(c.id) for c in columns), kept, found
 
 
+class _Faults:
+    """What is wrong with which row: all of it, not only the first."""
+
+    __slots__ = ("_missing", "_null", "by_row")
+
+    def __init__(self) -> None:
+        self.by_row: dict[int, list[str]] = {}
+        self._missing: dict[int, list[Column]] = {}
+        self._null: dict[int, list[Column]] = {}
+
+    def add(self, row: int, why: str) -> None:
+        self.by_row.setdefault(row, []).append(why)
+
+    def missing(self, row: int, column: Column) -> None:
+        self._missing.setdefault(row, []).append(column)
+
+    def null(self, row: int, column: Column) -> None:
+        self._null.setdefault(row, []).append(column)
+
+    def errors(self) -> list[RowError]:
+        """One for each row with a fault."""
+        for row, columns in self._null.items():
+            self.add(row, f"{_columns(c.name for c in columns)} null; {_expected(columns)}")
+        for row, columns in self._missing.items():
+            self.add(row, _missing_text(columns))
+        return [
+            RowError(row, Code.INVALID_ARGUMENT, "; ".join(self.by_row[row])) for row in sorted(self.by_row)
+        ]
+
+
+def _missing_text(columns: Sequence[Column]) -> str:
+    """The fault of a row that lacks these columns."""
+    have = "have" if len(columns) > 1 else "has"
+    return f"{_columns(c.name for c in columns)} missing and {have} no default; {_expected(columns)}"
+
+
+def _columns(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"columns {', '.join(listed)} are" if len(listed) > 1 else f"column {listed[0]} is"
+
+
+def _expected(columns: Sequence[Column]) -> str:
+    return f"expected {', '.join(c.a_type for c in columns)}"
+
+
 def _columns_for(
-    rows: Sequence[Mapping[str, Any]], errors: Mapping[int, str], schema: Schema, op: RowOp
+    rows: Sequence[Mapping[str, Any]], errors: Container[int], schema: Schema, op: RowOp
 ) -> list[Column]:
     if op in DELETES:
         return list(schema.key_columns)
@@ -79,23 +139,13 @@ def _columns_for(
     return [c for c in schema.columns if c.name in wanted]
 
 
-def _convert(column: Column, values: list[Any], errors: dict[int, str]) -> pa.Array:
-    arrow = column.arrow
+def _convert(column: Column, values: list[Any]) -> tuple[pa.Array, dict[int, str]]:
+    """The values as an array, null where one is none of the column's; and why, by position."""
     try:
-        if not (is_whole(arrow) and any(map(whole_fault, values))):
-            return pa.array(values, arrow)
-    except _CONVERT_ERRORS:
-        pass
-    for position, value in enumerate(values):
-        try:
-            fault = whole_fault(value) if is_whole(arrow) else ""
-            if fault:
-                raise TypeError(fault)
-            pa.array([value], arrow)
-        except _CONVERT_ERRORS as exc:
-            errors.setdefault(position, f"column {column.name}: {value!r} is no {column.type} ({exc})")
-            values[position] = None
-    return pa.array(values, arrow)
+        return column.array(values), {}
+    except Rejected:
+        faults = {at: why for at, value in enumerate(values) if (why := column.fault(value))}
+    return column.array([None if at in faults else value for at, value in enumerate(values)]), faults
 
 
 def null_faults(block: Block, schema: Schema) -> list[RowError]:
@@ -103,7 +153,7 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
 
     A row that is deleted needs its key only. Costs nothing per row where no column has nulls.
     """
-    errors: dict[int, str] = {}
+    faults = _Faults()
     for position, column_id in enumerate(block.column_ids):
         column = schema.by_id[column_id]
         if column.nullable or not block.batch.column(position).null_count:
@@ -115,18 +165,18 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
             if block.row_ops is not None:
                 bad = bad & (block.row_ops < RowOp.DELETE)
         for row in np.flatnonzero(bad).tolist():
-            errors.setdefault(row, f"column {column.name} is null; expected a {column.type}")
+            faults.null(row, column)
     if len(block.column_ids) != len(schema.columns):
-        _missing_columns(block, schema, errors)
-    return [RowError(row, Code.INVALID_ARGUMENT, errors[row]) for row in sorted(errors)]
+        _missing_columns(block, schema, faults)
+    return faults.errors()
 
 
-def _missing_columns(block: Block, schema: Schema, errors: dict[int, str]) -> None:
+def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
     present = set(block.column_ids)
     lacking = [c for c in schema.columns if c.id not in present and not c.nullable and c.default is None]
     if not lacking or (block.op is not None and block.op not in INSERTS):
         return
-    message = f"column {', '.join(c.name for c in lacking)} is missing and has no default"
     whole = np.ones(block.rows, bool) if block.row_ops is None else block.row_ops <= RowOp.UPSERT
     for row in np.flatnonzero(whole).tolist():
-        errors.setdefault(row, message)
+        for column in lacking:
+            faults.missing(row, column)

@@ -45,6 +45,9 @@ _TYPES: dict[str, pa.DataType] = {
     "timestamp": TIMESTAMP,
 }
 _NO_KEY_TYPES = ("float", "double")
+_NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, AttributeError)
+"""What Arrow raises of a Python value that is none of the type's."""
+_SHOWN_CHARS_MAX = 120
 
 
 def arrow_type(name: str) -> pa.DataType:
@@ -68,21 +71,33 @@ def arrow_type(name: str) -> pa.DataType:
     raise Rejected(f"type {name!r} is unknown; expected one of {', '.join(_TYPES)}, decimal(p,s)")
 
 
-def is_whole(arrow: pa.DataType) -> bool:
+def _holds_whole_numbers(arrow: pa.DataType) -> bool:
     """Whether values of this type are whole numbers, of which Arrow silently makes other ones: 1 of 1.5."""
     return bool(pa.types.is_integer(arrow) or pa.types.is_timestamp(arrow) or pa.types.is_date(arrow))
 
 
-def whole_fault(value: object) -> str:
+def _whole_fault(value: object) -> str:
     """Why this value, of Python or numpy, is no whole number; empty if it may be one."""
-    kind = type(value)
-    if kind is int or value is None:
+    if type(value) is int or value is None:
         return ""
     if isinstance(value, (bool, np.bool_)):
         return "a bool is no integer"
-    if isinstance(value, (float, np.floating, decimal.Decimal, fractions.Fraction)) and value % 1 != 0:
-        return "it is not whole"
-    return ""
+    if isinstance(value, (float, np.floating)):
+        whole = float(value).is_integer()
+    elif isinstance(value, decimal.Decimal):
+        whole = value.is_finite() and value == value.to_integral_value()
+    else:
+        whole = not isinstance(value, fractions.Fraction) or value.denominator == 1
+    return "" if whole else "it is not whole"
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in Python's words, cut where it is long."""
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
 
 
 def type_name(arrow: pa.DataType) -> str:
@@ -126,37 +141,74 @@ class Column:
         """Arrow type of the values."""
         return arrow_type(self.type)
 
+    @property
+    def a_type(self) -> str:
+        """The type with its article: "an int64"."""
+        return f"{'an' if self.type.startswith('int') else 'a'} {self.type}"
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """These Python values, or None, as an Arrow array of the column's type. A datetime without a time zone is UTC.
+
+        Raises:
+            Rejected: one is no value of the column. None is rounded, cut or parsed so that it fits.
+        """
+        arrow = self.arrow
+        try:
+            if not (_holds_whole_numbers(arrow) and any(map(_whole_fault, values))):
+                return pa.array(values, arrow)
+            why = ""
+        except _NO_VALUE as exc:
+            why = f"column {self.name}: {shown(values)} are no {self.type} ({_cut(str(exc))})"
+        raise Rejected(next(filter(None, map(self.fault, values)), why))
+
+    def fault(self, value: object) -> str:
+        """Why this is no value of the column, as a sentence that names it; empty if it is one, or None."""
+        why = self._fault(value)
+        return f"column {self.name}: {shown(value)} is no {self.type} ({why})" if why else ""
+
+    def _fault(self, value: object) -> str:
+        arrow = self.arrow
+        if _holds_whole_numbers(arrow) and (why := _whole_fault(value)):
+            return why
+        try:
+            pa.array([value], arrow)
+        except _NO_VALUE as exc:
+            return _cut(str(exc)) or type(exc).__name__
+        return ""
+
     def default_scalar(self) -> pa.Scalar:
         """The value a row takes that does not give one; null where there is no default.
 
         Raises:
-            Rejected: the default does not fit the type.
+            Rejected: the default does not fit the type, or is no JSON text.
         """
         if self.default is None:
             return pa.scalar(None, self.arrow)
+        if not isinstance(self.default, str):
+            raise Rejected(f"column {self.name}: default {shown(self.default)}: expected JSON text, like '5'")
         try:
-            return _scalar(json.loads(self.default), self.arrow)
-        except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as exc:
-            raise Rejected(f"column {self.name}: default {self.default} is no {self.type} ({exc})") from exc
+            value = _parsed(json.loads(self.default), self.arrow)
+            why = self._fault(value)
+        except (ValueError, TypeError, ArithmeticError) as exc:
+            why = str(exc)
+        if why:
+            raise Rejected(f"column {self.name}: default {shown(self.default)} is no {self.type} ({why})")
+        return self.array([value])[0]
 
 
-def _scalar(value: Any, arrow: pa.DataType) -> pa.Scalar:
-    if pa.types.is_boolean(arrow) and not isinstance(value, bool | None):
-        raise TypeError("expected true or false")
-    if pa.types.is_integer(arrow) and (isinstance(value, bool) or not isinstance(value, int | None)):
-        raise TypeError("expected an integer")
-    if value is not None:
-        if pa.types.is_binary(arrow):
-            value = base64.b64decode(value, validate=True)
-        elif pa.types.is_decimal(arrow):
-            value = decimal.Decimal(str(value))
-        elif pa.types.is_date(arrow):
-            value = datetime.date.fromisoformat(value)
-        elif pa.types.is_timestamp(arrow):
-            value = datetime.datetime.fromisoformat(value)
-            if value.tzinfo is None:
-                value = value.replace(tzinfo=datetime.UTC)
-    return pa.scalar(value, arrow)
+def _parsed(value: Any, arrow: pa.DataType) -> Any:
+    """The value that a default's JSON stands for."""
+    if value is None:
+        return None
+    if pa.types.is_binary(arrow):
+        return base64.b64decode(value, validate=True)
+    if pa.types.is_decimal(arrow):
+        return decimal.Decimal(str(value))
+    if pa.types.is_date(arrow):
+        return datetime.date.fromisoformat(value)
+    if pa.types.is_timestamp(arrow):
+        return datetime.datetime.fromisoformat(value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,5 +369,5 @@ def _column_faults(column: Column, schema: Schema) -> list[str]:
         if column.nullable:
             faults.append(f"{where}: a key column cannot be nullable")
         if column.type in _NO_KEY_TYPES:
-            faults.append(f"{where}: a {column.type} cannot be a key column; use an integer or a decimal")
+            faults.append(f"{where}: {column.a_type} cannot be a key column; use an integer or a decimal")
     return faults

@@ -1,0 +1,55 @@
+"""Rows to batches: all that is wrong with a row, and nothing of its neighbours."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stele.model.block import Block, RowOp
+from stele.model.errors import Rejected
+from stele.model.rows import batch_from_rows, check_row, null_faults
+from stele.model.schema import Schema
+
+SCHEMA = Schema.make(
+    [("id", "int64"), ("name", "string"), ("n", "int32"), ("note", "string", True)],
+    ["id"],
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"id": 1, "name": "x"}, "column n is missing and has no default; expected an int32"),
+        ({"id": 1}, "columns name, n are missing and have no default; expected a string, an int32"),
+        (
+            {"id": None, "name": None, "n": 1},
+            "columns id, name are null; expected an int64, a string",
+        ),
+        (
+            {"id": 1.5, "colour": 1, "size": 2, "n": None},
+            "columns colour, size are unknown; expected id, name, n, note; "
+            "column id: 1.5 is no int64 (it is not whole); column n is null; expected an int32; "
+            "column name is missing and has no default; expected a string",
+        ),
+    ],
+)
+def test_all_faults_of_a_row_are_told_and_its_neighbours_go_on(row: dict[str, object], why: str) -> None:
+    good = {"id": 7, "name": "good", "n": 1}
+    batch, _, kept, errors = batch_from_rows([good, row, good], SCHEMA, RowOp.UPSERT)
+    assert [(error.row, error.message) for error in errors] == [(1, why)]
+    assert kept.tolist() == [0, 2] and batch["id"].to_pylist() == [7, 7]
+
+
+def test_a_block_tells_all_faults_of_a_row_too() -> None:
+    ids = pa.array([1, None], pa.int64())
+    batch = pa.record_batch([ids], schema=SCHEMA.to_arrow([0]))
+    errors = null_faults(Block(1, (0,), batch, RowOp.INSERT, None), SCHEMA)
+    lacking = "columns name, n are missing and have no default; expected a string, an int32"
+    assert [e.message for e in errors] == [lacking, f"column id is null; expected an int64; {lacking}"]
+
+
+@pytest.mark.parametrize("row", [[1, 2], 5, None, "id", ("id", 1), {"id"}])
+def test_what_is_no_mapping_is_no_row(row: object) -> None:
+    with pytest.raises(Rejected, match=r"row .*: expected a mapping of column names to values.*, got "):
+        check_row(row)
+    check_row({"id": 1})
