@@ -14,7 +14,7 @@ import pytest
 
 from stele.client import AsyncTable, Client
 from stele.client.leader_search import SLOW_S
-from stele.model.errors import Code, Retryable, SteleError
+from stele.model.errors import Closed, Code, Retryable, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from tests.client.small import SmallCluster, Tablet, small_cluster
@@ -116,7 +116,7 @@ async def test_a_client_that_closes_ends_what_waits_and_asks_nobody_any_more(tmp
                 await waiting
         assert caught.value.code is Code.UNKNOWN_OUTCOME
         searches = cluster.nodes[1].searches
-        with pytest.raises(Retryable, match="nothing was done") as caught:
+        with pytest.raises(Closed, match="this client was closed; make another"):
             await space.replace("a", "3")
         await asyncio.sleep(2 * SLOW_S)
         assert cluster.nodes[1].searches == searches

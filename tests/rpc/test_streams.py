@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from stele.client.streams import NotSent, Streams
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc import connection as connections
 from stele.rpc.budget import ByteBudget
@@ -146,7 +146,7 @@ async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:
     with pytest.raises(Retryable, match="client was closed"):
         async with asyncio.timeout(5):
             await waiting
-    with pytest.raises(NotSent, match="client was closed"):
+    with pytest.raises(Closed, match="client was closed"):
         await stream.ask(asking(b"c"), timeout_s=5)
     await pool.close()
 

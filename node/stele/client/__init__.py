@@ -12,11 +12,13 @@ from stele.client.results import RowErrors, WriteResult
 from stele.client.scan import Scanner
 from stele.client.session import Session
 from stele.client.table import AsyncTable
+from stele.model.errors import Closed
 
 __all__ = [
     "AsyncClient",
     "AsyncTable",
     "Client",
+    "Closed",
     "KeySpace",
     "RowErrors",
     "Scanner",

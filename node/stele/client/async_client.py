@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from stele.client.kv import KeySpace
 from stele.client.locations import Locations, TableInfo, table_info_from_pb
@@ -66,7 +67,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Finish single rows under way, then end all connections."""
+        """Finish single rows under way, then end all connections. Whatever is called from now on raises Closed."""
+        self._streams.closing = True
         for table in self._tables:
             await table.close()
         for locations in self._locations:
@@ -111,7 +113,7 @@ class AsyncClient:
             replication_factor=replication_factor,
             table_id=id_to_pb(new_id()),
         )
-        await self.masters.call("CreateTable", request, timeout_s=timeout_s)
+        await self._ask("CreateTable", request, timeout_s=timeout_s)
         table = await self.open_table(name)
         if wait:
             await table.wait_ready(timeout_s=timeout_s)
@@ -124,7 +126,7 @@ class AsyncClient:
         request = master_pb2.CreateTableRequest(
             name=name, replication_factor=replication_factor, kind="keyspace", table_id=id_to_pb(new_id())
         )
-        await self.masters.call("CreateTable", request, timeout_s=timeout_s)
+        await self._ask("CreateTable", request, timeout_s=timeout_s)
         locations = await self.locate(name, timeout_s)
         deadline = time.monotonic() + timeout_s
         while wait and not (locations.complete and locations.info.tablets_running):
@@ -141,23 +143,21 @@ class AsyncClient:
         """Delete a table or key space, for good. Raises Rejected NOT_FOUND if there is none of this name."""
         info = await self.describe(name)
         try:
-            await self.masters.call(
-                "DeleteTable", master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id))
-            )
+            await self._ask("DeleteTable", master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id)))
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:  # a retry of what had been done
                 raise
 
     async def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
-        answer = await self.masters.call("ListTables", master_pb2.ListTablesRequest())
+        answer = await self._ask("ListTables", master_pb2.ListTablesRequest())
         found = [table_info_from_pb(table) for table in answer.tables]
         return sorted(found, key=lambda info: info.name)
 
     async def describe(self, name: str) -> TableInfo:
         """One table. Raises Rejected NOT_FOUND."""
         with _hint(f"no table {name}; `stele table list` shows those there are"):
-            answer = await self.masters.call("GetTable", master_pb2.GetTableRequest(name=name))
+            answer = await self._ask("GetTable", master_pb2.GetTableRequest(name=name))
         return table_info_from_pb(answer.table)
 
     async def open_table(self, name: str) -> AsyncTable:
@@ -186,9 +186,14 @@ class AsyncClient:
         tablet = TabletClient(place, locations, self._streams, self._observed)
         return KeySpace(name, tablet, self._timeout_s)
 
+    async def _ask(self, method: str, request: Any, **patience: Any) -> Any:
+        """Raises what `Masters.call` does; Closed once the client was closed."""
+        self._streams.ensure_open()
+        return await self.masters.call(method, request, **patience)
+
     async def locate(self, name: str, timeout_s: float) -> Locations:
         """Where the tablets of a table are. Raises Rejected NOT_FOUND."""
-        answer = await self.masters.call(
+        answer = await self._ask(
             "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
         )
         info = table_info_from_pb(answer.table)

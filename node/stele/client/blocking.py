@@ -6,6 +6,7 @@ Invariant: every call waits for its coroutine and raises what it raises; no resu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -21,7 +22,7 @@ from stele.client.scan import Scanner
 from stele.client.session import Session
 from stele.client.table import AsyncTable, Key, Predicates
 from stele.model.block import RowOp
-from stele.model.errors import Retryable
+from stele.model.errors import Closed
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -61,17 +62,18 @@ class Client:
         """Run a coroutine of the asynchronous client on the client's loop, and wait for it.
 
         Raises:
-            Retryable: UNAVAILABLE after `close`.
+            Closed: after `close`.
         """
         with self._lock:
             if self._closing:
                 coroutine.close()
-                raise Retryable("the client was closed; nothing was done")
+                raise Closed()
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         return future.result()
 
     def close(self) -> None:
-        """End all connections and the thread. What other threads wait for ends as well."""
+        """End all connections and the thread. What other threads wait for ends as well; whatever is called from now on
+        raises Closed."""
         with self._lock:
             first, self._closing = not self._closing, True
         if not first:
@@ -189,6 +191,7 @@ class Table:
         Raises:
             Rejected: the row itself is at fault.
             Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
+            Closed: the client was closed, as with every other call; nothing was done.
         """
         return self._client.run(self.asynchronous.put(row))
 
@@ -287,7 +290,8 @@ class BlockingScanner:
                 except StopAsyncIteration:
                     return
         finally:
-            self._client.run(_close(source))
+            with contextlib.suppress(Closed):  # then it has ended
+                self._client.run(_close(source))
 
     def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches`."""
@@ -340,7 +344,8 @@ class BlockingSession:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.run(self._session.__aexit__(kind, exc, trace))
+        with contextlib.suppress(Closed) if kind is not None else contextlib.nullcontext():
+            self._client.run(self._session.__aexit__(kind, exc, trace))
 
 
 class BlockingKeySpace:

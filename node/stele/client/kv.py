@@ -66,13 +66,17 @@ class KeySpace:
         return candidate if holder is None else holder.decode("utf-8", "replace")
 
     async def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
-        """Wait until the value of a key is another than `known`; returns it."""
+        """Wait until the value of a key is another than `known`; returns it.
+
+        Raises:
+            Rejected: NOT_FOUND if the key space was deleted; CLOSED if the client was.
+        """
         while True:
             try:
                 value = await self.read(key)
-            except SteleError as exc:
-                if exc.code in (Code.NOT_FOUND, Code.TABLET_DELETED):
-                    raise
+            except Rejected:
+                raise
+            except SteleError:
                 value = known
             if value != known:
                 return value
@@ -81,6 +85,7 @@ class KeySpace:
     async def _ask(
         self, op: tserver_pb2.KvOpPB.ValueType, key: bytes | str, value: bytes | str = b""
     ) -> Pairs:
+        self._tablet.ensure_open()
         request = tserver_pb2.KvRequest(op=op, key=_bytes(key), value=_bytes(value))
         answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
         return [(pair.key, pair.value) for pair in answer.pairs]

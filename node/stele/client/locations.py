@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, partitions
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -144,6 +144,7 @@ class Locations:
             Rejected: NOT_FOUND if the table is gone.
             Retryable: TIMED_OUT if no answer came within `timeout_s`; the question goes on.
             SteleError: if no master answers.
+            Closed: after `close`.
         """
         asking = self.refresh_soon()
         await asyncio.wait([asking], timeout=timeout_s)
@@ -153,7 +154,7 @@ class Locations:
                 code=Code.TIMED_OUT,
             )
         if asking.cancelled():
-            raise Retryable("the client was closed")
+            raise Closed()
         asking.result()
 
     def refresh_soon(self) -> asyncio.Task[None]:
@@ -165,7 +166,7 @@ class Locations:
 
     async def _refresh(self) -> None:
         if self._closed:
-            raise Retryable("the client was closed")
+            raise Closed()
         rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
         await asyncio.sleep(max(rest_s, random.random() * _SPREAD_S))
         self._refreshed_at = time.monotonic()

@@ -13,18 +13,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Closed, Code, Rejected, SteleError
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema, shown
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.ticket import Ticket
 
+T = TypeVar("T")
 PARALLEL_TABLETS = 4
 _QUEUE_BATCHES = 8
 _BACKOFF_S = 0.05
@@ -36,6 +37,7 @@ _DEFINITE = frozenset(
         Code.UNSUPPORTED_VERSION,
         Code.WRONG_CLUSTER,
         Code.PERMISSION_DENIED,
+        Code.CLOSED,
     )
 )
 _GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE}
@@ -46,12 +48,30 @@ class FlightPool(FlightConnections):
 
     def __init__(self) -> None:
         super().__init__()
-        self.threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
+        self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
+
+    async def run(self, read: Callable[[TabletScan], T], scan: TabletScan) -> T:
+        """`read(scan)` in one of the threads.
+
+        Raises:
+            Closed: after `close`, and if it came before a thread was free.
+        """
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(self._threads, read, scan)
+        except RuntimeError:  # the threads have been told to end
+            raise Closed() from None
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.closed and (task is None or not task.cancelling()):  # nobody cancelled us
+                raise Closed() from None
+            raise
 
     def close(self) -> None:
-        """Close all. Readers under way fail."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        """Close all, for good. Readers under way fail."""
         super().close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +223,10 @@ class Scanner:
 
         async def run(scan: TabletScan) -> None:
             async with places:
-                await loop.run_in_executor(self._pool.threads, pump, scan)
+                try:
+                    await self._pool.run(pump, scan)
+                except Closed as exc:
+                    await queue.put(exc)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         left, limit = len(scans), self.plan.spec.limit
@@ -235,12 +258,11 @@ class Scanner:
         merge = self._ordered and len(self.plan.tablets) > 1
         plan = _with_key_columns(self.plan) if merge else self.plan
         places = asyncio.Semaphore(PARALLEL_TABLETS)
-        loop = asyncio.get_running_loop()
         scans = self._scans(plan)
 
         async def run(scan: TabletScan) -> list[pa.RecordBatch]:
             async with places:
-                return await loop.run_in_executor(self._pool.threads, _collect, scan)
+                return await self._pool.run(_collect, scan)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         try:

@@ -17,7 +17,7 @@ from stele.client.bulk import BulkWriter
 from stele.client.results import RowErrors, WriteResult
 from stele.model.block import DELETES, INSERTS, RowError, RowOp
 from stele.model.errors import SteleError
-from stele.model.rows import batch_from_rows
+from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
 
 ROWS_MAX = 65_536
@@ -34,12 +34,14 @@ class Session:
         self,
         schema: Schema,
         writer_of: Callable[[RowOp], BulkWriter],
+        ensure_open: Callable[[], None],
         *,
         flush_interval_s: float,
         buffer_bytes: int,
     ) -> None:
         self._schema = schema
         self._writer_of = writer_of
+        self._ensure_open = ensure_open
         self._interval_s = flush_interval_s
         self._buffer_bytes = buffer_bytes
         self._rows: list[tuple[RowOp, Mapping[str, Any]]] = []
@@ -76,8 +78,11 @@ class Session:
 
         Raises:
             SteleError: what became of an earlier flush in the background.
+            Rejected: it is no mapping, or the client was closed.
         """
         self._raise()
+        self._ensure_open()
+        check_row(row)
         self._rows.append((op, row))
         self._bytes += _ROW_BYTES_GUESS + sum(
             len(value) for value in row.values() if isinstance(value, (str, bytes))

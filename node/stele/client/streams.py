@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.errors import error_from_pb
@@ -36,19 +36,28 @@ class GivenUp(Retryable):
     """Whoever asked waits for this answer no longer: TIMED_OUT, for the node may do what it was sent."""
 
 
-class Closed(NotSent):
-    """The client was closed: nothing is sent any more."""
-
-
 class Streams:
-    """Streams by node id and address. One per client."""
+    """Streams by node id and address. One per client.
+
+    A client that is being closed begins nothing (`closing`) while what is under way goes on; then nothing does (`closed`).
+    """
 
     def __init__(self, pool: ChannelPool) -> None:
         self.pool = pool
+        self.closing = False
         self.closed = False
         self.searches = asyncio.Semaphore(_SEARCHES_MAX)
         self._streams: dict[tuple[str, str], NodeStream] = {}
         self._background: set[asyncio.Task[None]] = set()
+
+    def ensure_open(self) -> None:
+        """Called by all that a user may begin.
+
+        Raises:
+            Closed: the client was closed, or is being closed.
+        """
+        if self.closing:
+            raise Closed()
 
     def to(self, node_id: str, address: str) -> NodeStream:
         """The stream to a node, dialled at the first request.
@@ -57,7 +66,7 @@ class Streams:
             Closed: after `close`.
         """
         if self.closed:
-            raise Closed(f"{address}: the client was closed")
+            raise Closed()
         stream = self._streams.get((node_id, address))
         if stream is None:
             stream = self._streams[node_id, address] = NodeStream(self.pool, node_id, address)
@@ -72,7 +81,7 @@ class Streams:
 
     async def close(self) -> None:
         """End all streams, for good; what waits for an answer gets UNAVAILABLE."""
-        self.closed = True
+        self.closing = self.closed = True
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -105,7 +114,7 @@ class NodeStream:
             SteleError: what the node answered; UNAVAILABLE if the stream broke; TIMED_OUT after `timeout_s`.
         """
         if self._closed:
-            raise Closed(f"{self._address}: the client was closed")
+            raise Closed()
         request_id = self._next_id
         self._next_id += 1
         request.request_id = request_id
@@ -229,6 +238,7 @@ class NodeStream:
             if future.done():
                 continue
             if request_id in queued and request_id not in self._sent:
-                future.set_exception(NotSent(str(error.args[0]), code=error.code))
+                unsent = NotSent(str(error.args[0]), code=error.code)
+                future.set_exception(error if isinstance(error, Closed) else unsent)
             else:
                 future.set_exception(error)

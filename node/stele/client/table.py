@@ -25,7 +25,7 @@ from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import OPERATORS, Predicate, ScanSpec
-from stele.model.rows import batch_from_rows
+from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
@@ -83,26 +83,27 @@ class AsyncTable:
         Raises:
             Rejected: the row itself is at fault.
             Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
+            Closed: the client was closed, as with every other call; nothing was done.
         """
-        return await self._batcher.put(RowOp.UPSERT, row)
+        return await self._write(RowOp.UPSERT, row)
 
     upsert = put
 
     async def insert(self, row: Row) -> int:
         """Insert one row. Raises as `put`; ALREADY_PRESENT if its key is there."""
-        return await self._batcher.put(RowOp.INSERT, row)
+        return await self._write(RowOp.INSERT, row)
 
     async def update(self, row: Row) -> int:
         """Change the columns given, of the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
-        return await self._batcher.put(RowOp.UPDATE, row)
+        return await self._write(RowOp.UPDATE, row)
 
     async def delete(self, row: Row) -> int:
         """Delete the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
-        return await self._batcher.put(RowOp.DELETE, row)
+        return await self._write(RowOp.DELETE, row)
 
     async def apply(self, op: RowOp, row: Row) -> int:
         """Any row operation, the _ignore ones too. Raises as `put`."""
-        return await self._batcher.put(op, row)
+        return await self._write(op, row)
 
     def new_session(
         self,
@@ -112,9 +113,11 @@ class AsyncTable:
         timeout_s: float | None = None,
     ) -> Session:
         """A session for one caller that writes many rows in order."""
+        self._streams.ensure_open()
         return Session(
             self.schema,
             lambda op: self._bulk_writer(op, timeout_s, BULK_BYTES, None),
+            self._streams.ensure_open,
             flush_interval_s=flush_interval_s,
             buffer_bytes=buffer_bytes,
         )
@@ -138,6 +141,7 @@ class AsyncTable:
             Rejected: columns that do not fit the table.
             SteleError: a block as a whole was not written; other blocks may be.
         """
+        self._streams.ensure_open()
         wanted = RowOp[op.upper()] if isinstance(op, str) else op
         writer = self._bulk_writer(wanted, timeout_s, buffer_bytes, on_rows)
         try:
@@ -158,6 +162,7 @@ class AsyncTable:
             Rejected: a key that does not fit, or an unknown column.
             SteleError: no leader answered in time.
         """
+        self._streams.ensure_open()
         batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
             raise Rejected(errors[0].message)
@@ -216,6 +221,7 @@ class AsyncTable:
         snapshot: int | None = None,
     ) -> ScanPlan:
         """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
+        self._streams.ensure_open()
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
             predicates=tuple(self._predicates(predicates)),
@@ -256,6 +262,11 @@ class AsyncTable:
     async def close(self) -> None:
         """Wait for single rows under way."""
         await self._batcher.close()
+
+    def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
+        self._streams.ensure_open()
+        check_row(row)
+        return self._batcher.put(op, row)
 
     def _tablet(self, ordinal: int) -> TabletClient:
         (place,) = self.locations.by_ordinal([ordinal])

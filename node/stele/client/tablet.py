@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from stele.client.leader_search import LeaderSearch
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
-from stele.client.streams import Closed, GivenUp, NotSent, Streams
-from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.client.streams import GivenUp, NotSent, Streams
+from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.writeop import digest
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -116,12 +116,17 @@ class TabletClient:
         self._sequencer = Sequencer()
         self._rng = random.Random()
 
+    def ensure_open(self) -> None:
+        """Raises Closed once the client was closed, or is being closed."""
+        self._streams.ensure_open()
+
     async def write(self, block: bytes, *, timeout_s: float) -> tserver_pb2.WriteResponse:
         """Write a block, once, whatever happens on the way.
 
         Raises:
             Rejected: the block as a whole is refused.
             Retryable: NO_QUORUM and the like if it was certainly not done; UNKNOWN_OUTCOME if it may have been.
+            Closed: the client was closed before anything was done.
         """
         client_id, made_us, sequence = self._sequencer.begin()
         request = tserver_pb2.WriteRequest(
@@ -239,6 +244,8 @@ class TabletClient:
                 return False
         try:
             await self._locations.refresh(timeout_s=1.0)
+        except Closed:
+            return False  # what is to be said of it depends on the attempts before
         except Rejected:
             raise
         except SteleError:
@@ -248,9 +255,10 @@ class TabletClient:
 
 def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleError:
     if isinstance(error, Closed):
-        done = "the write may have been done" if maybe_done else "nothing was done"
-        code = Code.UNKNOWN_OUTCOME if maybe_done else error.code
-        return Retryable(f"{error.args[0]} before there was an answer; {done}", code=code)
+        told = "this client was closed before there was an answer"
+        if maybe_done:
+            return Retryable(f"{told}; the write may have been done", code=Code.UNKNOWN_OUTCOME)
+        return Closed(f"{told}; nothing was done")
     if maybe_done:
         return Retryable(
             f"no answer within {timeout_s:.1f} s, and the write may have been done: {error.args[0]}; "

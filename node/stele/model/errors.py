@@ -48,6 +48,7 @@ class Code(IntEnum):
     PERMISSION_DENIED = 37
     CHANGE_IN_PROGRESS = 38
     VOLUME_OLD = 39  # the caller lost what it told before: it runs on an older copy of its volume
+    CLOSED = 40  # never sent: the caller closed the client that it calls through
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51
@@ -88,6 +89,15 @@ class Rejected(SteleError):
     """The caller or a peer is wrong; the same request will fail again."""
 
     default_code = Code.INVALID_ARGUMENT
+
+
+class Closed(Rejected):
+    """The client was closed, by its own program: no call through it succeeds any more."""
+
+    default_code = Code.CLOSED
+
+    def __init__(self, message: str = "this client was closed; make another") -> None:
+        super().__init__(message)
 
 
 class Corrupt(SteleError):

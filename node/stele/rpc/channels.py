@@ -2,7 +2,7 @@
 
 Used by masters, nodes, drivers, clients and the command line. Owns the channels; resolves names itself at each dial
 and dials again after a connection failed. Invariant: every call carries this process's identity, and every failure
-comes out as a `SteleError`.
+comes out as a `SteleError`; once it is closed nothing is dialled any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from stele.model.errors import Code, Retryable
+from stele.model.errors import Closed, Code, Retryable
 from stele.model.ids import ClusterId
 from stele.rpc.errors import from_rpc_error, was_answered
 from stele.rpc.identity import CLUSTER_KEY, Identity
@@ -58,18 +58,27 @@ class ChannelPool:
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
+        self.closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type], Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def stub(self, address: str, stub_class: type) -> Any:
-        """A generated stub on the channel to `address`. Prefer `unary`, which maps errors and adds identity."""
+        """A generated stub on the channel to `address`. Prefer `unary`, which maps errors and adds identity.
+
+        Raises:
+            Closed: after `close`, and if it was called meanwhile.
+        """
+        self._ensure_open()
         key = (address, stub_class)
         stub = self._stubs.get(key)
         if stub is None:
             channel = self._channels.get(address)
             if channel is None:
                 dialled = await dial(address)
+                if self.closed:
+                    await dialled.close()
+                self._ensure_open()
                 channel = self._channels.setdefault(address, dialled)
             stub = self._stubs[key] = stub_class(channel)
         return stub
@@ -89,6 +98,7 @@ class ChannelPool:
 
         Raises:
             SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`.
+            Closed: after `close`, and if it ended the call: the server may have done what it was asked.
         """
         stub = await self.stub(address, stub_class)
         channel = self._channels.get(address)
@@ -102,9 +112,11 @@ class ChannelPool:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+            self._ensure_open()
             # Nobody cancelled us: another call failed, and the channel was closed under this one.
             raise Retryable(f"{address}: the connection was dropped", code=Code.UNAVAILABLE) from None
         except grpc.RpcError as exc:
+            self._ensure_open()
             raise self._failed(address, channel, exc) from exc
         return response
 
@@ -118,11 +130,16 @@ class ChannelPool:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Close all channels; calls under way fail."""
+        """Close all channels, for good; calls under way fail."""
+        self.closed = True
         channels, self._channels, self._stubs = list(self._channels.values()), {}, {}
         for channel in channels:
             await channel.close()
         await asyncio.gather(*self._closing)
+
+    def _ensure_open(self) -> None:
+        if self.closed:
+            raise Closed()
 
     async def _learn_cluster(self, call: Any) -> None:
         for key, value in await call.trailing_metadata():

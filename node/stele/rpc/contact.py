@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from stele.model.errors import Code, Retryable, SteleError
+from stele.model.errors import Closed, Code, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.errors import was_answered
 from stele.rpc.proto import master_pb2
@@ -27,6 +27,7 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
 
     Raises:
         Retryable: UNAVAILABLE if none did within `patience_s`; the message has a reason for each address.
+        Closed: the pool was closed.
     """
     said = dict.fromkeys(given, _SILENT)
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -40,6 +41,10 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
                 master_pb2.ListMastersRequest(),
                 timeout_s=patience_s,
             )
+        except Closed as error:
+            if not found.done():
+                found.set_exception(error)
+            return
         except SteleError as error:
             if not was_answered(error) or error.code is Code.UNSUPPORTED_VERSION:
                 said[name] = str(error.args[0]).removeprefix(f"{address}: ")

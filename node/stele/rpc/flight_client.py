@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from stele.model.errors import Code, Retryable
+from stele.model.errors import Closed, Code, Retryable
 from stele.rpc.flight import from_flight_error
 from stele.rpc.resolve import split_address
 from stele.rpc.stall import Watchdog, open_stream, silent, stopped
@@ -36,6 +36,7 @@ class FlightConnections:
         self._clients: dict[str, Any] = {}
         self._avoided: dict[str, float] = {}
         self._lock = Lock()
+        self.closed = False
         self.watchdog = Watchdog()
 
     def get(self, address: str) -> Any:
@@ -43,7 +44,10 @@ class FlightConnections:
 
         Raises:
             Retryable: UNAVAILABLE, also for a while after `avoid`.
+            Closed: after `close`.
         """
+        if self.closed:
+            raise Closed()
         if not address:  # it has not told the masters yet
             raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
         with self._lock:
@@ -60,7 +64,10 @@ class FlightConnections:
             raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
         client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
         with self._lock:
-            return self._clients.setdefault(address, client)
+            if not self.closed:
+                return self._clients.setdefault(address, client)
+        client.close()
+        raise Closed()
 
     def drop(self, address: str) -> None:
         """Forget a connection that failed. It is closed when its last reader lets go of it."""
@@ -73,9 +80,10 @@ class FlightConnections:
             self._avoided[address] = time.monotonic() + _AVOID_S
 
     def close(self) -> None:
-        """Close all. Readers under way fail."""
+        """Close all, for good. Readers under way fail."""
         self.watchdog.close()
         with self._lock:
+            self.closed = True
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             client.close()

@@ -1,0 +1,187 @@
+"""A client that was closed: whatever is called says so at once, as an error that no loop retries, and nothing is dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.client import AsyncClient, AsyncTable, Client, Closed, KeySpace
+from stele.model.errors import Code, Retryable
+from stele.model.schema import Schema
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import Identity
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from tests.client.small import SmallCluster, small_cluster
+
+SCHEMA = Schema.make([("id", "int64"), ("n", "int32", True)], ["id"])
+DATA = pa.table({"id": np.arange(10)})
+
+
+@asynccontextmanager
+async def opened(
+    directory: Path, **settings: Any
+) -> AsyncIterator[tuple[SmallCluster, AsyncClient, AsyncTable, KeySpace]]:
+    """A cluster, and a client of it that has opened and used everything."""
+    async with small_cluster(directory, **settings) as (cluster, client):
+        table = await client.create_table("t", SCHEMA)
+        space = await client.create_keyspace("s")
+        await table.put({"id": 1})
+        await space.replace("a", "1")
+        yield cluster, client, table, space
+
+
+def after_close(
+    client: Any, table: Any, space: Any, scanner: Any, session: Any
+) -> dict[str, Callable[[], Any]]:
+    """All that a client may be asked, asynchronous or blocking."""
+    return {
+        "open_table": lambda: client.open_table("t"),
+        "keyspace": lambda: client.keyspace("s"),
+        "list_tables": lambda: client.list_tables(),
+        "describe": lambda: client.describe("t"),
+        "create_table": lambda: client.create_table("u", SCHEMA),
+        "delete_table": lambda: client.delete_table("t"),
+        "put": lambda: table.put({"id": 2}),
+        "update": lambda: table.update({"id": 2, "n": 1}),
+        "delete": lambda: table.delete({"id": 2}),
+        "get": lambda: table.get(1),
+        "write_arrow": lambda: table.write_arrow(DATA),
+        "scan": lambda: table.scan(),
+        "to_table": lambda: scanner.to_table(),
+        "count": lambda: scanner.count(),
+        "new_session": lambda: table.new_session(),
+        "session": lambda: session.upsert({"id": 2}),
+        "replace": lambda: space.replace("a", "2"),
+        "read": lambda: space.read("a"),
+        "list": lambda: space.list(),
+    }
+
+
+async def test_every_call_of_a_closed_client_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (cluster, client, table, space):
+        scanner, session = table.scan(), table.new_session()
+        await client.close()
+        await client.close()
+        requests = [node.requests for node in cluster.nodes]
+        for name, call in after_close(client, table, space, scanner, session).items():
+            with pytest.raises(Closed, match="CLOSED: this client was closed; make another"):
+                async with asyncio.timeout(2):
+                    answer = call()
+                    if isinstance(answer, Awaitable):
+                        await answer
+                    raise AssertionError(name)
+        with pytest.raises(Closed):
+            async for _ in scanner.batches():
+                pass
+        with pytest.raises(Closed):
+            await client.masters.call("ListTables", master_pb2.ListTablesRequest())
+        assert [node.requests for node in cluster.nodes] == requests
+
+
+async def test_every_call_of_a_closed_blocking_client_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (cluster, *_):
+
+        def use() -> None:
+            client = Client(cluster.master_address)
+            table, space = client.open_table("t"), client.keyspace("s")
+            scanner, session = table.scan(), table.new_session()
+            batches = scanner.batches()
+            next(batches)
+            client.close()
+            for name, call in after_close(client, table, space, scanner, session).items():
+                with pytest.raises(Closed, match="this client was closed"):
+                    call()
+                    raise AssertionError(name)
+            batches.close()
+            with pytest.raises(ZeroDivisionError), session:
+                raise ZeroDivisionError  # what went wrong is not hidden by the session's own end
+
+        await asyncio.to_thread(use)
+
+
+async def test_a_watch_ends_with_its_client(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, client, _, space):
+        watching = asyncio.ensure_future(space.changed("a", b"1"))
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(Closed):
+            async with asyncio.timeout(5):
+                await watching
+
+
+async def test_a_row_under_way_is_finished_while_new_ones_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (cluster, client, table, _):
+        cluster.nodes[0].delay_s = 0.3
+        under_way = asyncio.ensure_future(table.put({"id": 7}))
+        await asyncio.sleep(0.1)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        with pytest.raises(Closed):
+            await table.put({"id": 8})
+        assert await under_way > 0
+        await closing
+
+
+async def test_a_write_whose_outcome_is_not_known_is_never_called_undone(tmp_path: Path) -> None:
+    async with opened(tmp_path, timeout_s=60) as (cluster, client, _, space):
+        cluster.nodes[0].came.clear()
+        cluster.nodes[0].speaks.clear()
+        waiting = asyncio.ensure_future(space.replace("a", "2"))
+        await cluster.nodes[0].came.wait()
+        await client.close()
+        with pytest.raises(Retryable, match="the write may have been done") as caught:
+            await waiting
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        cluster.nodes[0].speaks.set()
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+async def test_a_scan_that_waits_for_a_thread_ends(tmp_path: Path, by_batch: bool) -> None:
+    async with opened(tmp_path) as (_, client, table, _):
+        held = threading.Event()
+        pool = table._flight
+        for _ in range(8):
+            asyncio.get_running_loop().run_in_executor(pool._threads, held.wait)
+
+        async def read() -> None:
+            if not by_batch:
+                await table.scan().to_table()
+            async for _ in table.scan().batches():
+                pass
+
+        waiting = asyncio.ensure_future(read())
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(Closed):
+            async with asyncio.timeout(5):
+                await waiting
+        held.set()
+
+
+async def test_a_client_that_is_closed_before_it_met_a_master_does_not_go_on_looking(tmp_path: Path) -> None:
+    client = AsyncClient("127.0.0.1:1", first_contact_s=60)
+    looking = asyncio.ensure_future(client.list_tables())
+    await asyncio.sleep(0.2)
+    await client.close()
+    with pytest.raises(Closed):
+        async with asyncio.timeout(5):
+            await looking
+
+
+async def test_a_pool_that_is_closed_while_it_dials_keeps_no_channel() -> None:
+    pool = ChannelPool(Identity())
+    dialling = asyncio.ensure_future(pool.stub("localhost:1", MasterServiceStub))
+    await asyncio.sleep(0)  # it waits for the name
+    await pool.close()
+    with pytest.raises(Closed):
+        await dialling
+    assert not pool._channels
