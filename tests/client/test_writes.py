@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,39 @@ async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
         )
         codes = [r.code if isinstance(r, SteleError) else None for r in results]
         assert codes == [None, *[Code.INVALID_ARGUMENT] * 3, Code.NOT_FOUND, Code.NOT_FOUND]
-        assert "colour" in str(results[3])
+        assert [r.args[0] for r in results if isinstance(r, SteleError)] == [
+            "table t: id='one': column id: 'one' is no int64 "
+            "(Could not convert 'one' with type str: tried to convert to int64)",
+            "table t: column id is null; expected an int64",
+            "table t: id=2: column colour is unknown; expected id, name, n",
+            "table t: id=3: the key is absent",
+            "table t: id=4: the key is absent",
+        ]
+
+
+async def test_a_refused_row_is_named_by_its_table_and_key(tmp_path: Path) -> None:
+    schema = Schema.make([("at", "timestamp"), ("b", "string"), ("n", "int32", True)], ["at", "b"])
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("two", schema)
+        row = {"at": datetime(2013, 1, 1, 5, tzinfo=UTC), "b": "x", "n": 1}
+        key = "at=2013-01-01 05:00:00+00:00, b='x'"
+        await table.put(row)
+        with pytest.raises(Rejected, match="ALREADY_PRESENT") as caught:
+            await table.insert(row)
+        assert caught.value.args[0] == f"table two: {key}: the key is present; use upsert to overwrite it"
+        with pytest.raises(RowErrors, match="ALREADY_PRESENT") as caught:
+            await table.write_arrow(pa.Table.from_pylist([row], schema=table.arrow_schema), "insert")
+        told = f"table two: 1 of 1 rows were refused, the others are written: row 0: ALREADY_PRESENT {key}: the key"
+        assert caught.value.args[0].startswith(told)
+        with pytest.raises(RowErrors) as caught:
+            async with table.new_session(flush_interval_s=0) as session:
+                await session.insert({**row, "b": "y"})
+                await session.update({**row, "b": "z"})
+                await session.insert({"at": 5.5})
+        assert [(e.row, e.message.partition(": ")[0]) for e in caught.value.errors] == [
+            (1, "at=2013-01-01 05:00:00+00:00, b='z'"),
+            (2, "column at"),
+        ]
 
 
 async def test_arrow_data_is_written_in_blocks_and_the_later_row_wins(tmp_path: Path) -> None:

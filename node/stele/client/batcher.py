@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stele.client.results import with_key, with_keys
 from stele.client.tablet import TabletClient
-from stele.model.block import DELETES, INSERTS, RowOp, encode_block
+from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
 from stele.model.errors import Code, SteleError, error_for
 from stele.model.partition import PartitionSchema, assign, split
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
-from stele.rpc.errors import error_from
+from stele.rpc.errors import code_of
 
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05
@@ -57,12 +58,14 @@ class Batcher:
 
     def __init__(
         self,
+        table: str,
         schema: Schema,
         partitioning: PartitionSchema,
         tablet_of: Callable[[int], TabletClient],
         *,
         timeout_s: float,
     ) -> None:
+        self._table = table
         self._schema = schema
         self._partitioning = partitioning
         self._tablet_of = tablet_of
@@ -146,7 +149,8 @@ class Batcher:
             [item[1] for item in group], self._schema, group[0][0]
         )
         for error in errors:
-            _fail(group[error.row][2], error_for(error.code, error.message))
+            _, row, future, _ = group[error.row]
+            self._refuse(future, with_key(error, row, self._schema))
         positions = kept.tolist()
         futures = [group[i][2] for i in positions]
         ops: RowOp | np.ndarray = group[0][0]
@@ -211,11 +215,15 @@ class Batcher:
             for future in futures:
                 future.cancel()
             raise
-        for error in answer.row_errors:
-            _fail(futures[error.row], error_from(error.code, error.message))
+        refused = [RowError(e.row, code_of(e.code), e.message) for e in answer.row_errors]
+        for error in with_keys(refused, batch, self._schema):
+            self._refuse(futures[error.row], error)
         for future in futures:
             if not future.done():
                 future.set_result(answer.timestamp)
+
+    def _refuse(self, future: Done, error: RowError) -> None:
+        _fail(future, error_for(error.code, f"table {self._table}: {error.message}"))
 
 
 def _joined_ops(parts: list[_Part]) -> RowOp | np.ndarray:

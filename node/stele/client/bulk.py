@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stele.client.results import WriteResult
+from stele.client.results import WriteResult, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected
@@ -74,6 +74,7 @@ class BulkWriter:
 
     def __init__(
         self,
+        table: str,
         schema: Schema,
         partitioning: PartitionSchema,
         tablet_of: Callable[[int], TabletClient],
@@ -83,7 +84,7 @@ class BulkWriter:
         bytes_max: int,
         on_rows: Callable[[int], None] | None = None,
     ) -> None:
-        self.result = WriteResult()
+        self.result = WriteResult(table)
         self._schema = schema
         self._partitioning = partitioning
         self._tablet_of = tablet_of
@@ -155,13 +156,16 @@ class BulkWriter:
         faults = null_faults(block, self._schema)
         if not faults:
             return batch, positions
-        for error in faults:
-            self._refuse(replace(error, row=first + error.row))
+        self._refuse(faults, batch, positions)
         good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
         return batch.take(pa.array(good)), positions[good]
 
-    def _refuse(self, error: RowError) -> None:
-        self.result.row_errors.append(error)
+    def _refuse(
+        self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
+    ) -> None:
+        """Rows of `batch`, which stand at these positions of the input."""
+        for error in with_keys(errors, batch, self._schema):
+            self.result.row_errors.append(replace(error, row=int(positions[error.row])))
 
     @property
     def _full(self) -> bool:
@@ -195,8 +199,8 @@ class BulkWriter:
                     raise
                 answer = tserver_pb2.WriteResponse()
                 answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
-            for error in answer.row_errors:
-                self._refuse(RowError(int(positions[error.row]), code_of(error.code), error.message))
+            refused = [RowError(e.row, code_of(e.code), e.message) for e in answer.row_errors]
+            self._refuse(refused, rows, positions)
             written = len(positions) - len(answer.row_errors)
             self.result.rows_written += written
             self.result.timestamp = max(self.result.timestamp, answer.timestamp)

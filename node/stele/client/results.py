@@ -1,17 +1,48 @@
-"""What a write of many rows comes back with. Imports only the model.
+"""What a write comes back with, and how a refused row is named. Imports only the model.
 
 Invariant: a row is either written or listed with a reason; none is lost between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
 
 from stele.model.block import RowError
 from stele.model.errors import Code, Rejected
+from stele.model.schema import Schema, shown
 
 _SHOWN = 5
+
+
+def key_text(row: Mapping[str, Any], schema: Schema) -> str:
+    """The key of a row as messages show it, like `id=3` or `a=1, b='x'`; "" if it does not give all of its key."""
+    names = [column.name for column in schema.key_columns]
+    if any(row.get(name) is None for name in names):
+        return ""
+    return ", ".join(f"{name}={_value(row[name])}" for name in names)
+
+
+def _value(value: Any) -> str:
+    return shown(value) if isinstance(value, (str, bytes)) else str(value)
+
+
+def with_keys(errors: Sequence[RowError], batch: pa.RecordBatch, schema: Schema) -> list[RowError]:
+    """The errors of rows of `batch`, each with the key of its row in front of its message."""
+    if not errors:
+        return []
+    names = [column.name for column in schema.key_columns]
+    rows = batch.select(names).take(pa.array([error.row for error in errors])).to_pylist()
+    return [with_key(error, row, schema) for error, row in zip(errors, rows)]
+
+
+def with_key(error: RowError, row: Mapping[str, Any], schema: Schema) -> RowError:
+    """An error with the key of its row in front of its message."""
+    key = key_text(row, schema)
+    return replace(error, message=f"{key}: {error.message}") if key else error
 
 
 @dataclass(slots=True)
@@ -20,6 +51,8 @@ class WriteResult:
 
     `timestamp` is the highest hybrid time of the batches: a scan at or above it sees all of them.
     """
+
+    table: str
 
     rows_written: int = 0
     row_errors: list[RowError] = field(default_factory=list)
@@ -41,10 +74,11 @@ class RowErrors(Rejected):
 
     def __init__(self, result: WriteResult) -> None:
         errors = result.row_errors
-        shown = "; ".join(f"row {e.row}: {e.code.name} {e.message}" for e in errors[:_SHOWN])
+        told = "; ".join(f"row {e.row}: {e.code.name} {e.message}" for e in errors[:_SHOWN])
         more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
         super().__init__(
-            f"{len(errors)} rows were refused, {result.rows_written} written: {shown}{more}",
+            f"table {result.table}: {len(errors)} of {len(errors) + result.rows_written} rows were refused, the others "
+            f"are written: {told}{more}",
             code=errors[0].code if len({e.code for e in errors}) == 1 else Code.INVALID_ARGUMENT,
         )
         self.result = result

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from stele.client.bulk import BulkWriter
-from stele.client.results import RowErrors, WriteResult
-from stele.model.block import DELETES, INSERTS, RowError, RowOp
+from stele.client.results import RowErrors, WriteResult, with_key
+from stele.model.block import DELETES, INSERTS, RowOp
 from stele.model.errors import SteleError
 from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
@@ -32,6 +33,7 @@ class Session:
 
     def __init__(
         self,
+        table: str,
         schema: Schema,
         writer_of: Callable[[RowOp], BulkWriter],
         ensure_open: Callable[[], None],
@@ -39,6 +41,7 @@ class Session:
         flush_interval_s: float,
         buffer_bytes: int,
     ) -> None:
+        self._table = table
         self._schema = schema
         self._writer_of = writer_of
         self._ensure_open = ensure_open
@@ -47,7 +50,7 @@ class Session:
         self._rows: list[tuple[RowOp, Mapping[str, Any]]] = []
         self._bytes = 0
         self._given = 0  # rows before those that wait
-        self._result = WriteResult()
+        self._result = WriteResult(table)
         self._failure: SteleError | None = None
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -102,7 +105,7 @@ class Session:
         """
         await self._flush()
         self._raise()
-        result, self._result, self._given = self._result, WriteResult(), 0
+        result, self._result, self._given = self._result, WriteResult(self._table), 0
         if result.row_errors:
             raise RowErrors(result)
         return result
@@ -139,8 +142,11 @@ class Session:
         first = self._given
         self._given += len(run)
         op = run[0][0]
-        batch, _, kept, errors = batch_from_rows([row for _, row in run], self._schema, op)
-        self._result.row_errors.extend(RowError(first + e.row, e.code, e.message) for e in errors)
+        rows = [row for _, row in run]
+        batch, _, kept, errors = batch_from_rows(rows, self._schema, op)
+        self._result.row_errors.extend(
+            replace(with_key(e, rows[e.row], self._schema), row=first + e.row) for e in errors
+        )
         if not batch.num_rows:
             return
         writer = self._writer_of(op)
@@ -148,7 +154,7 @@ class Session:
         written = await writer.finish()
         positions = np.asarray(kept)
         self._result.row_errors.extend(
-            RowError(first + int(positions[e.row]), e.code, e.message) for e in written.row_errors
+            replace(e, row=first + int(positions[e.row])) for e in written.row_errors
         )
         self._result.rows_written += written.rows_written
         self._result.timestamp = max(self._result.timestamp, written.timestamp)

@@ -26,7 +26,7 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import OPERATORS, Predicate, ScanSpec
 from stele.model.rows import batch_from_rows, check_row
-from stele.model.schema import Schema
+from stele.model.schema import Schema, shown
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 
@@ -65,7 +65,7 @@ class AsyncTable:
         self._now = now
         self._timeout_s = timeout_s
         self._tablets: dict[str, TabletClient] = {}
-        self._batcher = Batcher(self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
+        self._batcher = Batcher(self.name, self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
 
     @property
     def info(self) -> TableInfo:
@@ -115,6 +115,7 @@ class AsyncTable:
         """A session for one caller that writes many rows in order."""
         self._streams.ensure_open()
         return Session(
+            self.name,
             self.schema,
             lambda op: self._bulk_writer(op, timeout_s, BULK_BYTES, None),
             self._streams.ensure_open,
@@ -165,7 +166,7 @@ class AsyncTable:
         self._streams.ensure_open()
         batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
-            raise Rejected(errors[0].message)
+            raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
         (ordinal,) = assign(batch, self.schema, self.partitioning).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
@@ -281,6 +282,7 @@ class AsyncTable:
         self, op: RowOp, timeout_s: float | None, bytes_max: int, on_rows: Callable[[int], None] | None
     ) -> BulkWriter:
         return BulkWriter(
+            self.name,
             self.schema,
             self.partitioning,
             self._tablet,
