@@ -163,6 +163,17 @@ async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_datetime_without_a_zone_is_utc_wherever_it_is_given(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", Schema.make([("at", "timestamp")], ["at"]))
+        naive, aware = datetime(2013, 1, 1, 5), datetime(2013, 1, 1, 5, tzinfo=UTC)
+        await table.put({"at": naive})
+        assert await table.get(naive) == await table.get(aware) == {"at": aware}
+        for predicates in (("at", "=", naive), ("at", "=", aware), "at = '2013-01-01T05:00:00'"):
+            assert await table.scan(predicates=predicates).count() == 1
+        assert await table.scan(lower=naive, upper=naive.replace(minute=1)).count() == 1
+
+
 async def test_a_refused_row_is_named_by_its_table_and_key(tmp_path: Path) -> None:
     schema = Schema.make([("at", "timestamp"), ("b", "string"), ("n", "int32", True)], ["at", "b"])
     async with small_cluster(tmp_path) as (_, client):

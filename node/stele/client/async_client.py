@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from stele.client import arguments
 from stele.client.kv import KeySpace
 from stele.client.locations import Locations, TableInfo, table_info_from_pb
 from stele.client.scan import FlightPool
@@ -48,6 +49,8 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
+        timeout_s = arguments.seconds(timeout_s, "timeout_s")
+        first_contact_s = arguments.seconds(first_contact_s, "first_contact_s", zero=True)
         self.identity = Identity()
         self.pool = ChannelPool(self.identity)
         self.masters = Masters(self.pool, parse_masters(masters), first_contact_s=first_contact_s)
@@ -84,7 +87,7 @@ class AsyncClient:
 
     def observe(self, timestamp: int) -> None:
         """Take note of another client's token, so that later scans here see what that client had seen."""
-        self._observed.saw(timestamp)
+        self._observed.saw(arguments.whole(timestamp, "timestamp", least=0))
 
     async def create_table(
         self,
@@ -102,17 +105,22 @@ class AsyncClient:
             Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
             Retryable: no master leads, or the tablets have no leaders yet after `timeout_s`.
         """
-        wanted = partitioning or PartitionSchema()
+        arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make gives")
+        wanted = PartitionSchema() if partitioning is None else partitioning
+        arguments.of_kind(
+            wanted, PartitionSchema, "partitioning", "a PartitionSchema, or None for one tablet"
+        )
         faults = wanted.faults(schema)
         if faults:
             raise Rejected("partitioning: " + "; ".join(faults))
         request = master_pb2.CreateTableRequest(
-            name=name,
+            name=arguments.text(name, "table name"),
             schema=schema_to_pb(schema),
             partitioning=partitioning_to_pb(wanted),
-            replication_factor=replication_factor,
+            replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
             table_id=id_to_pb(new_id()),
         )
+        timeout_s = arguments.seconds(timeout_s, "timeout_s")
         await self._ask("CreateTable", request, timeout_s=timeout_s)
         table = await self.open_table(name)
         if wait:
@@ -124,8 +132,12 @@ class AsyncClient:
     ) -> KeySpace:
         """Create a key space. Raises as `create_table`."""
         request = master_pb2.CreateTableRequest(
-            name=name, replication_factor=replication_factor, kind="keyspace", table_id=id_to_pb(new_id())
+            name=arguments.text(name, "key space name"),
+            replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
+            kind="keyspace",
+            table_id=id_to_pb(new_id()),
         )
+        timeout_s = arguments.seconds(timeout_s, "timeout_s")
         await self._ask("CreateTable", request, timeout_s=timeout_s)
         locations = await self.locate(name, timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -156,6 +168,7 @@ class AsyncClient:
 
     async def describe(self, name: str) -> TableInfo:
         """One table. Raises Rejected NOT_FOUND."""
+        arguments.text(name, "table name")
         with _hint(f"no table {name}; `stele table list` shows those there are"):
             answer = await self._ask("GetTable", master_pb2.GetTableRequest(name=name))
         return table_info_from_pb(answer.table)
@@ -178,6 +191,7 @@ class AsyncClient:
 
     async def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
+        arguments.text(name, "key space name")
         with _hint(f"no key space {name}; make it with `stele kv create {name}`"):
             locations = await self.locate(name, self._timeout_s)
         if locations.info.kind != "keyspace":
@@ -193,6 +207,7 @@ class AsyncClient:
 
     async def locate(self, name: str, timeout_s: float) -> Locations:
         """Where the tablets of a table are. Raises Rejected NOT_FOUND."""
+        arguments.text(name, "table name")
         answer = await self._ask(
             "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
         )

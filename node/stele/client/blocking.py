@@ -17,10 +17,11 @@ import pyarrow as pa
 from stele.client.async_client import TIMEOUT_S, AsyncClient
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
+from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
 from stele.client.scan import Scanner
 from stele.client.session import Session
-from stele.client.table import AsyncTable, Key, Predicates
+from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
 from stele.model.errors import Closed
 from stele.model.ids import HybridTime
@@ -188,6 +189,8 @@ class Table:
     def put(self, row: Mapping[str, Any]) -> int:
         """Upsert one row, columns by name; the hybrid time it was written at.
 
+        A datetime without a time zone is taken as UTC, here and wherever else a value of a timestamp column is given.
+
         Raises:
             Rejected: the row itself is at fault.
             Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
@@ -212,7 +215,8 @@ class Table:
     def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row with this key as of now (linearizable), None if there is none.
 
-        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column.
+        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
+        datetime without a time zone is UTC. What comes back has UTC as its time zone.
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
         """
         return self._client.run(self.asynchronous.get(key, columns))
@@ -245,8 +249,8 @@ class Table:
         columns: Sequence[str] | None = None,
         predicates: Predicates = (),
         *,
-        lower: Sequence[Any] | Mapping[str, Any] | None = None,
-        upper: Sequence[Any] | Mapping[str, Any] | None = None,
+        lower: Bound = None,
+        upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | None = None,
@@ -254,8 +258,9 @@ class Table:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
         `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
-        be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns. `snapshot`: a hybrid time,
-        by default now. Raises Rejected for an unknown column or a value that does not fit.
+        be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name.
+        `snapshot`: a hybrid time, by default now. A datetime without a time zone, in a predicate, in such a text or in a
+        bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
         """
         scanner = self.asynchronous.scan(
             columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
@@ -329,7 +334,7 @@ class BlockingSession:
         """The key of a row to remove, which must be present; as `insert`."""
         self.apply(RowOp.DELETE, row)
 
-    def apply(self, op: RowOp, row: Mapping[str, Any]) -> None:
+    def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
         """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed."""
         self._client.run(self._session.apply(op, row))
 

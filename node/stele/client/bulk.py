@@ -10,7 +10,7 @@ import asyncio
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -280,17 +280,28 @@ def _pieces(
 
 def batches_of(
     data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
-) -> Iterable[pa.RecordBatch]:
+) -> Iterator[pa.RecordBatch]:
     """Record batches of whatever Arrow data a caller has.
 
     Raises:
         Rejected: something that is not Arrow data.
     """
-    if isinstance(data, pa.RecordBatch):
-        return [data]
     if isinstance(data, pa.Table):
-        batches: list[pa.RecordBatch] = data.to_batches()
-        return batches
-    if isinstance(data, Iterable):  # a RecordBatchReader is one
-        return data
-    raise Rejected(f"{type(data).__name__} is no Arrow data; expected a Table, RecordBatch or reader")
+        yield from data.to_batches()
+        return
+    # A pandas frame and a mapping can be iterated over too, and give names.
+    several = isinstance(data, Iterable) and not isinstance(data, (pa.RecordBatch, str, bytes, Mapping))
+    for batch in data if several and not hasattr(data, "to_dict") else [data]:
+        if not isinstance(batch, pa.RecordBatch):
+            raise Rejected(_no_arrow_data(batch))
+        yield batch
+
+
+def _no_arrow_data(given: object) -> str:
+    kind = type(given)
+    expected = "expected a pyarrow Table, RecordBatch, RecordBatchReader or several RecordBatches"
+    if kind.__module__.partition(".")[0] == "pandas":
+        expected = "give pyarrow.Table.from_pandas(frame)"
+    elif isinstance(given, Mapping):
+        expected = "give pyarrow.Table.from_pylist([row, ...]) of rows, pyarrow.table({...}) of columns"
+    return f"write_arrow: {kind.__name__} is no Arrow data; {expected}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from stele.client import arguments
 from stele.client.tablet import TabletClient
 from stele.model.errors import Code, Rejected, SteleError
 from stele.rpc.proto import tserver_pb2
@@ -65,20 +66,21 @@ class KeySpace:
         holder = await self.read(name)
         return candidate if holder is None else holder.decode("utf-8", "replace")
 
-    async def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
+    async def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
         """Wait until the value of a key is another than `known`; returns it.
 
         Raises:
             Rejected: NOT_FOUND if the key space was deleted; CLOSED if the client was.
         """
+        before = None if known is None else arguments.raw(known, "known")
         while True:
             try:
                 value = await self.read(key)
             except Rejected:
                 raise
             except SteleError:
-                value = known
-            if value != known:
+                value = before
+            if value != before:
                 return value
             await asyncio.sleep(_ELECT_INTERVAL_S)
 
@@ -86,10 +88,8 @@ class KeySpace:
         self, op: tserver_pb2.KvOpPB.ValueType, key: bytes | str, value: bytes | str = b""
     ) -> Pairs:
         self._tablet.ensure_open()
-        request = tserver_pb2.KvRequest(op=op, key=_bytes(key), value=_bytes(value))
+        request = tserver_pb2.KvRequest(
+            op=op, key=arguments.raw(key, "key"), value=arguments.raw(value, "value")
+        )
         answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
         return [(pair.key, pair.value) for pair in answer.pairs]
-
-
-def _bytes(text: bytes | str) -> bytes:
-    return text.encode() if isinstance(text, str) else text

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stele.client import arguments
 from stele.client.bulk import BulkWriter
 from stele.client.results import RowErrors, WriteResult, with_key
 from stele.model.block import DELETES, INSERTS, RowOp
@@ -28,7 +29,8 @@ _ROW_BYTES_GUESS = 64
 class Session:
     """Use as `async with table.new_session() as session:`; leaving it flushes.
 
-    `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called.
+    `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called. A datetime without a
+    time zone is UTC.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Session:
         """The key of a row to remove, which must be present."""
         await self.apply(RowOp.DELETE, row)
 
-    async def apply(self, op: RowOp, row: Mapping[str, Any]) -> None:
+    async def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
         """Take in one row; waits while the buffer is full.
 
         Raises:
@@ -86,7 +88,7 @@ class Session:
         self._raise()
         self._ensure_open()
         check_row(row)
-        self._rows.append((op, row))
+        self._rows.append((arguments.row_op(op), row))
         self._bytes += _ROW_BYTES_GUESS + sum(
             len(value) for value in row.values() if isinstance(value, (str, bytes))
         )

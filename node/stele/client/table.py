@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from stele.client import arguments
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter, batches_of
 from stele.client.locations import Locations, TableInfo
+from stele.client.predicates import Predicates, parse_predicates
 from stele.client.results import WriteResult
 from stele.client.scan import FlightPool, Scanner, ScanPlan, key_bound
 from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
-from stele.client.where import parse_where
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
-from stele.model.predicate import OPERATORS, Predicate, ScanSpec
+from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema, shown
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 
 Row = Mapping[str, Any]
-PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any] | str
-Predicates = PredicateLike | Sequence[PredicateLike]
+Bound = Mapping[str, Any] | Sequence[Any] | Any
 Key = Row | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
@@ -78,7 +78,9 @@ class AsyncTable:
         return self.schema.to_arrow()
 
     async def put(self, row: Row) -> int:
-        """Upsert one row; the hybrid time it was written at. Concurrent callers share messages.
+        """Upsert one row, columns by name; the hybrid time it was written at. Concurrent callers share messages.
+
+        A datetime without a time zone is taken as UTC, here and wherever else a value of a timestamp column is given.
 
         Raises:
             Rejected: the row itself is at fault.
@@ -101,9 +103,9 @@ class AsyncTable:
         """Delete the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
         return await self._write(RowOp.DELETE, row)
 
-    async def apply(self, op: RowOp, row: Row) -> int:
+    async def apply(self, op: RowOp | str, row: Row) -> int:
         """Any row operation, the _ignore ones too. Raises as `put`."""
-        return await self._write(op, row)
+        return await self._write(arguments.row_op(op), row)
 
     def new_session(
         self,
@@ -114,13 +116,14 @@ class AsyncTable:
     ) -> Session:
         """A session for one caller that writes many rows in order."""
         self._streams.ensure_open()
+        block_s = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
         return Session(
             self.name,
             self.schema,
-            lambda op: self._bulk_writer(op, timeout_s, BULK_BYTES, None),
+            lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
             self._streams.ensure_open,
-            flush_interval_s=flush_interval_s,
-            buffer_bytes=buffer_bytes,
+            flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
+            buffer_bytes=arguments.whole(buffer_bytes, "buffer_bytes", least=1),
         )
 
     async def write_arrow(
@@ -143,8 +146,12 @@ class AsyncTable:
             SteleError: a block as a whole was not written; other blocks may be.
         """
         self._streams.ensure_open()
-        wanted = RowOp[op.upper()] if isinstance(op, str) else op
-        writer = self._bulk_writer(wanted, timeout_s, buffer_bytes, on_rows)
+        writer = self._bulk_writer(
+            arguments.row_op(op),
+            arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
+            arguments.whole(buffer_bytes, "buffer_bytes", least=1),
+            on_rows,
+        )
         try:
             for batch in batches_of(data):
                 await writer.feed(batch)
@@ -157,7 +164,8 @@ class AsyncTable:
     async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row with this key as of now (linearizable), None if there is none.
 
-        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column.
+        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
+        datetime without a time zone is UTC. What comes back has UTC as its time zone.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
@@ -182,8 +190,8 @@ class AsyncTable:
         columns: Sequence[str] | None = None,
         predicates: Predicates = (),
         *,
-        lower: Sequence[Any] | Mapping[str, Any] | None = None,
-        upper: Sequence[Any] | Mapping[str, Any] | None = None,
+        lower: Bound = None,
+        upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | None = None,
@@ -193,8 +201,9 @@ class AsyncTable:
 
         `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text as in
         `stele table scan --where`: "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
-        `lower` (inclusive) and `upper` (exclusive): values of the first key columns. `snapshot`: a hybrid time, by
-        default now, and never below what this client has seen written.
+        `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name. `snapshot`: a
+        hybrid time, by default now, and never below what this client has seen written. A datetime without a time zone,
+        in a predicate, in such a text or in a bound, is UTC.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.
@@ -207,7 +216,7 @@ class AsyncTable:
             ),
             self.locations,
             ordered=ordered,
-            timeout_s=timeout_s or self._timeout_s,
+            timeout_s=arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
         )
 
     def plan_scan(
@@ -215,8 +224,8 @@ class AsyncTable:
         columns: Sequence[str] | None = None,
         predicates: Predicates = (),
         *,
-        lower: Sequence[Any] | Mapping[str, Any] | None = None,
-        upper: Sequence[Any] | Mapping[str, Any] | None = None,
+        lower: Bound = None,
+        upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | None = None,
@@ -225,18 +234,18 @@ class AsyncTable:
         self._streams.ensure_open()
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
-            predicates=tuple(self._predicates(predicates)),
+            predicates=tuple(parse_predicates(predicates, self.schema)),
             lower_key=key_bound(lower, self.schema, "lower"),
             upper_key=key_bound(upper, self.schema, "upper"),
-            limit=limit,
-            ordered=ordered,
+            limit=None if limit is None else arguments.whole(limit, "limit", least=0),
+            ordered=bool(ordered),
         )
         ordinals = prune(self.partitioning, self.schema, spec.predicates)
         return ScanPlan(
             self._identity.cluster_id,
             self.schema,
             spec,
-            self._now() if snapshot is None else snapshot,
+            self._now() if snapshot is None else arguments.snapshot(snapshot),
             tuple(self.locations.by_ordinal(ordinals)),
         )
 
@@ -279,7 +288,7 @@ class AsyncTable:
         return client
 
     def _bulk_writer(
-        self, op: RowOp, timeout_s: float | None, bytes_max: int, on_rows: Callable[[int], None] | None
+        self, op: RowOp, timeout_s: float, bytes_max: int, on_rows: Callable[[int], None] | None
     ) -> BulkWriter:
         return BulkWriter(
             self.name,
@@ -287,7 +296,7 @@ class AsyncTable:
             self.partitioning,
             self._tablet,
             op,
-            timeout_s=timeout_s or self._timeout_s,
+            timeout_s=timeout_s,
             bytes_max=bytes_max,
             on_rows=on_rows,
         )
@@ -295,14 +304,13 @@ class AsyncTable:
     def _column_ids(self, columns: Sequence[str] | None) -> tuple[int, ...]:
         if columns is None:
             return ()
-        if isinstance(columns, str):
-            columns = [columns]
-        unknown = [name for name in columns if name not in self.schema.by_name]
-        if unknown or not columns:
+        names = arguments.names(columns, "columns")
+        unknown = [name for name in names if name not in self.schema.by_name]
+        if unknown or not names:
             raise Rejected(
-                f"table {self.name} has no columns {unknown}; expected some of {list(self.schema.by_name)}"
+                f"columns {shown(columns)}: expected some of table {self.name}: {', '.join(self.schema.by_name)}"
             )
-        return tuple(int(self.schema.by_name[name].id) for name in columns)
+        return tuple(int(self.schema.by_name[name].id) for name in names)
 
     def _key(self, key: Key) -> Row:
         if isinstance(key, Mapping):
@@ -314,28 +322,3 @@ class AsyncTable:
                 f"key {key!r}: expected values of {', '.join(names)}, or a mapping of these columns"
             )
         return dict(zip(names, values))
-
-    def _predicates(self, given: Any) -> Iterator[Predicate]:
-        several = isinstance(given, (list, tuple)) and not _is_comparison(given)
-        for each in given if several else [given]:
-            if isinstance(each, str):
-                yield from (self._predicate(parsed) for parsed in parse_where(each, self.schema))
-            else:
-                yield self._predicate(each)
-
-    def _predicate(self, given: Any) -> Predicate:
-        if isinstance(given, Predicate):
-            predicate = given
-        elif not _is_comparison(given):
-            raise Rejected(f"predicate {given!r}: expected (column, operator, value), or text like 'id > 1'")
-        else:
-            (column_id,) = self._column_ids([given[0]])
-            value: Any = given[2] if len(given) > 2 else None
-            predicate = Predicate(column_id, given[1], tuple(value) if given[1] == "in" else value)
-        predicate.array(self.schema)
-        return predicate
-
-
-def _is_comparison(given: Any) -> bool:
-    """Whether this is (column, operator) or (column, operator, value)."""
-    return isinstance(given, (tuple, list)) and len(given) in (2, 3) and given[1] in OPERATORS

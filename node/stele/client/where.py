@@ -26,7 +26,7 @@ Token = tuple[str, str]
 
 
 def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
-    """(column, operator, value) of each comparison.
+    """(column, operator, value) of each comparison. A time without a zone is UTC.
 
     Raises:
         Rejected: an unknown column, a value that does not fit its column, or anything else than comparisons, IN,

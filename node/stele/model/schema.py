@@ -254,11 +254,17 @@ class Schema:
         """
         made = []
         for position, column in enumerate(columns):
+            parts = len(column) if isinstance(column, (tuple, list)) else 0
+            if not 2 <= parts <= 4 or not all(isinstance(part, str) for part in column[:2]):
+                raise Rejected(
+                    f"schema: column {shown(column)}: expected (name, type[, nullable[, default]])"
+                )
             name, type_ = column[0], column[1]
             nullable = bool(column[2]) if len(column) > 2 else False
             default = column[3] if len(column) > 3 else None
             made.append(Column(ColumnId(first_column_id + position), name, type_, nullable, default))
         ids = {c.name: c.id for c in made}
+        key = [key] if isinstance(key, str) else list(key)
         unknown = [name for name in key if name not in ids]
         if unknown:
             raise Rejected(f"schema: key names {unknown}, which are no columns; expected some of {list(ids)}")

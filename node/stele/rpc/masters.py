@@ -40,9 +40,12 @@ def parse_masters(masters: str | Iterable[str]) -> list[str]:
     Raises:
         Rejected: none at all, or one that is not HOST or HOST:PORT.
     """
-    given = masters.split(",") if isinstance(masters, str) else list(masters)
+    given = masters.split(",") if isinstance(masters, str) else masters
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(text, str) for text in listed):
+        raise Rejected(f"masters {masters!r}: expected text like 'HOST:PORT,HOST:PORT', or a list of such")
     found = []
-    for text in given:
+    for text in listed:
         if text.strip():
             host, port = split_address(text, default_port=DEFAULT_PORT)
             found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

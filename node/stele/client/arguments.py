@@ -1,0 +1,94 @@
+"""What callers hand to the public methods, looked at before anything is asked of a server. Pure; used by clients, tables,
+sessions and key spaces.
+
+Invariant: an argument of a wrong kind is Rejected, with what was given and what was expected; what is given back is of
+the plain Python kind (a numpy integer becomes an int).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from stele.model.block import RowOp
+from stele.model.errors import Rejected
+from stele.model.schema import shown
+
+
+def refusal(what: str, given: object, expected: str) -> Rejected:
+    """The error of a wrong argument."""
+    return Rejected(f"{what} {shown(given)}: expected {expected}")
+
+
+def text(given: Any, what: str) -> str:
+    """A name: a str that is not empty."""
+    if isinstance(given, str) and given:
+        return given
+    raise refusal(what, given, "a name, as text")
+
+
+def of_kind(given: Any, kind: type, what: str, expected: str) -> Any:
+    """An instance of `kind`."""
+    if isinstance(given, kind):
+        return given
+    raise refusal(what, given, expected)
+
+
+def seconds(given: Any, what: str, *, zero: bool = False) -> float:
+    """A time in seconds, above zero unless `zero` may be given too."""
+    if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
+        raise refusal(what, given, "a number of seconds")
+    found = float(given)
+    if found > 0 or (zero and found == 0):
+        return found
+    raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0")
+
+
+def seconds_or(given: Any, otherwise: float, what: str) -> float:
+    """A time in seconds, or another where None is given."""
+    return otherwise if given is None else seconds(given, what)
+
+
+def whole(given: Any, what: str, *, least: int) -> int:
+    """A whole number, `least` at least."""
+    try:
+        found = None if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise refusal(what, given, f"a whole number, {least} or more")
+    return found
+
+
+def snapshot(given: Any) -> int:
+    """A hybrid time."""
+    try:
+        return whole(given, "snapshot", least=0)
+    except Rejected:
+        raise refusal("snapshot", given, "a hybrid time, a whole number as now() of a client gives") from None
+
+
+def names(given: Any, what: str) -> list[str]:
+    """Names, in a list or the like; one alone may stand bare."""
+    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise refusal(what, given, "a list of names")
+    return found
+
+
+def raw(given: Any, what: str) -> bytes:
+    """A key or value of a key space; str is taken as UTF-8."""
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return bytes(given)
+    raise refusal(what, given, "bytes or str")
+
+
+def row_op(given: Any) -> RowOp:
+    """A row operation, as a RowOp or by its name."""
+    found = {op.name: op for op in RowOp}.get(given.upper()) if isinstance(given, str) else given
+    if isinstance(found, RowOp):
+        return found
+    raise refusal("op", given, f"one of {', '.join(op.name.lower() for op in RowOp)}")
