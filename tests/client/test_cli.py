@@ -194,26 +194,63 @@ def test_conditions() -> None:
     ]
     assert [found[i][2] for i in (0, 1, 2, 5, 8)] == [-3, "it's", 1500.0, True, [1, 2, 3]]
     assert str(found[3][2]) == "2013-01-01 05:00:00+00:00"
+    assert parse_where("v >= .5 AND v <> -.5e1", SCHEMA) == [("v", ">=", 0.5), ("v", "!=", -5.0)]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "",
-        "id",
-        "id =",
-        "id = 'one'",
-        "id = 1 OR id = 2",
-        "colour = 1",
-        "id ~ 1",
-        "at = 'soon'",
-        "id IN (1",
-        "id = 1 id",
+        ("", "ends too early; expected COLUMN OPERATOR VALUE"),
+        ("id", "ends too early"),
+        ("id =", "ends too early"),
+        ("id = 1 and", "ends too early"),
+        ("id = 1 OR id = 2", "conditions are joined by AND; there is no OR (for several values"),
+        ("id = 1 || id = 2", "there is no OR"),
+        ("id = 1 & id = 2", "conditions are joined by AND, not &"),
+        ("id = 1 && id = 2", "conditions are joined by AND, not &&"),
+        ("id = 1, v = 2", "conditions are joined by AND, not by commas"),
+        ("id = 1 v = 2", "expected AND before v"),
+        ("id >= 1 <= 5", "expected AND before <="),
+        ("id = 1;", "leave out the ;"),
+        ("(id = 1)", "conditions stand without parentheses, joined by AND"),
+        ("NOT id = 1", "there is no NOT; turn the operator round, != for ="),
+        ("colour = 1", "no column colour; expected one of id, name"),
+        ("1 = id", "1 where a column is expected; write COLUMN OPERATOR VALUE"),
+        ('"id" = 1', "the name of a column stands without quotes"),
+        ("`id` = 1", "the name of a column stands without quotes"),
+        ("id == 1", "use = instead of =="),
+        ("id => 1", "use >= instead of =>"),
+        ("id =< 1", "use <= instead of =<"),
+        ("id ~ 1", "~ after id; expected =, !=, <, <=, >, >=, IN, IS NULL or IS NOT NULL"),
+        ("name like 'U%'", "there is no LIKE; text that begins with U is name >= 'U' AND name < 'V'"),
+        ("id between 1 and 5", "there is no BETWEEN; use id >= LOW AND id <= HIGH"),
+        ("id not in (1, 2)", "there is no NOT IN; use id != A AND id != B"),
+        ("id IN (1", "ends too early"),
+        ("id IN 1", "expected ( after IN, like id IN (7)"),
+        ("id IN ()", ") where a value of id is expected, like 7"),
+        ("id IN (1 2)", "expected , or ) in the list after IN"),
+        ("id IS 1", "expected IS NULL or IS NOT NULL after id"),
+        ("name = null", "null compares with nothing; use name IS NULL or IS NOT NULL"),
+        ("name = UA", "UA is no string; column name is compared with one like 'UA'; text stands in ''"),
+        ('name = "UA"', "\"UA\": text stands in '', like 'UA'"),
+        ("name = 'UA", "a ' has no end; text stands in '', and a ' within it is written ''"),
+        ("name = 'it's'", "a ' has no end"),
+        ("id = 'one'", "'one' is no int64; column id is compared with one like 7"),
+        ("id > 1.5", "1.5 is no int64"),
+        ("id > v", "v is a column; id is compared with a value, not with a column"),
+        (
+            "at > 2013-01-01",
+            "2013 is no timestamp; column at is compared with one like '2026-01-31T12:00:00Z'",
+        ),
+        ("at = 'soon'", "'soon' is no timestamp"),
+        ("ok = 1", "1 is no bool; column ok is compared with one like true"),
+        ("price = 'x'", "'x' is no decimal(10,2); column price is compared with one like 1.5"),
     ],
 )
-def test_conditions_that_are_not_understood(text: str) -> None:
-    with pytest.raises(Rejected, match="where"):
+def test_conditions_that_are_not_understood(text: str, words: str) -> None:
+    with pytest.raises(Rejected, match="where ") as caught:
         parse_where(text, SCHEMA)
+    assert words in str(caught.value)
 
 
 def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
@@ -231,6 +268,11 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
         bad.write_text(text)
         with pytest.raises(Rejected, match=r"bad\.yaml"):
             table_from_file(str(bad))
+    bad.write_text(
+        "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
+    )
+    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: default 1.5 is no int64"):
+        table_from_file(str(bad))
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])
     with pytest.raises(Rejected, match="missing, or names no column"):

@@ -1,6 +1,6 @@
 """`carrier = 'UA' AND arr_delay > 30`: comparisons joined by AND, as predicates of a scan (`--where`, `scan`). Pure.
 
-Invariant: what is understood means what SQL means by it; what is not understood is refused with its place.
+Invariant: what is understood means what SQL means by it; what is not understood is refused with what to write instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,47 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.errors import Rejected
-from stele.model.schema import Column, Schema
+from stele.model.schema import Column, Schema, shown
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)"
-    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign><=|>=|!=|<>|[=<>(),]))"
+    r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>==|=>|=<|<=|>=|!=|<>|&&|\|\||[=<>(),])"
+    r"|(?P<quoted>\"[^\"]*\"|`[^`]*`)|(?P<other>\S))"
 )
 _COMPARE = {"=": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_OPERATORS = "=, !=, <, <=, >, >=, IN, IS NULL or IS NOT NULL"
+
+# What people write out of habit, by the place where it stands, and what to write instead. {c}: the column.
+_FOR_OPERATOR = {
+    "==": "use = instead of ==",
+    "=>": "use >= instead of =>",
+    "=<": "use <= instead of =<",
+    "LIKE": "there is no LIKE; text that begins with U is {c} >= 'U' AND {c} < 'V'",
+    "ILIKE": "there is no ILIKE; compare whole values, or read the rows and search there",
+    "BETWEEN": "there is no BETWEEN; use {c} >= LOW AND {c} <= HIGH",
+    "NOT": "there is no NOT IN; use {c} != A AND {c} != B",
+}
+_NO_OR = "conditions are joined by AND; there is no OR (for several values of one column use IN)"
+_FOR_AND = {
+    "OR": _NO_OR,
+    "||": _NO_OR,
+    "|": _NO_OR,
+    "&&": "conditions are joined by AND, not &&",
+    "&": "conditions are joined by AND, not &",
+    ",": "conditions are joined by AND, not by commas",
+    ";": "leave out the ;",
+}
+_FOR_COLUMN = {
+    "(": "conditions stand without parentheses, joined by AND",
+    "NOT": "there is no NOT; turn the operator round, != for =",
+}
+_EXAMPLES = {
+    "bool": "true",
+    "string": "'UA'",
+    "binary": "'AAE=' (base64)",
+    "date": "'2026-01-31'",
+    "timestamp": "'2026-01-31T12:00:00Z'",
+}
 
 Token = tuple[str, str]
 
@@ -32,90 +66,124 @@ def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
         Rejected: an unknown column, a value that does not fit its column, or anything else than comparisons, IN,
             IS NULL and IS NOT NULL joined by AND.
     """
-    tokens = _tokens(text)
-    found: list[tuple[str, str, Any]] = []
-    while True:
-        found.append(_comparison(tokens, schema, text))
-        if not tokens:
-            return found
-        if _take(tokens, text)[1].upper() != "AND":
-            raise Rejected(f"where {text!r}: expected AND between comparisons (OR is not understood)")
+    return _Reader(text, schema).conditions()
 
 
-def _tokens(text: str) -> list[Token]:
-    found: list[Token] = []
-    at = 0
-    stripped = text.rstrip()
-    while at < len(stripped):
-        match = _TOKEN.match(stripped, at)
-        if match is None:
-            raise Rejected(f"where {text!r}: not understood from {stripped[at : at + 20]!r} on")
-        kind = str(match.lastgroup)
-        found.append((kind, match.group(kind)))
-        at = match.end()
-    return found
+class _Reader:
+    """Reads one text from its beginning to its end."""
 
+    def __init__(self, text: str, schema: Schema) -> None:
+        self._text = text
+        self._schema = schema
+        self._tokens = [(str(m.lastgroup), m.group(str(m.lastgroup))) for m in _TOKEN.finditer(text)]
+        if ("other", "'") in self._tokens:
+            raise self._fault("a ' has no end; text stands in '', and a ' within it is written ''")
 
-def _take(tokens: list[Token], text: str) -> Token:
-    if not tokens:
-        raise Rejected(f"where {text!r}: ends too early; expected COLUMN OPERATOR VALUE")
-    return tokens.pop(0)
+    def conditions(self) -> list[tuple[str, str, Any]]:
+        found = [self._comparison()]
+        while self._tokens:
+            _, word = self._take()
+            if word.upper() != "AND":
+                raise self._fault(_FOR_AND.get(word.upper(), f"expected AND before {word}"))
+            found.append(self._comparison())
+        return found
 
+    def _fault(self, why: str) -> Rejected:
+        return Rejected(f"where {shown(self._text)}: {why}")
 
-def _comparison(tokens: list[Token], schema: Schema, text: str) -> tuple[str, str, Any]:
-    _, name = _take(tokens, text)
-    column = schema.by_name.get(name)
-    if column is None:
-        raise Rejected(f"where {text!r}: no column {name}; expected one of {', '.join(schema.by_name)}")
-    _, sign = _take(tokens, text)
-    if sign.upper() == "IS":
-        word = _take(tokens, text)[1].upper()
+    def _take(self) -> Token:
+        if not self._tokens:
+            raise self._fault("ends too early; expected COLUMN OPERATOR VALUE")
+        return self._tokens.pop(0)
+
+    def _comparison(self) -> tuple[str, str, Any]:
+        column = self._column()
+        _, sign = self._take()
+        word = sign.upper()
+        if word == "IS":
+            return column.name, self._null_test(column), None
+        if word == "IN":
+            return column.name, "in", self._values(column)
+        if sign not in _COMPARE:
+            why = _FOR_OPERATOR.get(word, f"{sign} after {column.name}; expected {_OPERATORS}")
+            raise self._fault(why.format(c=column.name))
+        return column.name, _COMPARE[sign], self._value(column)
+
+    def _column(self) -> Column:
+        kind, name = self._take()
+        column = self._schema.by_name.get(name)
+        if column is not None and kind == "word":
+            return column
+        if name.upper() in _FOR_COLUMN:
+            raise self._fault(_FOR_COLUMN[name.upper()])
+        if kind == "quoted":
+            raise self._fault(f"{name}: the name of a column stands without quotes")
+        if kind != "word":
+            raise self._fault(f"{name} where a column is expected; write COLUMN OPERATOR VALUE")
+        raise self._fault(f"no column {name}; expected one of {', '.join(self._schema.by_name)}")
+
+    def _null_test(self, column: Column) -> str:
+        word = self._take()[1].upper()
         negated = word == "NOT"
         if negated:
-            word = _take(tokens, text)[1].upper()
+            word = self._take()[1].upper()
         if word != "NULL":
-            raise Rejected(f"where {text!r}: expected IS NULL or IS NOT NULL after {name}")
-        return name, "is_not_null" if negated else "is_null", None
-    if sign.upper() == "IN":
-        return name, "in", _values(tokens, column, text)
-    if sign not in _COMPARE:
-        raise Rejected(f"where {text!r}: {sign!r} after {name}; expected =, !=, <, <=, >, >=, IN or IS")
-    return name, _COMPARE[sign], _value(_take(tokens, text), column)
+            raise self._fault(f"expected IS NULL or IS NOT NULL after {column.name}")
+        return "is_not_null" if negated else "is_null"
+
+    def _values(self, column: Column) -> list[Any]:
+        if self._take()[1] != "(":
+            raise self._fault(f"expected ( after IN, like {column.name} IN ({_example(column)})")
+        values = [self._value(column)]
+        while (sign := self._take()[1]) != ")":
+            if sign != ",":
+                raise self._fault("expected , or ) in the list after IN")
+            values.append(self._value(column))
+        return values
+
+    def _value(self, column: Column) -> Any:
+        kind, raw = self._take()
+        if kind == "sign" or kind == "other":
+            raise self._fault(f"{raw} where a value of {column.name} is expected, like {_example(column)}")
+        if kind == "quoted":
+            raise self._fault(f"{raw}: text stands in '', like {_example(column)}")
+        if kind == "word" and raw.upper() == "NULL":
+            raise self._fault(f"null compares with nothing; use {column.name} IS NULL or IS NOT NULL")
+        if kind == "word" and raw in self._schema.by_name:
+            raise self._fault(f"{raw} is a column; {column.name} is compared with a value, not with a column")
+        try:
+            return _converted(kind, raw, column)
+        except (ValueError, ArithmeticError):
+            quotes = "; text stands in ''" if kind == "word" and column.type == "string" else ""
+            raise self._fault(
+                f"{raw} is no {column.type}; column {column.name} is compared with one like "
+                f"{_example(column)}{quotes}"
+            ) from None
 
 
-def _values(tokens: list[Token], column: Column, text: str) -> list[Any]:
-    if _take(tokens, text)[1] != "(":
-        raise Rejected(f"where {text!r}: expected ( after IN")
-    values = [_value(_take(tokens, text), column)]
-    while (sign := _take(tokens, text)[1]) != ")":
-        if sign != ",":
-            raise Rejected(f"where {text!r}: expected , or ) in the list after IN")
-        values.append(_value(_take(tokens, text), column))
-    return values
+def _example(column: Column) -> str:
+    return _EXAMPLES.get(column.type, "7" if pa.types.is_integer(column.arrow) else "1.5")
 
 
-def _value(token: Token, column: Column) -> Any:
-    kind, raw = token
+def _converted(kind: str, raw: str, column: Column) -> Any:
+    """The value of a column that a word, number or string stands for. Raises ValueError or ArithmeticError."""
     arrow = column.arrow
     text = raw[1:-1].replace("''", "'") if kind == "string" else raw
-    try:
-        if pa.types.is_string(arrow) and kind == "string":
-            return text
-        if pa.types.is_binary(arrow) and kind == "string":
-            return base64.b64decode(text, validate=True)
-        if pa.types.is_boolean(arrow) and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if pa.types.is_integer(arrow) and kind == "number":
-            return int(text)
-        if pa.types.is_floating(arrow) and kind == "number":
-            return float(text)
-        if pa.types.is_decimal(arrow) and kind in ("number", "string"):
-            return decimal.Decimal(text)
-        if pa.types.is_date(arrow) and kind == "string":
-            return datetime.date.fromisoformat(text)
-        if pa.types.is_timestamp(arrow) and kind == "string":
-            moment = datetime.datetime.fromisoformat(text)
-            return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    except (ValueError, ArithmeticError) as exc:
-        raise Rejected(f"where: {raw} is no {column.type} for column {column.name} ({exc})") from exc
-    raise Rejected(f"where: {raw} is no {column.type}; column {column.name} wants one (text stands in '')")
+    if pa.types.is_string(arrow) and kind == "string":
+        return text
+    if pa.types.is_binary(arrow) and kind == "string":
+        return base64.b64decode(text, validate=True)
+    if pa.types.is_boolean(arrow) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if pa.types.is_integer(arrow) and kind == "number":
+        return int(text)
+    if pa.types.is_floating(arrow) and kind == "number":
+        return float(text)
+    if pa.types.is_decimal(arrow) and kind in ("number", "string"):
+        return decimal.Decimal(text)
+    if pa.types.is_date(arrow) and kind == "string":
+        return datetime.date.fromisoformat(text)
+    if pa.types.is_timestamp(arrow) and kind == "string":
+        moment = datetime.datetime.fromisoformat(text)
+        return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    raise ValueError

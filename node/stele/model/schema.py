@@ -192,7 +192,7 @@ class Column:
         except (ValueError, TypeError, ArithmeticError) as exc:
             why = str(exc)
         if why:
-            raise Rejected(f"column {self.name}: default {shown(self.default)} is no {self.type} ({why})")
+            raise Rejected(f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})")
         return self.array([value])[0]
 
 
