@@ -177,10 +177,10 @@ async def test_an_argument_of_a_wrong_kind_is_refused_with_what_was_expected(tmp
 async def test_a_name_that_is_not_there_comes_with_the_next_step(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         for call, words in (
-            (client.open_table("t"), "no table t; `stele table list` shows those there are"),
-            (client.describe("t"), "no table t; `stele table list` shows those there are"),
-            (client.delete_table("t"), "no table t; `stele table list` shows those there are"),
-            (client.keyspace("k"), "no key space k; make it with `stele kv create k`"),
+            (client.open_table("t"), "no table t; list_tables() shows those there are"),
+            (client.describe("t"), "no table t; list_tables() shows those there are"),
+            (client.delete_table("t"), "no table t; list_tables() shows those there are"),
+            (client.keyspace("k"), "no key space k; make it with create_keyspace('k')"),
         ):
             with pytest.raises(Rejected, match="NOT_FOUND") as caught:
                 await call

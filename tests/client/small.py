@@ -369,6 +369,9 @@ class _Master(MasterServiceServicer):
         self._leads()
         return master_pb2.ListTablesResponse(tables=self.cluster.tables.values())
 
+    async def GetClusterView(self, request: Any, context: Any) -> Any:
+        return master_pb2.GetClusterViewResponse()
+
     async def GetTable(self, request: Any, context: Any) -> Any:
         self._leads()
         return master_pb2.GetTableResponse(table=self._find(request))

@@ -16,11 +16,14 @@ import pyarrow.parquet as parquet
 import pytest
 
 from stele.cli import app
+from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
 from stele.cli.processes import parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
+from stele.client import AsyncClient
 from stele.client.where import parse_where
-from stele.model.errors import Rejected
+from stele.model.errors import Advice, Rejected, SteleError
 from stele.model.schema import Schema
+from stele.tserver import options
 from tests.client.small import SmallCluster, small_cluster
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -138,7 +141,12 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert (await run("kv", "create", "s"))[0] == 0
         assert (await run("kv", "put", "s", "colour", "blue"))[0] == 0
         assert (await run("kv", "get", "s", "colour"))[1] == "blue\n"
-        assert (await run("kv", "get", "s", "shape"))[0] == 1
+        assert await run("kv", "get", "s", "shape") == (1, "", "stele: no key shape in s\n")
+        assert await run("table", "scan", "s") == (
+            2,
+            "",
+            "stele: INVALID_ARGUMENT: s is a key space, not a table; read it with `stele kv list s`\n",
+        )
         code, _, err = await run("kv", "insert", "s", "colour", "red")
         assert code == 2
         assert err.startswith("stele: ALREADY_PRESENT")
@@ -147,6 +155,81 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ] == "me holds primary (me)\n"
         assert (await run("kv", "elect", "s", "primary", "--id", "you", "--once"))[1] == "me holds primary\n"
         assert (await run("kv", "list", "s"))[1] == "colour\tblue\nprimary\tme\n"
+
+
+async def test_shared_options_stand_before_the_command_or_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
+        run = runner(cluster, monkeypatch)
+        here = ("--masters", cluster.master_address)
+        wrong = ("--masters", "127.0.0.1:1", "--timeout", "0.2")
+        monkeypatch.setenv("STELE_MASTERS", "127.0.0.1:1")  # what is given counts more
+        for arguments in (
+            (*here, "table", "scan", "t", "--count"),
+            ("table", *here, "scan", "t", "--count"),
+            ("table", "scan", "t", "--count", *here),
+            (*wrong, "table", *here, "scan", "t", "--count"),
+            (*wrong, "table", "scan", "t", "--count", *here),
+        ):
+            assert await run(*arguments) == (0, "0\n", ""), arguments
+        assert json.loads((await run(*here, "--json", "table", "list"))[1])[0]["name"] == "t"
+        code, _, err = await run("--timeout", "0.2", "table", "scan", "t")
+        assert (code, err.partition(" (")[0]) == (75, "stele: UNAVAILABLE: no master answers at 127.0.0.1:1")
+        for arguments, line in (
+            (("--json", "table", "scan", "t"), "stele table scan takes no --json before the command"),
+            ((*here, "node", "run"), "stele node run takes no --masters before the command"),
+            (("--timeout", "0", "ksck"), "Invalid value for '--timeout': 0.0 is not in the range x>0"),
+        ):
+            code, _, err = await run(*arguments)
+            assert code == 2 and err.startswith(f"stele: {line}"), err
+
+
+async def test_next_steps_are_in_the_words_of_who_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
+        run = runner(cluster, monkeypatch)
+        for call, arguments, python, shell in (
+            (
+                client.open_table("x"),
+                ("table", "scan", "x"),
+                "list_tables() shows",
+                "`stele table list` shows",
+            ),
+            (
+                client.describe("x"),
+                ("table", "describe", "x"),
+                "list_tables() shows",
+                "`stele table list` shows",
+            ),
+            (client.describe("x"), ("tablet", "list", "--table", "x"), "list_tables()", "`stele table list`"),
+            (client.keyspace("x"), ("kv", "list", "x"), "create_keyspace('x')", "`stele kv create x`"),
+            (client.keyspace("t"), ("kv", "list", "t"), "open_table('t')", "`stele table scan t`"),
+            (
+                AsyncClient("127.0.0.1:1", first_contact_s=0.2).list_tables(),
+                ("table", "scan", "t", "--timeout", "0.2", "--masters", "127.0.0.1:1"),
+                "; check the masters given",
+                "; check --masters",
+            ),
+        ):
+            with pytest.raises(SteleError) as caught:
+                await call
+            assert python in str(caught.value) and "stele " not in str(caught.value)
+            code, _, err = await run(*arguments)
+            assert code == exit_code(caught.value) and shell in err and "()" not in err, err
+    for advice in Advice:
+        assert told(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
+    with pytest.raises(Rejected, match="no masters given; give the HOST:PORT of some of them"):
+        AsyncClient("")
+
+
+def test_exit_codes_are_those_of_the_processes() -> None:
+    wanted = {value for name, value in vars(options).items() if name.startswith("EXIT_")}
+    assert set(PROCESS_EXIT_CODES) == wanted
+    assert all(f"{code} {EXIT_CODES[code]}" in listed(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130))
 
 
 async def test_no_master_is_one_line_and_try_again_later() -> None:

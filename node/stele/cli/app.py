@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from stele.cli.errors import INTERRUPTED, exit_code
+from stele.cli.errors import EXIT_CODES, INTERRUPTED, exit_code, listed, told
+from stele.cli.options import early_options, refuse_unused
 from stele.model.errors import SteleError
 
 _GROUPS = {
@@ -68,10 +69,11 @@ _COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the cluster: is every tablet
 
 
 class _Lazy(click.Group):
-    """A group whose commands are imported when they are called."""
+    """A group whose commands are imported when they are called; takes the shared options for them."""
 
     def __init__(self, *args: Any, places: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.params.extend(early_options())
         self._places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -85,6 +87,14 @@ class _Lazy(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, click.Group):
+            refuse_unused(ctx, str(name), command)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, (super(_Lazy, self).get_command(ctx, name))) for name in super().list_commands(ctx)]
         rows = [(name, command.get_short_help_str()) for name, command in own if command is not None]
@@ -96,16 +106,17 @@ class _Lazy(click.Group):
 @click.group(
     cls=_Lazy,
     places=_COMMANDS,
+    help=f"""Stele: replicated tables of tablets, each a Raft group.
+
+    Commands find the cluster through --masters HOST:PORT,... (before the command or behind it) or STELE_MASTERS.
+
+    {listed(EXIT_CODES)}
+    """,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="stele", prog_name="stele")
 def cli() -> None:
-    """Stele: replicated tables of tablets, each a Raft group.
-
-    Commands find the cluster through --masters HOST:PORT,... or STELE_MASTERS.
-
-    Exit codes: 0 done, 1 found unhealthy, 2 refused, 5 corrupt, 70 a bug of ours, 75 try again later.
-    """
+    """The command line."""
 
 
 for _name, (_help, _places) in _GROUPS.items():
@@ -132,7 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except SteleError as exc:
-        click.echo(f"stele: {exc}", err=True)
+        click.echo(f"stele: {told(exc)}", err=True)
         sys.exit(exit_code(exc))
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -1,15 +1,53 @@
-"""Errors to exit codes, in one place. Called by app.py and by the processes.
+"""Errors to exit codes and to the words of the command line, in one place each. Called by app.py and by the processes.
 
-Exit codes: 0 done; 1 found unhealthy; 2 usage, or refused (Rejected); 5 Corrupt; 70 we are wrong; 75 try again later
-(Retryable); 130 interrupted. `stele node run` and `stele master run` add 3 (VolumeEmpty), 4 (VolumeForeign), 5 (a disk
-that cannot be used) and 6 (VolumeOld).
+Invariant: an exit code has one meaning for every command; `stele --help` and `stele node run --help` list them from here.
 """
 
 from __future__ import annotations
 
-from stele.model.errors import Corrupt, Rejected, Retryable, SteleError
+from stele.model.errors import Advice, Corrupt, Rejected, Retryable, SteleError
 
-OK, UNHEALTHY, REFUSED, DISK, BUG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 5, 70, 75, 130
+OK, NO, REFUSED, DISK, BUG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 5, 70, 75, 130
+
+EXIT_CODES = {
+    OK: "done",
+    NO: "the answer is no (ksck: not as it should be; kv get: no such key)",
+    REFUSED: "refused: a wrong command line, an unknown table, a bad row",
+    DISK: "corrupt",
+    BUG: "a bug of ours",
+    TRY_AGAIN: "try again later",
+    INTERRUPTED: "interrupted",
+}
+PROCESS_EXIT_CODES = {
+    OK: "stopped",
+    REFUSED: "a wrong setting",
+    3: "the volume is empty (VolumeEmpty)",
+    4: "the volume is another's (VolumeForeign)",
+    DISK: "a disk that cannot be used",
+    6: "the volume is an older copy of itself (VolumeOld)",
+    BUG: EXIT_CODES[BUG],
+    TRY_AGAIN: "nothing is damaged, start again later (the disk is full)",
+}
+
+_ADVICE = {
+    Advice.LIST_TABLES: "`stele table list` shows those there are",
+    Advice.CREATE_KEYSPACE: "make it with `stele kv create {name}`",
+    Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
+    Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",
+    Advice.CHECK_MASTERS: "check --masters",
+    Advice.NAME_MASTERS: "name them with --masters HOST:PORT,... or in STELE_MASTERS",
+}
+
+
+def listed(codes: dict[int, str]) -> str:
+    """Exit codes as a help text lists them."""
+    return "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in codes.items()) + "."
+
+
+def told(error: SteleError) -> str:
+    """The error in one line, with the next step in the words of the command line."""
+    what = f"{error.code.name}: {error.args[0]}"
+    return f"{what}; {_ADVICE[error.advice].format(name=error.name)}" if error.advice else what
 
 
 def exit_code(error: SteleError) -> int:

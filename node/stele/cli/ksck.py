@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from stele.cli.errors import OK, UNHEALTHY
-from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.errors import NO, OK
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import short, show_json, show_table
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @masters_option
 @json_option
-@click.option(
-    "--timeout", "timeout_s", default=10.0, show_default=True, help="Wait so long for a master to lead."
-)
+@partial(timeout_option, default_s=10.0)
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
@@ -47,7 +46,7 @@ def show(health: ClusterHealth, *, as_json: bool = False) -> int:
         show_json({"healthy": health.healthy, "silent": silent, **asdict(health)})
     else:
         _print(health)
-    return OK if health.healthy and not health.silent else UNHEALTHY
+    return OK if health.healthy and not health.silent else NO
 
 
 def _print(health: ClusterHealth) -> None:

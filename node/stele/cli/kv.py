@@ -7,12 +7,13 @@ import uuid
 
 import click
 
-from stele.cli.options import masters_option, timeout_option, with_client
+from stele.cli.errors import NO
+from stele.cli.options import masters_option, replication_option, timeout_option, with_client
 
 
 @click.command()
 @click.argument("keyspace")
-@click.option("--replication-factor", default=3, show_default=True)
+@replication_option()
 @masters_option
 def create(keyspace: str, replication_factor: int, masters: str) -> None:
     """Create a key space.
@@ -42,8 +43,8 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 
     value = with_client(masters, work, timeout_s)
     if value is None:
-        click.echo(f"stele: NOT_FOUND: no key {key} in {keyspace}", err=True)
-        sys.exit(1)
+        click.echo(f"stele: no key {key} in {keyspace}", err=True)
+        sys.exit(NO)
     sys.stdout.buffer.write(value + b"\n")
 
 

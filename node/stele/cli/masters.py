@@ -7,13 +7,14 @@ import time
 
 import click
 
-from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.options import Shared, json_option, masters_option, with_client
 from stele.cli.output import show_json, show_table
 
 
 @click.command()
 @click.option(
     "--masters",
+    cls=Shared,
     envvar="STELE_MASTERS",
     required=True,
     metavar="HOST:PORT,...",

@@ -1,9 +1,13 @@
-"""Options that several commands share, and how a command gets at the cluster. Imports the client when it is used."""
+"""Options that several commands share, and how a command gets at the cluster. Imports the client when it is used.
+
+Invariant: a shared option means the same before the command and behind it; the nearest to the command counts, and one
+that the command does not take is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,11 +19,58 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_META = "stele.cli.early."
+
+
+class Shared(click.Option):
+    """An option of a command that may also be given before it."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        early = f"{_META}{self.name}"
+        if source is not ParameterSource.COMMANDLINE and early in ctx.meta:
+            return ctx.meta[early], ParameterSource.COMMANDLINE
+        return value, source
+
+
+def early_options() -> list[click.Parameter]:
+    """The shared options, as `stele` itself and its groups take them for the command that follows."""
+
+    def early(*names: str, **kwargs: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_keep, **kwargs)
+
+    return [
+        early(
+            "--masters",
+            metavar="HOST:PORT,...",
+            help="Some of the masters; here or behind the command (environment: STELE_MASTERS).",
+        ),
+        early("--timeout", "timeout_s", type=_SECONDS, help="Give up after so many seconds; as --masters."),
+        early("--json", "as_json", is_flag=True, help="Print JSON; as --masters."),
+    ]
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
+        ctx.meta[f"{_META}{param.name}"] = value
+
+
+def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None:
+    """Raises UsageError if an option was given before a command that does not take it."""
+    taken = {param.name for param in command.params if isinstance(param, Shared)}
+    for param in early_options():
+        if f"{_META}{param.name}" in ctx.meta and param.name not in taken:
+            raise click.UsageError(
+                f"{ctx.command_path} {name} takes no {param.opts[0]} before the command", ctx
+            )
+
 
 def masters_option(command: F) -> F:
     """--masters, or STELE_MASTERS."""
     return click.option(
         "--masters",
+        cls=Shared,
         envvar="STELE_MASTERS",
         default="127.0.0.1:7051",
         show_default=True,
@@ -28,16 +79,33 @@ def masters_option(command: F) -> F:
     )(command)
 
 
-def timeout_option(command: F) -> F:
+def timeout_option(command: F, default_s: float = 30.0) -> F:
     """--timeout in seconds."""
     return click.option(
-        "--timeout", "timeout_s", default=30.0, show_default=True, help="Give up after so many seconds."
+        "--timeout",
+        "timeout_s",
+        cls=Shared,
+        type=_SECONDS,
+        default=default_s,
+        show_default=True,
+        help="Give up after so many seconds.",
     )(command)
 
 
 def json_option(command: F) -> F:
     """--json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    return click.option("--json", "as_json", cls=Shared, is_flag=True, help="Print JSON.")(command)
+
+
+def replication_option(default: int | None = 3) -> Callable[[F], F]:
+    """--replication-factor."""
+    return click.option(
+        "--replication-factor",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=default is not None,
+        help=f"Replicas of each tablet{' [default: 3]' if default is None else ''}.",
+    )
 
 
 def with_client(masters: str, work: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 30.0) -> T:

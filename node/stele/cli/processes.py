@@ -1,8 +1,7 @@
 """`stele node run`, `stele master run`: command line to NodeOptions, then the process.
 
 Every option may also be given in the environment, as STELE_ and its name: STELE_DATA_DIR, STELE_NODE_ID, ...
-Exit codes: 0 stopped; 2 usage; 3 VolumeEmpty; 4 VolumeForeign; 5 a disk that cannot be used; 6 VolumeOld; 70 a bug of ours;
-75 nothing is damaged, start again later (the disk is full).
+Exit codes: PROCESS_EXIT_CODES of errors.py.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from stele.cli.errors import PROCESS_EXIT_CODES, listed
 
 if TYPE_CHECKING:
     from stele.tserver.options import FirstMaster, NodeOptions
@@ -90,7 +91,7 @@ def _process_options(port: int) -> Callable[[F], F]:
     return decorate
 
 
-@click.command()
+@click.command(epilog=listed(PROCESS_EXIT_CODES))
 @_process_options(7050)
 def node_run(**values: Any) -> None:
     """Run a node until it is told to stop (SIGTERM: hand leaders over, then end).
@@ -106,7 +107,7 @@ def node_run(**values: Any) -> None:
     sys.exit(run_process(_node_options(values, "node")))
 
 
-@click.command()
+@click.command(epilog=listed(PROCESS_EXIT_CODES))
 @_process_options(7051)
 @_option(
     "--first-masters",

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.options import (
+    json_option,
+    masters_option,
+    replication_option,
+    timeout_option,
+    with_client,
+)
 from stele.cli.output import short, show_json, show_table
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 )
 @click.option("--key", default="", metavar="NAME,...", help="Columns of the primary key.")
 @click.option("--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="Hash partitions.")
-@click.option("--replication-factor", type=int, default=None, help="Replicas of each tablet [default: 3].")
+@replication_option(default=None)
 @click.option("--name", "named", default="", help="Another name than the file's.")
 @masters_option
 @timeout_option

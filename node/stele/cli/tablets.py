@@ -25,8 +25,11 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
     Example: stele tablet list --table flights
     """
     from stele.client.health import examine
+    from stele.model.errors import Advice, Code, Rejected
 
     health: ClusterHealth = examine(_view(masters))
+    if table and not any(t.table_name == table for t in health.tablets):
+        raise Rejected(f"no table {table}", code=Code.NOT_FOUND, advice=Advice.LIST_TABLES)
     chosen = [t for t in health.tablets if not table or t.table_name == table]
     if as_json:
         show_json(

@@ -20,7 +20,7 @@ from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -39,7 +39,8 @@ class AsyncClient:
     """A client of one cluster: `async with AsyncClient(["10.0.0.1:7051"]) as client:`.
 
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
-    `first_contact_s`: how long to look for a master before any has ever answered. Use it from one event loop.
+    `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
+    resolves. Use it from one event loop.
     """
 
     def __init__(
@@ -169,13 +170,13 @@ class AsyncClient:
     async def describe(self, name: str) -> TableInfo:
         """One table. Raises Rejected NOT_FOUND."""
         arguments.text(name, "table name")
-        with _hint(f"no table {name}; `stele table list` shows those there are"):
+        with _advised(f"no table {name}", Advice.LIST_TABLES, name):
             answer = await self._ask("GetTable", master_pb2.GetTableRequest(name=name))
         return table_info_from_pb(answer.table)
 
     async def open_table(self, name: str) -> AsyncTable:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
-        with _hint(f"no table {name}; `stele table list` shows those there are"):
+        with _advised(f"no table {name}", Advice.LIST_TABLES, name):
             locations = await self.locate(name, self._timeout_s)
         table = AsyncTable(
             self.identity,
@@ -192,10 +193,10 @@ class AsyncClient:
     async def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
         arguments.text(name, "key space name")
-        with _hint(f"no key space {name}; make it with `stele kv create {name}`"):
+        with _advised(f"no key space {name}", Advice.CREATE_KEYSPACE, name):
             locations = await self.locate(name, self._timeout_s)
         if locations.info.kind != "keyspace":
-            raise Rejected(f"{name} is a table, not a key space; open it with open_table({name!r})")
+            raise Rejected(f"{name} is a table, not a key space", advice=Advice.OPEN_TABLE, name=name)
         (place,) = locations.by_ordinal([0])
         tablet = TabletClient(place, locations, self._streams, self._observed)
         return KeySpace(name, tablet, self._timeout_s)
@@ -219,11 +220,11 @@ class AsyncClient:
 
 
 @contextmanager
-def _hint(message: str) -> Iterator[None]:
-    """Within: a NOT_FOUND says `message`, which has the next step."""
+def _advised(message: str, advice: Advice, name: str) -> Iterator[None]:
+    """Within: a NOT_FOUND says `message`, with the next step."""
     try:
         yield
     except Rejected as exc:
         if exc.code is not Code.NOT_FOUND:
             raise
-        raise Rejected(message, code=Code.NOT_FOUND) from exc
+        raise Rejected(message, code=Code.NOT_FOUND, advice=advice, name=name) from exc

@@ -38,7 +38,8 @@ class Client:
     """`with Client(["10.0.0.1:7051"]) as client:`. May be used from several threads.
 
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
-    `first_contact_s`: how long to look for a master before any has ever answered.
+    `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
+    resolves.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.model.block import RowOp
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row
@@ -53,7 +53,9 @@ class AsyncTable:
     ) -> None:
         info = locations.info
         if info.schema is None:
-            raise Rejected(f"{info.name} is a key space, not a table; open it with keyspace({info.name!r})")
+            raise Rejected(
+                f"{info.name} is a key space, not a table", advice=Advice.OPEN_KEYSPACE, name=info.name
+            )
         self.name = info.name
         self.schema: Schema = info.schema
         self.partitioning: PartitionSchema = info.partitioning
@@ -199,8 +201,8 @@ class AsyncTable:
     ) -> Scanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
-        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text as in
-        `stele table scan --where`: "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
+        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text:
+        "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
         `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name. `snapshot`: a
         hybrid time, by default now, and never below what this client has seen written. A datetime without a time zone,
         in a predicate, in such a text or in a bound, is UTC.

@@ -9,7 +9,7 @@ A message says what, where, what was expected, and what to do next.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class Code(IntEnum):
@@ -56,17 +56,35 @@ class Code(IntEnum):
     INTERNAL = 60
 
 
+class Advice(Enum):
+    """What to do next where the words for it depend on who is told: these are for callers of the Python client, and
+    the command line has its own (stele.cli.errors). {name}: what the error is about."""
+
+    LIST_TABLES = "list_tables() shows those there are"
+    CREATE_KEYSPACE = "make it with create_keyspace({name!r})"
+    OPEN_TABLE = "open it with open_table({name!r})"
+    OPEN_KEYSPACE = "open it with keyspace({name!r})"
+    CHECK_MASTERS = "check the masters given"
+    NAME_MASTERS = "give the HOST:PORT of some of them"
+
+
 class SteleError(Exception):
-    """Base of all errors that Stele raises on purpose."""
+    """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice, which stays in the
+    process that gives it: it does not travel."""
 
     default_code = Code.INTERNAL
 
-    def __init__(self, message: str, *, code: Code | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: Code | None = None, advice: Advice | None = None, name: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = self.default_code if code is None else code
+        self.advice = advice
+        self.name = name
 
     def __str__(self) -> str:
-        return f"{self.code.name}: {self.args[0]}"
+        next_step = f"; {self.advice.value.format(name=self.name)}" if self.advice else ""
+        return f"{self.code.name}: {self.args[0]}{next_step}"
 
 
 class Retryable(SteleError):

@@ -1,15 +1,17 @@
 """The first contact with a cluster: does any master answer at the addresses given? Used by masters.py, once per client.
 
-Asks all of them at once, so that a silent one costs nothing while another answers. Invariant: whoever never met a
+Asks all of them at once, so that a silent one costs nothing while another answers. If not one of the names resolves, a
+fifth of the patience is enough: a mistyped name stays wrong, and one of a service that starts, as in Kubernetes, appears
+within moments or after a time for which the caller gave more patience. Invariant: whoever never met a
 master is told so within the time given, with what each address said in plain words.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stele.model.errors import Closed, Code, Retryable, SteleError
+from stele.model.errors import Advice, Closed, Code, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.errors import was_answered
 from stele.rpc.proto import master_pb2
@@ -19,14 +21,18 @@ from stele.rpc.resolve import resolve
 FIRST_CONTACT_S = 5.0
 """Patience of a client that has not met any master yet. Wrong addresses are far likelier then than an outage."""
 _AGAIN_S = 0.25
+UNRESOLVED_SHARE = 0.2
+"""Of the patience, where no name given resolves: 1 s of the 5 that are usual."""
 _SILENT = "no answer"
+_UNRESOLVED = "name does not resolve"
 
 
 async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: float) -> str:
     """The address (IP:PORT) of the master that answered first.
 
     Raises:
-        Retryable: UNAVAILABLE if none did within `patience_s`; the message has a reason for each address.
+        Retryable: UNAVAILABLE if none did within `patience_s`, or no name resolved within a fifth of it; the message has
+            a reason for each address.
         Closed: the pool was closed.
     """
     said = dict.fromkeys(given, _SILENT)
@@ -52,13 +58,23 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
         if not found.done():
             found.set_result(address)
 
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    def end_early() -> None:
+        nowhere = all(why == _UNRESOLVED for why in said.values())
+        if nowhere and loop.time() - began >= UNRESOLVED_SHARE * patience_s and not found.done():
+            found.set_exception(_nobody(said))
+
     async def knock(name: str) -> None:
         while True:
             try:
                 addresses = await resolve(name)
             except Retryable:
-                said[name] = "name does not resolve"
+                said[name] = _UNRESOLVED
+                end_early()
             else:
+                said[name] = _SILENT
                 await asyncio.gather(*(ask(name, address) for address in addresses))
             await asyncio.sleep(_AGAIN_S)
 
@@ -67,9 +83,13 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
         async with asyncio.timeout(patience_s):
             return await found
     except TimeoutError:
-        reasons = ", ".join(f"{name} ({why})" for name, why in said.items())
-        raise Retryable(f"no master answers at {reasons}; check --masters", code=Code.UNAVAILABLE) from None
+        raise _nobody(said) from None
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _nobody(said: Mapping[str, str]) -> Retryable:
+    reasons = ", ".join(f"{name} ({why})" for name, why in said.items())
+    return Retryable(f"no master answers at {reasons}", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)

@@ -1,7 +1,7 @@
 """Calls to whichever master leads. Used by clients, drivers and the operator; owns the list of masters and a guess who
 leads.
 
-Any address of `--masters` may be a name with several addresses. Invariant: a call is retried only while the answer says
+Any address given may be a name with several addresses. Invariant: a call is retried only while the answer says
 that it was not done, or if the caller says that it may be done twice.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.errors import Advice, Code, NotLeader, Rejected, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.contact import FIRST_CONTACT_S, first_contact
 from stele.rpc.convert import id_from_pb
@@ -50,7 +50,7 @@ def parse_masters(masters: str | Iterable[str]) -> list[str]:
             host, port = split_address(text, default_port=DEFAULT_PORT)
             found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if not found:
-        raise Rejected("no masters given; name them with --masters HOST:PORT,... or in STELE_MASTERS")
+        raise Rejected("no masters given", advice=Advice.NAME_MASTERS)
     return found
 
 
@@ -129,7 +129,7 @@ class Masters:
             if self.met:
                 return
             if asked < self._unmet[0]:  # whoever waited for the same attempt shares its end
-                raise Retryable(self._unmet[1], code=Code.UNAVAILABLE)
+                raise Retryable(self._unmet[1], code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
             try:
                 address = await first_contact(self._pool, self._given, patience_s)
             except Retryable as exc:
@@ -147,7 +147,7 @@ class Masters:
         retry_when: Callable[[SteleError], bool],
     ) -> Any:
         """Ask each master once, hints first. Returns the answer, or the error that says most."""
-        worst: SteleError = Retryable("no master answers; check --masters", code=Code.UNAVAILABLE)
+        worst: SteleError = Retryable("no master answers", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         waiting = await self._addresses()
         if not waiting:
             raise Retryable("no master address is known", code=Code.UNAVAILABLE)
