@@ -6,13 +6,16 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from stele.client import AsyncClient
+from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId
 from stele.tserver.volume import format_volume, lock_directory
+from tests.client.small import small_cluster
 
 ID = "a" * 32
 
@@ -154,6 +157,38 @@ async def test_no_master_is_one_line_within_seconds_and_try_again() -> None:
             "stele: UNAVAILABLE: no master answers at 127.0.0.1:9 (connection refused), "
             "no-such-host.invalid:7051 (name does not resolve); check --masters"
         ]
+
+
+async def test_names_that_do_not_resolve_are_told_soon() -> None:
+    began = time.monotonic()
+    async with AsyncClient("no-such-host.invalid,neither.invalid:7") as client:
+        with pytest.raises(Retryable) as caught:
+            await client.list_tables()
+    assert time.monotonic() - began < 4
+    assert str(caught.value) == (
+        "UNAVAILABLE: no master answers at no-such-host.invalid:7051 (name does not resolve), "
+        "neither.invalid:7 (name does not resolve); check the masters given"
+    )
+
+
+async def test_a_name_that_resolves_a_moment_later_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the name of a service does whose pods begin to run."""
+    began, real = time.monotonic(), socket.getaddrinfo
+
+    def late(host: str, port: int, *rest: int) -> object:
+        if host != "service.invalid":
+            return real(host, port, *rest)
+        if time.monotonic() - began < 0.6:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", port, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    async with small_cluster(tmp_path) as (cluster, _):
+        port = cluster.master_address.rpartition(":")[2]
+        async with AsyncClient(f"service.invalid:{port}", first_contact_s=20) as client:
+            assert await client.list_tables() == []
 
 
 async def test_a_server_that_is_no_master_is_told_from_one_that_is_silent() -> None:
