@@ -135,7 +135,7 @@ def main() -> None:
     # Also where a script started it in the background, which ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    report = announced()
+    report = announced(quick=arguments.quick)
     try:
         if shutil.disk_usage(directory).free < _LEAST_DISK_BYTES:
             sys.exit(f"{directory} has less than 8 GiB free; name another place with --directory")

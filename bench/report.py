@@ -44,6 +44,8 @@ class Report:
 
     measures: dict[str, Measure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    warning: str = ""
+    """What must be known before a figure is read; above the table."""
 
     def add(self, key: str, name: str, wanted: str, design: str, *, rate: bool = True, of: str = "") -> None:
         """Announce a measure."""
@@ -75,7 +77,8 @@ class Report:
             for peer in peers:
                 row += [m.peers.get(peer, Found("-")).result, m.ratio(peer)]
             rows.append(row)
-        return "\n".join([_markdown(head, rows), *(f"\n{note}" for note in self.notes)])
+        above = [f"{self.warning}\n"] if self.warning else []
+        return "\n".join([*above, _markdown(head, rows), *(f"\n{note}" for note in self.notes)])
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

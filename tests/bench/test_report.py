@@ -108,6 +108,12 @@ def test_the_command_lists_the_keys_and_refuses_others_in_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_quick_table_says_above_that_it_is_no_measurement(quick: bool) -> None:
+    above = announced(quick=quick).table().partition("| measure")[0]
+    assert ("NO MEASUREMENT" in above) is quick
+
+
 def test_a_missing_piece_of_kudu_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
