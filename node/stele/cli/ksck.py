@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
-    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent (WARNING).
+    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent (WARNING). A node that is on record
+    and has never started ("new") is named, and is no fault: no tablet counts on it.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -78,6 +79,11 @@ def _print(health: ClusterHealth) -> None:
             )
     for node in health.silent:
         click.echo(f"{node.role} {node.label} is silent: {node.heard}")
+    for node in health.new:
+        pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
+        click.echo(
+            f"{node.role} {node.label} is on record and has never started: no tablet counts on it, so it is no fault{pod}"
+        )
     for intent in health.intents:
         click.echo(f"under way: {intent}")
     states = ("healthy", "under-replicated", "unavailable", "creating")

@@ -31,7 +31,8 @@ class TabletHealth:
 
 @dataclass(slots=True)
 class NodeHealth:
-    """One node or master: "alive", "silent" or "retired". `name`: its pod's, "" without an operator."""
+    """One node or master: "alive", "silent", "retired", or "new": on record, and never heard by any leader master, so that
+    no tablet counts on it. `name`: its pod's, "" without an operator."""
 
     node_id: str
     name: str
@@ -57,7 +58,7 @@ class NodeHealth:
         age_s = self.heartbeat_age_ms / 1_000
         if self.ever_heard:
             return f"{age_s:.1f} s ago"
-        return f"not for {age_s:.0f} s" if self.formed else "never heard"
+        return f"not for {age_s:.0f} s" if self.formed else "never"
 
 
 @dataclass(slots=True)
@@ -80,6 +81,11 @@ class ClusterHealth:
     def silent(self) -> list[NodeHealth]:
         """Nodes and masters that are on record, not retired, and not heard."""
         return [node for node in self.nodes if node.state == "silent"]
+
+    @property
+    def new(self) -> list[NodeHealth]:
+        """Nodes and masters that are on record and have never started. No fault of a tablet: none counts on them."""
+        return [node for node in self.nodes if node.state == "new"]
 
     def count(self, state: str) -> int:
         """How many tablets are in this state."""
@@ -104,6 +110,8 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:
     state = "alive"
     if pb.state == master_pb2.RETIRED:
         state = "retired"
+    elif not pb.formed:
+        state = "new"
     elif pb.heartbeat_age_ms > SILENT_MS:
         state = "silent"
     return NodeHealth(
