@@ -57,6 +57,12 @@ def test_a_new_cluster_forms_and_makes_its_table() -> None:
     check(world)
 
 
+def test_what_is_starting_is_told_in_one_sentence() -> None:
+    world = World({"nodes": {"replicas": 5}})
+    told = {f.message for _ in range(8) for f in world.step().findings if f.reason.endswith("Starting")}
+    assert "flights-master-0 is starting" in told, told
+
+
 def test_first_masters_get_the_flag_others_join_and_formed_ones_start_plain() -> None:
     world = made()
     pods = {p["metadata"]["name"]: p["spec"]["containers"][0]["args"] for p in world.of("Pod")}

@@ -284,7 +284,9 @@ class _Planner:
         if target is None:
             return self._no_target(s, replaced)
         if self.copies >= self.policy.max_copies:
-            return _blocked(s, "CopyLimit", f"{self.copies} copies run, at most {self.policy.max_copies} may")
+            return _blocked(
+                s, "CopyLimit", f"waits for one of the {self.policy.max_copies} copies that may run at once"
+            )
         self.copies += 1
         self.load.planned(target.node_id)
         what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
@@ -319,7 +321,7 @@ class _Planner:
             f"{replaced.name}: {replaced.fault}" if replaced is not None else f"{s.needed} voters are missing"
         )
         role = s.tablet.node_role
-        return _blocked(s, "NoTarget", f"{why}; no ACTIVE {role} with room on a machine of its own")
+        return _blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
 
     def _replaced(self, s: Situation) -> Member | None:
         """What must go now that the joining replica votes: members that are no good, the intent's own first."""

@@ -291,10 +291,7 @@ def _findings(spec: TabletClusterSpec, member: Member) -> list[Finding]:
         case State.PENDING if member.pod is not None and member.pod.unschedulable:
             return [Finding(Kind.DEGRADED, f"{title}Pending", f"{member.name}: {member.why}")]
         case State.PENDING | State.STARTING:
-            return [
-                Finding(
-                    Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting. {member.why}".strip()
-                )
-            ]
+            why = f" ({member.why})" if member.why else ""
+            return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
         case _:
             return []
