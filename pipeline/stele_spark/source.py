@@ -4,40 +4,65 @@ The driver picks one snapshot and makes one partition per tablet; executors scan
 write back through sessions that retry without applying twice. Channels are opened inside `read` and `write`, after
 Spark forked or pickled, never before.
 
-Options: `masters` (host:port,...), `table`, `snapshot` (a hybrid time; default: that of the first action), `where`
-(predicates for the scan itself, as `stele table scan --where` takes them: "id >= 10 and name is not null"), `op` for the
-sink (upsert by default).
+Options, and what is refused: docs/spark.md. What can be known in the driver is checked there, at load() or save(), before a
+task runs: a refusal in a task comes with Spark's log of it, once for each attempt.
 
 Spark's own filter pushdown is left alone: Spark 4.3 keeps the partitions that one filter planned and gives them to a
 later query of the same frame that has no filter, which then misses rows (tests/spark holds the case). For the same
 reason a frame stays at the snapshot of its first action; load again to see newer rows.
-
-Errors come as Spark words them, behind a traceback of its Python worker; in a session with
-`spark.sql.execution.pyspark.udf.hideTraceback.enabled` (stele_spark.session sets it) their first line says what is wrong.
 
 Invariant: all partitions of one read see the same snapshot; a task that is tried again changes nothing that is there.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
-from stele.client import Client
+from stele.client import Client, Table
+from stele.client.bulk import fit
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
-from stele.client.where import parse_where
-from stele.model.errors import Rejected, Retryable
+from stele.model.block import RowOp
+from stele.model.errors import Rejected, Retryable, SteleError
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
 _LOCATE_TIMEOUT_S = 2.0
+_CHECK_TIMEOUT_S = 10.0
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
+OPTIONS = {
+    "masters": "host:port of the masters, separated by commas",
+    "table": "the name of a table",
+    "where": "of a read: comparisons joined by AND",
+    "snapshot": "of a read: a hybrid time",
+    "op": f"of a write: {', '.join(WRITE_OPS)}",
+}
+_ONLY_OF = {"where": "read", "snapshot": "read", "op": "write"}
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Within, in a worker of Spark: what Stele refuses is told by its sentence alone, without the worker's traceback.
+
+    Spark asks the environment as it writes an exception down (`pyspark.util.handle_worker_exception`), and the worker
+    ends with it, so no function of the user ever loses its own traceback.
+    """
+    try:
+        yield
+    except SteleError as exc:
+        main = getattr(sys.modules["__main__"], "__spec__", None)
+        if main is not None and main.name.startswith("pyspark."):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise exc from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +83,113 @@ class Options:
             Rejected: naming every option that is missing or wrong.
         """
         given = {key.lower(): value for key, value in raw.items()}
-        faults = []
+        faults = _unknown(given)
         masters = tuple(part.strip() for part in given.get("masters", "").split(",") if part.strip())
         if not masters:
-            faults.append('"masters" is missing: host:port of the masters, separated by commas')
+            faults.append(f'"masters" is missing: {OPTIONS["masters"]}')
         if not given.get("table"):
-            faults.append('"table" is missing: the name of a table')
-        if not given.get("snapshot", "0").isdigit():
-            faults.append(f'"snapshot" is {given["snapshot"]!r}: a hybrid time is a whole number')
+            faults.append(f'"table" is missing: {OPTIONS["table"]}')
+        snapshot = given.get("snapshot", "0")
+        if not snapshot.isdecimal():
+            faults.append(f'"snapshot" is {snapshot!r}: a hybrid time is a whole number')
         op = given.get("op", "upsert").lower()
         if op not in WRITE_OPS:
             faults.append(f'"op" is {op!r}: one of {", ".join(WRITE_OPS)}')
-        if faults:
-            raise Rejected(f"data source stele: {'; '.join(faults)}")
-        return Options(masters, given["table"], int(given.get("snapshot", "0")), given.get("where", ""), op)
+        _refuse(faults)
+        return Options(masters, given["table"], int(snapshot), given.get("where", ""), op)
+
+
+def _unknown(given: dict[str, str]) -> list[str]:
+    if "provider" in given:  # CREATE TABLE; readers of such a table would be given no options at all
+        return ["CREATE TABLE is not understood; CREATE TEMPORARY VIEW ... USING stele OPTIONS (...) is"]
+    if "path" in given or "paths" in given:  # Spark's names for what load() and save() were given
+        return ['load() and save() take no path; name the table with option("table", ...)']
+    unknown = [f'"{key}"' for key in given if key not in OPTIONS]
+    there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
+    return [f"no option {', '.join(unknown)}; there are {there}"] if unknown else []
+
+
+def _refuse(faults: list[str]) -> None:
+    if faults:
+        raise Rejected(f"data source stele: {'; '.join(faults)}")
 
 
 class SteleDataSource(ds.DataSource):
-    """`spark.read.format("stele")` and `frame.write.format("stele")`."""
+    """`spark.read.format("stele")` and `frame.write.format("stele")`. Spark makes one at load() and at save()."""
+
+    @_one_sentence()
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = Options.parse(dict(options))
 
     @classmethod
     def name(cls) -> str:
         """The name that format() takes."""
         return "stele"
 
+    @_one_sentence()
     def schema(self) -> StructType:
-        """The table's schema; a read with `.schema(...)` takes fewer columns."""
-        options = Options.parse(dict(self.options))
-        with Client(options.masters) as client:
-            return types.spark_schema(client.open_table(options.table).schema)
+        """The table's schema; a read with `.schema(...)` takes fewer columns, and does not ask here."""
+        self._is_for("read")
+        with Client(self._parsed.masters) as client:
+            table = client.open_table(self._parsed.table)
+            _check(_plan(table, self._parsed), self._parsed)
+            return types.spark_schema(table.schema)
 
+    @_one_sentence()
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         """A reader of exactly the columns of `schema`."""
-        options = Options.parse(dict(self.options))
-        return Reader(options, schema)
+        self._is_for("read")
+        return Reader(self._parsed, schema)
 
+    @_one_sentence()
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         """A sink that upserts.
 
         Raises:
             Rejected: for mode overwrite; rows are replaced by key, a table is never emptied by a write.
         """
+        self._is_for("write")
         if overwrite:
             raise Rejected('data source stele: use mode("append"): rows with the same key are replaced')
-        return Writer(Options.parse(dict(self.options)), schema)
+        return Writer(self._parsed, schema)
+
+    def _is_for(self, use: str) -> None:
+        given = {key.lower() for key in self.options}
+        _refuse(
+            [
+                f'"{key}" is an option of a {of}, not of a {use}'
+                for key, of in _ONLY_OF.items()
+                if key in given and of != use
+            ]
+        )
+
+
+def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) -> ScanPlan:
+    return table.asynchronous.plan_scan(
+        columns,
+        options.where or (),
+        ordered=True,  # so that a scan resumes at another replica behind the last row it gave
+        snapshot=options.snapshot or None,
+    )
+
+
+def _check(plan: ScanPlan, options: Options) -> None:
+    """Ask one tablet for one row, where the snapshot is the user's.
+
+    Raises:
+        Rejected: SNAPSHOT_TOO_OLD.
+        Retryable: it cannot be read yet, or nobody answers.
+    """
+    if not options.snapshot or not plan.tablets:
+        return
+    (tablet, *_) = plan.tablets
+    pool = FlightPool()
+    try:
+        one = replace(plan, spec=replace(plan.spec, predicates=(), limit=1))
+        next(iter(TabletScan(pool, one, tablet, _CHECK_TIMEOUT_S, lambda: None)), None)
+    finally:
+        pool.close()
 
 
 class TabletPartition(ds.InputPartition):
@@ -120,20 +208,16 @@ class Reader(ds.DataSourceReader):
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._columns = types.projection(schema, table.schema)
-            self._predicates = parse_where(options.where, table.schema) if options.where else []
+            _check(_plan(table, options, self._columns), options)
         arrow = types.arrow_types(schema)
         # Spark checks nullability too, and calls every column of a schema given by the user nullable.
         self._arrow = pa.schema([pa.field(f.name, arrow[f.name], f.nullable) for f in schema])
 
+    @_one_sentence()
     def partitions(self) -> Sequence[ds.InputPartition]:
         """One partition per tablet that can hold a wanted row, all at one snapshot."""
         with Client(self._options.masters) as client:
-            plan = client.open_table(self._options.table).asynchronous.plan_scan(
-                self._columns,
-                self._predicates,
-                ordered=True,  # so that a scan resumes at another replica behind the last row it gave
-                snapshot=self._options.snapshot or None,
-            )
+            plan = _plan(client.open_table(self._options.table), self._options, self._columns)
         return [TabletPartition(replace(plan, tablets=(tablet,))) for tablet in plan.tablets]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
@@ -161,9 +245,10 @@ class Reader(ds.DataSourceReader):
                 time.sleep(_LOCATE_TIMEOUT_S * random.random())
 
         try:
-            for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):
-                assert batch is not None  # only scans without order start again
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
+            with _one_sentence():
+                for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):
+                    assert batch is not None  # only scans without order start again
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
         finally:
             pool.close()
 
@@ -181,8 +266,12 @@ class Writer(ds.DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         with Client(options.masters) as client:
-            types.projection(schema, client.open_table(options.table).schema)
+            table = client.open_table(options.table).schema
+        types.projection(schema, table)
+        none = pa.RecordBatch.from_pylist([], schema=pa.schema(types.arrow_types(schema).items()))
+        fit(none, table, RowOp[options.op.upper()])
 
+    @_one_sentence()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a task's batches and wait until all of it is durable on a majority.
 

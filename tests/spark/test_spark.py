@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import datetime as dt
 import decimal
-import threading
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
+from stele.model.errors import Rejected
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Column, Schema
-from tests.harness.processes import Cluster
+from tests.harness.standing import standing
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -69,29 +70,14 @@ def rows(arrow: pa.Schema) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster that stands while the module runs, on a loop of its own, and a table `kinds` of all types."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def run(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
-
-    cluster = Cluster(tmp_path_factory.mktemp("spark"), masters=1, nodes=3)
-    run(cluster.__aenter__())
-    try:
-        addresses = ",".join(cluster.master_addresses)
+    """A cluster that stands while the module runs, and a table `kinds` of all types."""
+    with standing(tmp_path_factory.mktemp("spark")) as addresses:
         with Client(addresses) as client:
             for name in ("kinds", "copy"):
                 partitioning = PartitionSchema(hash=(HashPartition((0,), 3, 0),))
                 table = client.create_table(name, schema(), partitioning)
             client.open_table("kinds").write_arrow(rows(table.arrow_schema))
         yield addresses
-    finally:
-        run(cluster.__aexit__(None, None, None))
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +145,77 @@ def test_source_and_sink(spark: Any, masters: str, tmp_path: Path) -> None:
         assert copied.slice(0, ROWS).equals(expected)
 
 
+HIDE = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
+
+
+@pytest.fixture(params=["true", "false"], ids=["hides tracebacks", "as Spark comes"])
+def told(request: pytest.FixtureRequest, spark: Any) -> Iterator[Any]:
+    """The first line that tells of a failure, in a session of ours and in one that nobody set up."""
+
+    def told(sentence: str, act: Callable[[], object]) -> str:
+        with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+            act()
+        lines = [line for line in str(caught.value).splitlines() if line.strip()]
+        assert not any("Traceback" in line for line in lines), caught.value
+        # A failure in a task is told by Spark in a line of its own; SQLSTATE follows.
+        assert len(lines) <= 3 or "Driver stacktrace" in str(caught.value), caught.value
+        return str(caught.value)
+
+    spark.conf.set(HIDE, request.param)
+    yield told
+    spark.conf.set(HIDE, "true")
+
+
 @pytest.mark.filterwarnings("default")
-def test_what_is_refused_says_why(spark: Any, masters: str) -> None:
-    reader = spark.read.format("stele")
-    for broken, sentence in (
-        (reader.options(table="kinds"), '"masters" is missing'),
-        (spark.read.format("stele").options(masters=masters, table="nothing"), "nothing"),
-        (
-            spark.read.format("stele").options(masters=masters, table="kinds").schema("id string, who long"),
-            "'who' is no column of the table",
-        ),
-        (spark.read.format("stele").options(masters=masters, table="kinds", where="who = 3"), "who"),
-    ):
-        with pytest.raises(Exception, match=sentence) as caught:
-            broken.load().collect()
-        first, *others = str(caught.value).splitlines()
-        assert sentence in first, caught.value
-        assert not any("Traceback" in line for line in others)
-    frame = spark.createDataFrame([(1,)], "id long")
-    with pytest.raises(Exception, match=r'use mode\("append"\)'):
-        frame.write.format("stele").options(masters=masters, table="copy").mode("overwrite").save()
+def test_what_cannot_be_read_is_refused_at_load(spark: Any, masters: str, told: Any) -> None:
+    def load(**options: str) -> Callable[[], object]:
+        return lambda: spark.read.format("stele").options(**options).load()
+
+    given = {"masters": masters, "table": "kinds"}
+    told('"masters" is missing', load(table="kinds"))
+    told("no table nothing", load(masters=masters, table="nothing"))
+    told('no option "limit"; there are "masters" (', load(**given, Limit="3"))
+    told('"op" is an option of a write, not of a read', load(**given, op="insert"))
+    told("\"snapshot\" is 'now': a hybrid time is a whole number", load(**given, snapshot="now"))
+    told("SNAPSHOT_TOO_OLD", load(**given, snapshot="5"))
+    told("no column who", load(**given, where="who = 3"))
+    told("take no path", lambda: spark.read.format("stele").options(**given).load("kinds"))
+    told(
+        "CREATE TABLE is not understood",
+        lambda: spark.sql(f"CREATE TABLE t USING stele OPTIONS (masters '{masters}', table 'kinds')"),
+    )
+    # With a schema of the user's Spark asks nobody before it reads.
+    asked = spark.read.format("stele").options(**given).schema("id string, who long").load()
+    told("'who' is no column of the table", asked.collect)
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_cannot_be_written_is_refused_at_save(spark: Any, masters: str, told: Any) -> None:
+    def save(frame: Any, mode: str = "append", **options: str) -> Callable[[], object]:
+        written = frame.write.format("stele").options(masters=masters, table="strict", **options)
+        return lambda: written.mode(mode).save()
+
+    with Client(masters) as client, contextlib.suppress(Rejected):
+        client.create_table("strict", Schema.make([("id", "int64"), ("name", "string")], ["id"]))
+    frame = spark.createDataFrame([(1, "one")], "id long, name string")
+    told('use mode("append")', save(frame, mode="overwrite"))
+    told('no option "batch"', save(frame, batch="3"))
+    told('"where" is an option of a read, not of a write', save(frame, where="id = 3"))
+    told("\"op\" is 'merge'", save(frame, op="merge"))
+    told("'other' is no column of the table", save(spark.createDataFrame([(1, 2)], "id long, other long")))
+    told(
+        "'id' is bigint in the table, not int", save(spark.createDataFrame([(1, "x")], "id int, name string"))
+    )
+    told("column name is missing", save(spark.createDataFrame([(1,)], "id long")))
+    # What rows alone can tell comes from the task that writes them.
+    save(frame)()
+    told("ALREADY_PRESENT", save(frame, op="insert"))
+    save(frame.select("id"), op="delete")()
+    told("NOT_FOUND", save(frame.select("id"), op="delete"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_view_of_a_table_takes_the_same_options(spark: Any, masters: str) -> None:
+    options = f"masters '{masters}', table 'kinds', where 'id < 10'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW few USING stele OPTIONS ({options})")
+    assert spark.sql("SELECT count(*) FROM few").collect()[0][0] == 10

@@ -1,0 +1,37 @@
+"""A cluster for tests that are no coroutines: blocking clients, Spark, programs. Used by tests/spark and tests/docs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.harness.processes import Cluster
+
+_STEP_S = 120.0
+
+
+@contextmanager
+def standing(directory: Path, *, nodes: int = 3) -> Iterator[str]:
+    """One master and `nodes` nodes, on a loop in a thread of its own; the master's address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="cluster", daemon=True)
+    thread.start()
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_STEP_S)
+
+    cluster = Cluster(directory, masters=1, nodes=nodes)
+    try:
+        run(cluster.__aenter__())
+        try:
+            yield ",".join(cluster.master_addresses)
+        finally:
+            run(cluster.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
