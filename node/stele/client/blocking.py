@@ -144,6 +144,15 @@ class Client:
         """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space."""
         return Table(self, self.run(self.asynchronous.open_table(name)))
 
+    def create_keyspace(
+        self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
+    ) -> BlockingKeySpace:
+        """Create a key space. Raises as `create_table`."""
+        coroutine = self.asynchronous.create_keyspace(
+            name, replication_factor=replication_factor, wait=wait, timeout_s=timeout_s
+        )
+        return BlockingKeySpace(self, self.run(coroutine))
+
     def keyspace(self, name: str) -> BlockingKeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
@@ -380,6 +389,14 @@ class BlockingKeySpace:
     def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
         """Keys that begin with `prefix` and their values, in order. Raises as `replace`."""
         return self._client.run(self._keyspace.list(prefix))
+
+    def elect(self, name: str, candidate: str) -> str:
+        """Stand for `name`: become its holder if nobody is. Returns who holds it now. Raises as `replace`."""
+        return self._client.run(self._keyspace.elect(name, candidate))
+
+    def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
+        """Wait until the value of a key is another than `known`; returns it. Looks twice a second."""
+        return self._client.run(self._keyspace.changed(key, known))
 
 
 async def _make(masters: str | Iterable[str], timeout_s: float, first_contact_s: float) -> AsyncClient:

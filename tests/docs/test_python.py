@@ -1,0 +1,51 @@
+"""Every block of docs/python.md, and README's Python, run on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from examples.demo import flights
+from stele.client import Client
+from tests.docs.blocks import ROOT, blocks, make_table, run
+from tests.harness.standing import standing
+
+HEADING = "Reading and writing"
+
+
+@pytest.fixture(scope="module")
+def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster with the tables that the demo leaves, and some of its rows."""
+    with standing(tmp_path_factory.mktemp("docs")) as addresses:
+        with Client(addresses) as client:
+            for example in ("flights.yaml", "delays.yaml"):
+                make_table(client, example)
+            table = client.open_table("flights")
+            table.write_arrow(flights.load(table.arrow_schema).slice(0, 5_000))
+        yield addresses
+
+
+@pytest.fixture
+def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What a reader has who pasted the demo's export line."""
+    monkeypatch.setenv("STELE_MASTERS", masters)
+    return {"__name__": "__main__"}
+
+
+def test_the_guide(names: dict[str, object]) -> None:
+    run(blocks("docs/python.md"), names)
+
+
+def test_readme(names: dict[str, object], masters: str) -> None:
+    """Twice: what is printed for everybody leaves nothing behind that the next reader trips over."""
+    for _ in range(2):
+        found = run(blocks("README.md", heading=HEADING)[:1], dict(names))
+        assert len(found["late"]) > 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "document", [path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md"))]
+)
+def test_every_document_stands_in_readme(document: object) -> None:
+    assert f"]({document})" in (ROOT / "README.md").read_text()
