@@ -27,6 +27,7 @@ from examples.demo.places import CLUSTER, ROOT, LocalPlace, Place
 
 READY_WITHIN_S = 90.0
 HEALED_WITHIN_S = 120.0
+REPLACED_WITHIN_S = 30.0
 TOOL_WITHIN_S = 1800.0
 _POLL_S = 0.4
 _STEPS = 8
@@ -58,6 +59,10 @@ class Demo:
             Difference: with a sentence that says what differs from what.
         """
         self.step(self.place.title)
+        self.console.print(
+            "Each line has the seconds since the start. `event` and `status` are what the operator writes into Kubernetes.",
+            highlight=False,
+        )
         self.place.set_up(self.kube, self.narrator.say)
 
         self.step("apply a TabletCluster of 3 + 5 and a TabletGroup of 8 tablets x 3")
@@ -86,6 +91,7 @@ class Demo:
 
         self.step("the same snapshot from Spark; delay by carrier via the sink and back")
         self._spark(verified)
+        self._tell_what_remains()
 
     def _apply_and_wait(self, name: str) -> None:
         for kind, resource in self.kube.apply(ROOT / "examples" / name):
@@ -116,21 +122,39 @@ class Demo:
         machine = self._victim()
         stream = self.place.begin("stream")
         try:
-            time.sleep(2)
+            self.narrator.say(
+                f"a second stream writes made-up flights of a carrier {flights.STREAM_CARRIER}, one by one"
+            )
+            self._pause(2)
+            self.narrator.say(f"switching machine {machine} off")
+            self.place.power_off(machine, self._look)
+            self.narrator.say(f"machine {machine} is off", "bold red")
+            self.place.wipe(machine, self._look)
+            self.narrator.say("and its disks are gone for good", "bold red")
             self.step("what the operator does until every tablet has three voters again")
-            self.narrator.say(f"machine {machine} is off for good: its disks are gone", "bold red")
-            self.place.power_off(machine, for_good=True)
+            self.console.print(
+                "docs/healing.md has the names of the steps. Blocked: it waits, and the line says for what.",
+                highlight=False,
+            )
             with self.place.checker(machine) as checker:
                 self._wait(lambda: checker.healed(machine), HEALED_WITHIN_S, "not healed")
                 self.narrator.say(f"healed: {checker.summary()}", "bold green")
-            degraded = condition(self.kube.status("TabletCluster", CLUSTER), "Degraded")
-            if degraded["reason"] == "NodePending":
+            if condition(self.kube.status("TabletCluster", CLUSTER), "Degraded")["status"] == "True":
                 self.narrator.say(
-                    "Degraded=NodePending stays: the fifth node waits for a fifth machine; the tablets are whole"
+                    "Degraded stays for now: the tablets are whole, the lost master and node are still being replaced"
                 )
             return last_json(stream.stop(60), "the second stream")
         finally:
             stream.kill()
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._look()
+            time.sleep(_POLL_S)
+
+    def _look(self) -> None:
+        self.narrator.catch_up()
 
     def _victim(self) -> str:
         """A machine that carries a master and a node, so that both have to be replaced."""
@@ -141,7 +165,8 @@ class Demo:
             for role in ("master", "node")
         }
         both = sorted(by_role["master"] & by_role["node"])
-        self.narrator.say(f"masters on {sorted(by_role['master'])}, nodes on {sorted(by_role['node'])}")
+        masters, nodes = (", ".join(sorted(by_role[role])) for role in ("master", "node"))
+        self.narrator.say(f"masters run on {masters}; nodes on {nodes}")
         return self.place.victim([str(machine) for machine in both])
 
     def _verify(self, loaded: dict[str, Any], streamed: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +194,9 @@ class Demo:
         for row in result["delays"]:
             table.add_row(row["carrier"], f"{row['flights']:,}", f"{row['mean_arr_delay']:.3f}")
         self.console.print(table)
+        self.console.print(
+            f"{flights.STREAM_CARRIER}: the made-up flights of the second stream", highlight=False
+        )
         if not result["same"]:
             raise Difference("what Spark read back from table delays is not what it wrote")
         self.narrator.say(
@@ -177,8 +205,43 @@ class Demo:
             "bold green",
         )
 
+    def _tell_what_remains(self) -> None:
+        """One line on what is not as it was in the beginning: a machine, and what would have run on it."""
+        degraded = condition(self._until_replaced(), "Degraded")
+        if degraded["status"] != "True":
+            return
+        if degraded["reason"] == "NodePending":
+            node = degraded["message"].partition(":")[0]
+            why = (
+                f"{node}, which takes the lost node's place, waits for a machine that runs no other node, "
+                "and the lost one was the last. No tablet counts on it"
+            )
+        else:
+            why = degraded["message"]
+        self.narrator.say(f"what remains: Degraded={degraded['reason']}: {why}")
+
+    def _until_replaced(self) -> dict[str, Any]:
+        """Narrate for a moment, until no lost master or node is left to be replaced; the status then."""
+        until = time.monotonic() + REPLACED_WITHIN_S * self.place.patience
+        while True:
+            status = self.narrator.catch_up()
+            lost = condition(status, "Degraded")["reason"] in ("MasterLost", "NodeLost")
+            if not lost or time.monotonic() > until:
+                return status
+            time.sleep(_POLL_S)
+
     def _tool(self, name: str, *arguments: str) -> dict[str, Any]:
-        return last_json(self.place.run(name, *arguments, seconds=TOOL_WITHIN_S, say=self.narrator.say), name)
+        # While a program draws a bar on the terminal, what is seen is printed after it.
+        look = self.narrator.look if self.place.shows_bar(name) else self.narrator.catch_up
+
+        def meanwhile() -> None:
+            look()
+
+        output = self.place.run(
+            name, *arguments, seconds=TOOL_WITHIN_S, say=self.narrator.say, meanwhile=meanwhile
+        )
+        self.narrator.catch_up()
+        return last_json(output, name)
 
 
 def last_json(output: str, what: object) -> dict[str, Any]:
@@ -217,14 +280,25 @@ def main(keep: bool, kube: bool, folder: Path | None) -> None:
             if keep:
                 _print_lines_to_try(console, place)
     except KeyboardInterrupt:
-        console.print("interrupted; everything is stopped")
+        console.print(f"interrupted; everything is stopped. {what_lies_in(folder)}", highlight=False)
         sys.exit(130)
     except (Difference, RuntimeError, OSError) as exc:
-        console.print(f"[bold red]FAILED[/bold red]: {exc}\nLogs are in {folder}", highlight=False)
+        console.print("[bold red]FAILED[/bold red]: ", end="")
+        console.print(f"{exc}\nEverything is stopped. {what_lies_in(folder)}", highlight=False, markup=False)
         sys.exit(1)
     if not lasting:
         shutil.rmtree(folder, ignore_errors=True)
+    elif not keep:
+        console.print(what_lies_in(folder), highlight=False)
     console.print(f"[bold green]The demo succeeded[/bold green] in {time.monotonic() - started:.0f} s.")
+
+
+def what_lies_in(folder: Path) -> str:
+    """What a demo has left on the disk, where, and how to be rid of it."""
+    size = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) if folder.exists() else 0
+    if not size:
+        return "It left nothing."
+    return f"Logs and volumes ({size / 1e6:,.0f} MB) lie in {folder}; `rm -r {folder}` removes them."
 
 
 @contextlib.contextmanager

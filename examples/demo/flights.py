@@ -17,6 +17,8 @@ import pyarrow.csv as pa_csv
 
 ROWS = 336_776
 KEY = ("time_hour", "carrier", "flight")
+STREAM_CARRIER = "ZZ"
+"""Of the made-up rows; no real flight has it."""
 _STREAM_EPOCH_S = 1_420_070_400  # 2015-01-01: after the last real flight, so the two never share a key
 _STREAM_PER_HOUR = 1_000
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -58,7 +60,7 @@ def stream_rows(first: int, count: int, schema: pa.Schema) -> pa.Table:
         "arr_time": 900 + number % 1_000,
         "sched_arr_time": 900 + number % 900,
         "arr_delay": delay,
-        "carrier": ["ZZ"] * count,
+        "carrier": [STREAM_CARRIER] * count,
         "flight": number,
         "tailnum": [f"S{n:06d}" if n % 11 else None for n in number.tolist()],
         "origin": ["JFK"] * count,

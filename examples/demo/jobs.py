@@ -14,7 +14,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 
-from examples.demo.outside import image
+from examples.demo.outside import image, nothing
 
 _POLL_S = 0.5
 _START_S = 120.0
@@ -57,8 +57,13 @@ class Job:
         fresh, self._shown = lines[self._shown :], max(self._shown, len(lines))
         return fresh
 
-    def wait(self, seconds: float, tell: Callable[[str], None] = lambda line: None) -> str:
-        """Until it has ended; returns all it printed.
+    def wait(
+        self,
+        seconds: float,
+        tell: Callable[[str], None] = lambda line: None,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> str:
+        """Until it has ended; returns all it printed. `tell` takes its lines, `meanwhile` is called again and again.
 
         Raises:
             RuntimeError: it failed, or took longer.
@@ -68,6 +73,7 @@ class Job:
             phase = self.phase()
             for line in self.news():
                 tell(line)
+            meanwhile()
             if phase == "Succeeded":
                 return self.output()
             if phase == "Failed":

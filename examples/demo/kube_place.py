@@ -20,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 
 from examples.demo.jobs import Job, Jobs
 from examples.demo.kube import GROUP, PLURALS, VERSION, Kube
-from examples.demo.outside import ROOT, TAG, Missing, Power, helm, load_images
+from examples.demo.outside import ROOT, TAG, Missing, Power, helm, load_images, nothing
 
 NAMESPACE = "stele-demo"
 RELEASE = "stele"
@@ -163,13 +163,26 @@ class KubePlace:
         self._victim = next((m for m in candidates if m not in operators), candidates[0])
         return self._victim
 
-    def power_off(self, machine: str, *, for_good: bool) -> None:
-        """Switch a machine off; `for_good`: its disks are lost with it."""
-        self.power("off", machine)
-        if for_good:
-            self.power("wipe", machine)
+    def power_off(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """As STELE_POWER does it."""
+        self.power("off", machine, meanwhile)
 
-    def run(self, program: str, *arguments: str, seconds: float, say: Callable[[str], None]) -> str:
+    def wipe(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """As STELE_POWER does it."""
+        self.power("wipe", machine, meanwhile)
+
+    def shows_bar(self, program: str) -> bool:
+        """None does: they run elsewhere."""
+        return False
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        seconds: float,
+        say: Callable[[str], None],
+        meanwhile: Callable[[], None] = nothing,
+    ) -> str:
         """One of the demo's programs as a Job, until it has ended; returns what it printed."""
         job = self.jobs.begin(program, "--masters", self.masters(), *arguments)
 
@@ -177,7 +190,7 @@ class KubePlace:
             if line.startswith(f"{program}: "):
                 say(f"job     {line}")
 
-        output = job.wait(seconds * self.patience, tell)
+        output = job.wait(seconds * self.patience, tell, meanwhile)
         (self.folder / f"{program}.log").write_text(output)
         job.delete()
         return output
@@ -199,12 +212,14 @@ class KubePlace:
 
     def lines_to_try(self) -> str:
         """For one who was told to keep it all."""
+        crds = f"; kubectl delete crd {' '.join(self._crds())}" if self._brought_crds else ""
         return f"""
   kubectl -n {self.namespace} get tc,tg,pods -o wide
   kubectl -n {self.namespace} describe tc flights
   kubectl -n {self.namespace} exec flights-master-1 -- stele ksck --masters flights-masters:7051
 
-To stop it:  kubectl -n {self.namespace} delete tg,tc --all; helm -n {self.namespace} uninstall {RELEASE}; kubectl delete namespace {self.namespace}
+To stop it and remove its data:
+  kubectl -n {self.namespace} delete tg,tc --all; helm -n {self.namespace} uninstall {RELEASE}; kubectl delete namespace {self.namespace}{crds}
 """
 
     def clean_up(self) -> None:

@@ -12,16 +12,23 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("node", "operator", "tools")
 TAG = os.environ.get("STELE_TAG", "dev")
+_LOOK_EVERY_S = 0.4
 
 
 class Missing(RuntimeError):
     """A setting or a program that is needed is not there; the message says what to do."""
+
+
+def nothing() -> None:
+    """What to do while one waits, for those who only wait."""
 
 
 def image(name: str) -> str:
@@ -29,22 +36,45 @@ def image(name: str) -> str:
     return f"stele/{name}:{TAG}"
 
 
-def run(words: Sequence[str], seconds: float = 600) -> str:
+def run(words: Sequence[str], seconds: float = 600, meanwhile: Callable[[], None] = nothing) -> str:
     """Run a command; returns what it printed.
 
     Raises:
         RuntimeError: with its last words, if it failed.
     """
     try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
-        )
+        done = watched(words, seconds, meanwhile, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError as exc:
         raise Missing(f"{words[0]} is not there; needed for: {shlex.join(words)}") from exc
     if done.returncode != 0:
         told = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
         raise RuntimeError(f"{shlex.join(words)} ended with {done.returncode}: {' '.join(told)}")
     return done.stdout
+
+
+def watched(
+    words: Sequence[str], seconds: float, meanwhile: Callable[[], None], **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, with `meanwhile` called every 0.4 s until it ends.
+
+    Raises:
+        subprocess.TimeoutExpired: after `seconds`; then, and if `meanwhile` raises, it is killed.
+    """
+    deadline = time.monotonic() + seconds
+    process = subprocess.Popen(words, text=True, stdin=subprocess.DEVNULL, **how)
+    try:
+        while True:
+            try:
+                out, errors = process.communicate(timeout=_LOOK_EVERY_S)
+                return subprocess.CompletedProcess(words, process.returncode, out, errors)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise
+                meanwhile()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def helm(*words: str, seconds: float = 600) -> str:
@@ -64,10 +94,10 @@ class Power:
             )
         self._changed: dict[str, str] = {}
 
-    def __call__(self, verb: str, machine: str) -> None:
+    def __call__(self, verb: str, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
         """`off`, `on`, `wipe` (while it is off: its disks are lost), `cut` (its network), `mend`."""
         self._changed[machine] = verb
-        run([*self._command, verb, machine], 180)
+        run([*self._command, verb, machine], 180, meanwhile)
         if verb in ("on", "mend"):
             del self._changed[machine]
 

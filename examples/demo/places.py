@@ -19,11 +19,14 @@ from typing import Protocol, Self
 
 from examples.demo.health import Checker
 from examples.demo.kube import Kube
+from examples.demo.outside import nothing, watched
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "flights"
 MASTER_PORT = 7051
 _STOP_SECONDS = 15
+_LOCAL_SECONDS = 180
+"""A bound for one command of stele-local, not what it takes."""
 
 
 class Program(Protocol):
@@ -83,16 +86,32 @@ class Place(Protocol):
         """Which of these machines to lose."""
         ...
 
-    def power_off(self, machine: str, *, for_good: bool) -> None:
-        """Switch a machine off; `for_good`: its disks are lost with it."""
+    def power_off(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """Switch a machine off. `meanwhile` is called again and again until it is."""
         ...
 
-    def run(self, program: str, *arguments: str, seconds: float, say: Callable[[str], None]) -> str:
-        """Run one of the demo's programs to its end; returns what it printed.
+    def wipe(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """Lose the disks of a machine that is off."""
+        ...
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        seconds: float,
+        say: Callable[[str], None],
+        meanwhile: Callable[[], None],
+    ) -> str:
+        """Run one of the demo's programs to its end; returns what it printed. `say` takes what it tells on the way,
+        `meanwhile` is called again and again.
 
         Raises:
             RuntimeError: it failed; the message says where to look.
         """
+        ...
+
+    def shows_bar(self, program: str) -> bool:
+        """Whether a program draws on the terminal while it runs, so that nobody else may."""
         ...
 
     def begin(self, program: str, *arguments: str) -> Program:
@@ -147,7 +166,9 @@ class LocalPlace:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.keep = keep
+        self._ours = not folder.exists() or not any(folder.iterdir())
         self._operator: subprocess.Popen[bytes] | None = None
+        self._off = ""
 
     @property
     def kube(self) -> Kube:
@@ -223,11 +244,14 @@ class LocalPlace:
         """Whether the operator that was started still runs."""
         return self._operator is not None and self._operator.poll() is None
 
-    def power_off(self, machine: str, *, for_good: bool) -> None:
-        """Switch a machine off; `for_good`: its disks are lost with it."""
-        self._local("off", machine)
-        if for_good:
-            self._local("wipe", machine)
+    def power_off(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """Kill all its processes."""
+        self._off = machine
+        self._local("off", machine, meanwhile=meanwhile)
+
+    def wipe(self, machine: str, meanwhile: Callable[[], None] = nothing) -> None:
+        """Remove its volumes."""
+        self._local("wipe", machine, meanwhile=meanwhile)
 
     def power_on(self, machine: str) -> None:
         """Switch a machine on again."""
@@ -237,26 +261,40 @@ class LocalPlace:
         """The first."""
         return candidates[0]
 
-    def run(self, program: str, *arguments: str, seconds: float, say: Callable[[str], None]) -> str:
+    def shows_bar(self, program: str) -> bool:
+        """`load` does, where there is a terminal."""
+        return program == "load" and sys.stdout.isatty()
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        seconds: float,
+        say: Callable[[str], None],
+        meanwhile: Callable[[], None],
+    ) -> str:
         """As a process; the progress bar of `load` goes to the terminal, if there is one."""
         log = self.folder / f"{program}.log"
-        with open(log, "wb") as errors:
-            interactive = program == "load" and sys.stdout.isatty()
+        words = command(program, "--masters", master_addresses(self.kube), *arguments)
+        interactive = self.shows_bar(program)
+        with open(log, "wb") as errors, open(log, "rb") as told:
+
+            def look() -> None:
+                for line in told.read().decode(errors="replace").splitlines():
+                    if line.startswith(f"{program}: "):
+                        say(f"{program:<7} {line.removeprefix(f'{program}: ')}")
+                meanwhile()
+
             try:
-                done = subprocess.run(
-                    command(program, "--masters", master_addresses(self.kube), *arguments),
-                    stdout=subprocess.PIPE,
-                    stderr=None if interactive else errors,
-                    text=True,
-                    timeout=seconds,
-                    check=False,
-                )
+                streams = {"stdout": subprocess.PIPE, "stderr": None if interactive else errors}
+                done = watched(words, seconds, look, **streams)
             except subprocess.TimeoutExpired:
                 raise RuntimeError(f"{program} takes longer than {seconds:.0f} s; see {log}") from None
+            look()
         if done.returncode != 0:
             tail = log.read_text().strip().splitlines()[-1:] or ["no message"]
             raise RuntimeError(f"{program} failed with {done.returncode}: {tail[0]}; see {log}")
-        return done.stdout
+        return str(done.stdout)
 
     def begin(self, program: str, *arguments: str) -> LocalProgram:
         """As a process."""
@@ -275,6 +313,10 @@ class LocalPlace:
     def lines_to_try(self) -> str:
         """For one who kept it running."""
         bin_folder = Path(sys.prefix) / "bin"
+        stop = f"kill {(self.folder / 'operator.pid').read_text()}; {bin_folder}/stele-local --folder {self.folder} down"
+        heading = "To stop it" + (
+            " and remove its data" if self._ours else f"; its data stay in {self.folder}"
+        )
         return f"""
   export PATH={bin_folder}:$PATH KUBECONFIG={self.kubeconfig} STELE_MASTERS={master_addresses(self.kube)}
   stele ksck
@@ -282,19 +324,22 @@ class LocalPlace:
   stele table scan flights --columns carrier,flight,arr_delay --limit 5
   kubectl get tc,tg          # where a kubectl is at hand
   stele-local --folder {self.folder} status
-  stele-local --folder {self.folder} off n4
+  stele-local --folder {self.folder} on {self._off or "n1"}      # power for the lost machine, empty: the waiting node starts there
+  stele-local --folder {self.folder} off n4     # lose another
 
-To stop it:  kill {(self.folder / "operator.pid").read_text()}; stele-local --folder {self.folder} down
+{heading}:
+  {stop}{f"; rm -r {self.folder}" if self._ours else ""}
 """
 
-    def _local(self, *words: str, check: bool = True) -> None:
-        done = subprocess.run(
+    def _local(self, *words: str, check: bool = True, meanwhile: Callable[[], None] = nothing) -> None:
+        done = watched(
             [sys.executable, "-m", "stele_local", "--folder", str(self.folder), *words],
-            capture_output=True,
-            text=True,
+            _LOCAL_SECONDS,
+            meanwhile,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=dict(os.environ),
             start_new_session=True,
-            check=False,
         )
         if check and done.returncode != 0:
             raise RuntimeError(f"stele-local {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")

@@ -12,7 +12,10 @@ import json
 import signal
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -24,6 +27,7 @@ from stele.model.errors import Retryable
 _STREAM_CALLERS = 16
 _STREAM_ROWS_PER_S = 400
 _STREAM_CHUNK = 400
+_STAGE_TOLD_EVERY_S = 5.0
 
 
 @click.group()
@@ -208,6 +212,30 @@ def verify(masters: str, name: str, at_least: int) -> None:
         )
 
 
+@contextmanager
+def _stage(what: str) -> Iterator[None]:
+    """Tell what is being done, and every few seconds that it still is."""
+    over = threading.Event()
+    started = time.monotonic()
+
+    def remind() -> None:
+        while not over.wait(_STAGE_TOLD_EVERY_S):
+            _tell_stage(f"{what} ({time.monotonic() - started:.0f} s so far)")
+
+    _tell_stage(what)
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _tell_stage(text: str) -> None:
+    print(f"spark: {text}", file=sys.stderr, flush=True)
+
+
 @main.command()
 @_masters
 @click.option("--table", "name", default="flights", show_default=True)
@@ -219,20 +247,26 @@ def spark(masters: str, name: str, sink: str, snapshot: int) -> None:
 
     from stele_spark.session import session
 
-    engine = session("stele-demo", cores=2)
+    with _stage("starting Spark, a Java virtual machine"):
+        engine = session("stele-demo", cores=2)
     try:
-        source = engine.read.format("stele").options(masters=masters)
-        frame = source.options(table=name, snapshot=str(snapshot)).load()
-        count = frame.count()
-        delays = (
-            frame.groupBy("carrier")
-            .agg(F.count("*").alias("flights"), F.round(F.avg("arr_delay"), 3).alias("mean_arr_delay"))
-            .orderBy("carrier")
-        )
-        computed = [row.asDict() for row in delays.collect()]
-        delays.coalesce(1).write.format("stele").options(masters=masters, table=sink).mode("append").save()
-        again = engine.read.format("stele").options(masters=masters, table=sink).load()
-        stored = [row.asDict() for row in again.orderBy("carrier").collect()]
+        with _stage(f"Spark runs; counting the rows of {name}"):
+            source = engine.read.format("stele").options(masters=masters)
+            frame = source.options(table=name, snapshot=str(snapshot)).load()
+            count = frame.count()
+        with _stage(f"{count:,} rows; computing the delay by carrier"):
+            delays = (
+                frame.groupBy("carrier")
+                .agg(F.count("*").alias("flights"), F.round(F.avg("arr_delay"), 3).alias("mean_arr_delay"))
+                .orderBy("carrier")
+            )
+            computed = [row.asDict() for row in delays.collect()]
+        with _stage(f"{len(computed)} carriers; writing them into {sink}"):
+            sunk = delays.coalesce(1).write.format("stele").options(masters=masters, table=sink)
+            sunk.mode("append").save()
+        with _stage(f"reading {sink} back"):
+            again = engine.read.format("stele").options(masters=masters, table=sink).load()
+            stored = [row.asDict() for row in again.orderBy("carrier").collect()]
     finally:
         engine.stop()
     _result(rows=count, delays=computed, same=stored == computed)

@@ -94,7 +94,8 @@ class Chaos:
             self.wait_for_a_view()
             carried = self.checker.replicas_by_machine()
             self.machine_off = list(carried)[one.pick % len(carried)]
-            self.place.power_off(self.machine_off, for_good=True)
+            self.place.power_off(self.machine_off)
+            self.place.wipe(self.machine_off)
             did.append(f"machine {self.machine_off} lost for good with {carried[self.machine_off]} replicas")
         time.sleep(one.wait_s)
         did.append(f"after {one.wait_s:.1f} s kill -9 of {self._strike(one)}")

@@ -1,0 +1,1 @@
+"""What the demo tells, and what it leaves. The demo itself is `make demo`."""
