@@ -113,7 +113,7 @@ class Demo:
             if over:
                 return
             if not self.place.operator_alive():
-                raise Difference("the operator has ended")
+                raise Difference(f"the operator has ended; operator.log in {self.place.logs()} says why")
             if time.monotonic() > deadline:
                 raise Difference(f"{otherwise} after {seconds:.0f} s")
             time.sleep(_POLL_S)

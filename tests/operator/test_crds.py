@@ -12,12 +12,17 @@ import pytest_asyncio
 import yaml
 
 from stele_local.cluster import LocalCluster, Settings
-from stele_operator.api.generate import CHART_DIRECTORY, DIRECTORY, chart_rendered, rendered
+from stele_operator.api.generate import CHART_DIRECTORY, DIRECTORY, DOCUMENT, chart_rendered, rendered
+from stele_operator.api.reference import reference
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.kube import Kube, KubeError, configuration
 from tests.operator.cluster import EXAMPLES, install_crds
 
 Json = dict[str, Any]
+
+
+def test_every_field_is_documented_as_generated() -> None:
+    assert DOCUMENT.read_text() == reference(), "run python -m stele_operator.api.generate"
 
 
 def test_crds_are_checked_in_as_generated() -> None:

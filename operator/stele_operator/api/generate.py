@@ -1,4 +1,4 @@
-"""Writes crds/*.yaml and their twins in the Helm chart from the models. Run by `make generate`.
+"""Writes crds/*.yaml, their twins in the Helm chart and docs/resources.md from the models. Run by `make generate`.
 
 `python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same bytes, and the
 chart's say the same as crds/ but for the annotation that keeps them when the release goes.
@@ -13,10 +13,12 @@ from typing import Any
 import yaml
 
 from stele_operator.api.definitions import definitions
+from stele_operator.api.reference import reference
 
 _ROOT = Path(__file__).resolve().parents[3]
 DIRECTORY = _ROOT / "crds"
 CHART_DIRECTORY = _ROOT / "charts" / "stele" / "templates" / "crds"
+DOCUMENT = _ROOT / "docs" / "resources.md"
 _HEAD = "Written by `python -m stele_operator.api.generate` from operator/stele_operator/api; do not edit."
 
 Json = dict[str, Any]
@@ -60,6 +62,9 @@ def main() -> None:
         for name, text in files.items():
             (directory / name).write_text(text, encoding="utf-8")
             print(directory / name)
+    if len(sys.argv) <= 2:
+        DOCUMENT.write_text(reference(), encoding="utf-8")
+        print(DOCUMENT)
 
 
 if __name__ == "__main__":

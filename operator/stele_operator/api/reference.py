@@ -1,0 +1,73 @@
+"""docs/resources.md, from the definitions: every field that a user or the operator writes. Called by generate.py; pure.
+
+Invariant: a field of the schema is a line here, with the words of its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stele_operator.api.definitions import definitions
+
+Json = dict[str, Any]
+
+_HEAD = """# TabletCluster and TabletGroup, field by field
+
+Written by `python -m stele_operator.api.generate`; do not edit. `kubectl explain tc.spec.nodes` and the like say the same.
+Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/flights.yaml](../examples/flights.yaml). `[]`: of each
+one in a list; bold: must be given. What conditions, steps and fates mean: [healing.md](healing.md),
+[failures.md](failures.md).
+"""
+
+
+def reference() -> str:
+    """The text of docs/resources.md."""
+    return "\n".join([_HEAD, *(_kind(definition) for _, definition in sorted(definitions().items()))])
+
+
+def _kind(definition: Json) -> str:
+    names = definition["spec"]["names"]
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    short = ", ".join(f"`{name}`" for name in names.get("shortNames", ()))
+    lines = [f"## {names['kind']}", "", f"{schema['description']} Short name: {short}.", ""]
+    for part, columns in (("spec", ("field", "type", "default", "")), ("status", ("field", "type", ""))):
+        lines += [_row(columns), _row(["---"] * len(columns))]
+        for path, field, required in _fields(schema["properties"][part], f"{part}."):
+            name = f"**`{path}`**" if required else f"`{path}`"
+            default = [_default(field)] if part == "spec" else []
+            lines.append(_row([name, _type(field), *default, field.get("description", "")]))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fields(schema: Json, prefix: str) -> Iterator[tuple[str, Json, bool]]:
+    """(path, schema, whether it must be given) of each field below, outer ones first."""
+    for name, field in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        yield path, field, prefix.startswith("spec") and name in schema.get("required", ())
+        if field.get("type") == "array":
+            yield from _fields(field["items"], f"{path}[].")
+        elif "x-kubernetes-preserve-unknown-fields" not in field:
+            yield from _fields(field, f"{path}.")
+
+
+def _type(field: Json) -> str:
+    if "enum" in field:
+        return " or ".join(f"`{value}`" for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}"
+    if field.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    return str(field.get("type", "any"))
+
+
+def _default(field: Json) -> str:
+    value = field.get("default")
+    if value is None or value == {} or value == []:  # its fields have theirs
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _row(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
