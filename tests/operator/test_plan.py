@@ -176,6 +176,24 @@ def test_a_machine_lost_for_good_loses_node_and_master_and_both_are_replaced() -
     assert ("PersistentVolumeClaim", node) not in world.objects
 
 
+def test_a_replacement_goes_to_the_zone_of_the_one_that_was_lost() -> None:
+    spec = {"zones": ["z1", "z2", "z3"], "nodes": {"replicas": 3}, "healing": {"machineLostAfter": "40s"}}
+    world = World(spec, machines=9)
+    world.run()
+
+    def zones(role: str) -> dict[str, str]:
+        claims = (o["metadata"] for o in world.of("PersistentVolumeClaim"))
+        return {c["name"]: c["annotations"]["stele.dev/zone"] for c in claims if role in c["name"]}
+
+    assert zones("node") == {f"flights-node-{n}": f"z{n + 1}" for n in range(3)}
+    machine = world.objects["Pod", "flights-node-1"]["spec"]["nodeName"]
+    assert world.objects["Pod", "flights-master-1"]["spec"]["nodeName"] == machine
+    world.kill(machine)
+    for _ in range(60):
+        world.step()
+    assert (zones("node")["flights-node-3"], zones("master")["flights-master-3"]) == ("z2", "z2")
+
+
 def test_nothing_is_given_up_before_its_time() -> None:
     world = made()
     world.kill("n1")

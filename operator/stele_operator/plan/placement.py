@@ -5,8 +5,10 @@ Invariant: members of a role are spread over the zones as evenly as live machine
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stele_operator.api.cluster import MachineSpread, TabletClusterSpec
-from stele_operator.plan.observation import Observation, Role
+from stele_operator.plan.observation import Claim, Observation, Role
 
 
 def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
@@ -21,14 +23,20 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
     )
 
 
-def choose_zones(o: Observation, spec: TabletClusterSpec, role: Role, count: int) -> list[str]:
-    """A zone for each of `count` new members; empty strings where the spec names none."""
+def choose_zones(
+    o: Observation, spec: TabletClusterSpec, role: Role, count: int, staying: Iterable[Claim]
+) -> list[str]:
+    """A zone for each of `count` new members; empty strings where the spec names none.
+
+    `staying`: claims of the members they join. Whoever is on its way out holds no zone, or its replacement would go to
+    another one, where a member is already.
+    """
     if not spec.zones:
         return [""] * count
     taken = dict.fromkeys(spec.zones, 0)
     room = _room(o, spec, role)
-    for claim in o.claims:
-        if claim.role == role and claim.released_s is None and claim.zone in taken:
+    for claim in staying:
+        if claim.role == role and claim.zone in taken:
             taken[claim.zone] += 1
     chosen = []
     for _ in range(count):

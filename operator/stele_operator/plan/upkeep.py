@@ -105,7 +105,7 @@ def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -
         return []
     there = {c.name for c in o.claims}
     missing = [m for m in identity.first_masters if m.name not in there]
-    zones = choose_zones(o, spec, "master", len(missing))
+    zones = choose_zones(o, spec, "master", len(missing), o.claims)
     reason = "a first master of the cluster"
     return [
         CreateClaim(
@@ -268,8 +268,9 @@ def _newcomers(
     serials = {role: identity.next_serial[role] + missing[role] for role in ROLES}
     reason = f"serials for {missing['master']} masters and {missing['node']} nodes"
     actions.append(replace_identity(o, replace(identity, next_serial=serials), reason))
+    staying = [m.claim for m in everyone if m.active and m.claim is not None]
     for role in ROLES:
-        for n, zone in enumerate(choose_zones(o, spec, role, missing[role])):
+        for n, zone in enumerate(choose_zones(o, spec, role, missing[role], staying)):
             serial, node_id = identity.next_serial[role] + n, next(fresh)
             name = naming.member_name(o.cluster.name, role, serial)
             why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
