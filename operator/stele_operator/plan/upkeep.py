@@ -41,8 +41,11 @@ def plan_services(o: Observation, spec: TabletClusterSpec, counts: TabletCounts)
         manifests.peers_service(o.cluster),
         manifests.masters_service(o.cluster),
         manifests.disruption_budget(o.cluster, "master", max(0, spec.masters.replicas - 1)),
-        manifests.disruption_budget(o.cluster, "node", max(0, spec.nodes.replicas - spare)),
     ]
+    nodes = manifests.disruption_budget(o.cluster, "node", max(0, spec.nodes.replicas - spare))
+    # While no master leads nothing is known of tablets: the budget of when it was stays.
+    if o.catalog is not None or not any(e.name == nodes["metadata"]["name"] for e in o.existing):
+        wanted.append(nodes)
     actions: list[Action] = []
     for manifest in wanted:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
