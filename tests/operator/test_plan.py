@@ -290,6 +290,19 @@ def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
     assert member.given_up == (fate in (Fate.MACHINE_DELETED, Fate.VOLUME_LOST, Fate.VOLUME_EMPTY))
 
 
+def test_the_machine_that_a_volume_was_made_on_may_be_long_gone() -> None:
+    """A volume that any machine can mount: its pod ran on n2, and is being started again."""
+    world = made()
+    name = node_of(world, "n2")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    claim = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    claim["volume.kubernetes.io/selected-node"] = "n9"
+    del world.objects["Pod", name]
+    world.heard_s[node_id] -= 6
+    member = next(m for m in members(world.observe()) if m.node_id == node_id)
+    assert (member.fate, member.given_up) == (Fate.RESTARTING, False)
+
+
 def test_without_the_right_to_read_machines_the_longest_time_out_counts() -> None:
     world = made()
     world.machines_known = False

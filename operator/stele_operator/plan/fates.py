@@ -115,7 +115,7 @@ def _member(
     formed = node_id in formed_nodes
     silent_s = node.heartbeat_age_ms / 1000 if node is not None else 0.0
     heard = node is not None and silent_s < SILENT_S and node.ever_heard
-    fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node_id, role)
+    fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node, node_id, role)
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(pod)
@@ -157,7 +157,9 @@ _EXITS = {
 }
 
 
-def _fate(o: Observation, claim: Claim | None, pod: Pod | None, node_id: str, role: Role) -> tuple[Fate, str]:
+def _fate(
+    o: Observation, claim: Claim | None, pod: Pod | None, node: NodeView | None, node_id: str, role: Role
+) -> tuple[Fate, str]:
     if claim is None:
         return Fate.VOLUME_LOST, "its claim is gone"
     if claim.phase == "Lost":
@@ -169,7 +171,8 @@ def _fate(o: Observation, claim: Claim | None, pod: Pod | None, node_id: str, ro
         return fate, f"{why}: {pod.exit_message}" if pod.exit_message else why
     if role == "master" and _formatted_anew(o.identity, o, node_id):
         return Fate.VOLUME_EMPTY, "its volume was formatted again after the cluster had formed"
-    name = (pod.machine if pod else "") or claim.selected_machine
+    # Where its volume was made says nothing of a node that has run elsewhere since.
+    name = (pod.machine if pod else "") or (node.machine if node else "") or claim.selected_machine
     machine: Machine | None = o.machine(name)
     if name and o.machines is not None and machine is None:
         return Fate.MACHINE_DELETED, f"machine {name} is no longer part of Kubernetes"
