@@ -241,6 +241,18 @@ def test_with_too_many_lost_healing_stops_and_says_so() -> None:
     assert "maxLostNodes=1" in stalled.message
 
 
+def test_too_many_lost_are_too_many_also_where_witnesses_wait_longest() -> None:
+    world = made()
+    world.cluster["spec"]["healing"] = {"witnessAfter": "10m", "machineLostAfter": "1m"}
+    for machine in ("n4", "n5"):
+        world.kill(machine)
+    for _ in range(70):
+        plan = world.step()
+        assert plan.policy is not None
+        assert not plan.policy.lost
+    assert "TooManyLost" in {f.reason for f in plan.findings}
+
+
 FATES = [
     # what happens to flights-node-1 on n2 → fate
     ("pod deleted", Fate.RESTARTING),

@@ -116,18 +116,13 @@ def _member(
     silent_s = node.heartbeat_age_ms / 1000 if node is not None else 0.0
     heard = node is not None and silent_s < SILENT_S and node.ever_heard
     fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node, node_id, role)
-    state = _state(healing, claim, pod, node, heard, formed, silent_s, fate)
+    too_long = silent_s >= max(SILENT_S, time_out_s(fate, healing, o.machines is not None))
+    state = _state(healing, claim, pod, node, heard, formed, silent_s, fate, too_long)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(pod)
     if state is State.RETIRED:  # nobody starts it again, whatever its machine does
         fate, why = Fate.NONE, "nothing counts on it any more"
-    given_up = (
-        node is not None
-        and node.state is not NodeState.RETIRED
-        and fate is not Fate.NONE
-        and silent_s >= SILENT_S
-        and silent_s >= time_out_s(fate, healing, o.machines is not None)
-    )
+    given_up = node is not None and node.state is not NodeState.RETIRED and fate is not Fate.NONE and too_long
     return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
 
 
@@ -208,6 +203,7 @@ def _state(
     formed: bool,
     silent_s: float,
     fate: Fate,
+    too_long: bool,
 ) -> State:
     if (node is not None and node.state is NodeState.RETIRED) or (
         claim is not None and claim.released_s is not None
@@ -222,6 +218,7 @@ def _state(
     if heard:
         return State.READY if pod is None or pod.ready else State.STARTING
     gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)
-    if silent_s >= seconds(healing.witnessAfter) or (gone and silent_s >= SILENT_S):
+    # Whoever may be given up is lost, also where witnessAfter is longer: or maxLostNodes would not count it.
+    if silent_s >= seconds(healing.witnessAfter) or (gone and silent_s >= SILENT_S) or too_long:
         return State.LOST
     return State.SILENT if silent_s >= SILENT_S else State.STARTING
