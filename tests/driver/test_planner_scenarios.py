@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.steps import WAITS, BeginIntent, Blocked, RemovePeer
 from stele.driver.view import NodeState
+from stele.model.ids import ReplicaId
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 
 
@@ -154,6 +156,24 @@ def test_a_failed_replica_elsewhere() -> None:
         "RemovePeer",
         "EndIntent",
     ]
+
+
+def test_a_tombstone_beside_the_leader_does_not_hide_what_the_leader_says() -> None:
+    """Replica 1 was remade on its machine as replica 4, which leads, and whose log replica 2 can no longer catch up on."""
+    cluster, t = one()
+    t.replicas[1].failed = True
+    cluster.nodes[node_name(4)].state = cluster.nodes[node_name(5)].state = NodeState.DRAINING
+    story(cluster)
+    leader = t.config.peer(ReplicaId(4))
+    assert leader is not None and leader.node_id == t.replicas[1].node_id and t.replicas[1].tombstoned
+    t.leader = leader.node_id
+    view = cluster.view()
+    (tablet,) = view.tablets
+    replicas = tuple(
+        replace(r, failed_peers=(ReplicaId(2),)) if r.replica_id == 4 else r for r in tablet.replicas
+    )
+    view = replace(view, tablets=(replace(tablet, replicas=replicas),))
+    assert "replica 2" in plan(view, POLICY)[0].reason
 
 
 def test_no_place_left() -> None:

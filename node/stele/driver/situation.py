@@ -169,7 +169,8 @@ class Situation:
 
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
-    leader = next((r for r in tablet.replicas if r.node_id == tablet.leader_node), None)
+    # By replica: the leader's node may tell of a tombstone of the same tablet, too.
+    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
     failed_by_leader = leader.failed_peers if leader is not None else ()
     members = []
     for peer in tablet.config.peers:
