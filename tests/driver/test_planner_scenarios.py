@@ -239,6 +239,25 @@ def test_copies_at_once_are_bounded_and_the_most_urgent_go_first() -> None:
     assert len(set(targets)) == 2 and dead not in targets
 
 
+def test_copies_that_cannot_go_on_hold_up_no_others() -> None:
+    """They were under way when their tablets lost their majorities; nobody knows when these come back."""
+    cluster = Cluster(6, 1, 6, 3)
+    dead = node_name(3)
+    cluster.nodes[dead].alive = False
+    cluster.advance()
+    policy = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=1)
+    (begun,) = [s for s in plan(cluster.view(), policy) if isinstance(s, BeginIntent)]
+    cluster.apply(begun)
+    stuck = cluster.tablets[begun.tablet_id]
+    also = next(p.node_id for p in stuck.config.peers if p.node_id != dead)
+    cluster.nodes[also].alive = False
+    cluster.advance()
+    steps = {s.tablet_id: s for s in plan(cluster.view(), policy)}
+    blocked = steps.pop(begun.tablet_id)
+    assert isinstance(blocked, Blocked) and blocked.code == "LostMajority"
+    assert any(isinstance(s, BeginIntent) for s in steps.values())
+
+
 def test_reasons_are_told_in_words() -> None:
     cluster, t = one()
     node_of(cluster, t, 2).alive = False

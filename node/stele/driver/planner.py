@@ -70,8 +70,7 @@ class _Planner:
         self.load = Load(view)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.copies = sum(
-            s.intent is not None and (s.joining is None or s.joining.peer.member_type is not MemberType.VOTER)
-            for s in situations
+            s.intent is not None and not _is_voter(s.joining) and _serves(s) for s in situations
         )
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
@@ -108,7 +107,7 @@ class _Planner:
         return _blocked(s, "NotHeard", f"the leader master is new and has not heard of {names} yet")
 
     def lost_majority(self, s: Situation) -> Step | None:
-        if s.spare >= 0 and s.data_voters:
+        if _serves(s):
             return None
         faults = "; ".join(f"{m.name}: {m.fault}" for m in s.voters if not m.live)
         alive, needed = len(s.live_voters), majority(len(s.voters))
@@ -402,6 +401,11 @@ def _to_replace(s: Situation) -> Member | None:
     """The member that a new replica stands in for: dead or FAILED voters, then dead others, then draining ones."""
     poor = [m for m in s.members if not (m.live and m.active)]
     return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
+
+
+def _serves(s: Situation) -> bool:
+    """Whether a live majority is there; without one no copy of it can go on, nor hold up those of others."""
+    return s.spare >= 0 and bool(s.data_voters)
 
 
 def _is_voter(m: Member | None) -> bool:
