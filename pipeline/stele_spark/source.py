@@ -231,7 +231,7 @@ class Reader(ds.DataSourceReader):
             # Nodes may have moved since the driver planned. Any replica serves a scan: asked only once none of them does.
             nonlocal failed
             failed += 1
-            if failed % len(tablet.replicas):
+            if tablet.replicas and failed % len(tablet.replicas):
                 return
             try:
                 with Client(

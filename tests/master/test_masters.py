@@ -15,7 +15,7 @@ from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import MASTERS, World, create_request, hex_of, world
+from tests.master.harness import MASTERS, World, create_request, hex_of, until, world
 
 
 async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> str:
@@ -165,6 +165,26 @@ async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
                 break
             await asyncio.sleep(0.01)
         await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+
+
+async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Path) -> None:
+    """Its replicas lead and would acknowledge rows; the masters do not hear of it in time, and replace it."""
+    async with world(tmp_path, MasterOptions(heartbeat_interval_ms=20, sweep_ms=30)) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t"), None)
+        table_id = hex_of(answer.table_id)
+        await until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["CREATING"])
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        told = {hex_of(t.tablet_id) for t in located.tablets if t.replicas}
+        w.create_replicas()
+        w.shift_ms += 60_000  # all power was lost; the masters are back before the nodes
+        await w.elect(MASTERS[1])
+        await until(lambda: any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)))
+        replaced = {t.tablet_id for t in w.catalog.tablets_of_table(table_id) if t.state == "REPLACED"}
+        assert not told & replaced
+        await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        assert [len(t.replicas) for t in located.tablets] == [3]
 
 
 async def claimed(w: World) -> int:

@@ -129,8 +129,9 @@ class TabletScan:
         spec = (_with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
         deadline = time.monotonic() + self._timeout_s
         while True:
-            replica = self._tablet.target()
+            replica: ReplicaPlace | None = None
             try:
+                replica = self._tablet.target()
                 for batch in self._read(replica, spec):
                     if batch.num_rows:
                         spec = self._behind(spec, batch)
@@ -145,9 +146,10 @@ class TabletScan:
                     return
                 if exc.code in _DEFINITE or time.monotonic() > deadline:
                     raise
-                gone = exc.code in _GONE
-            self._pool.drop(replica.flight_address)
-            self._tablet.ask_next(replica)
+                gone = replica is None or exc.code in _GONE
+            if replica is not None:
+                self._pool.drop(replica.flight_address)
+                self._tablet.ask_next(replica)
             if gone:
                 self._locate()
             if self._stop.wait(_BACKOFF_S):

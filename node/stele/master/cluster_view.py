@@ -204,13 +204,17 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
 
 
 def tablet_locations(scene: Scene, row: TabletRecord) -> master_pb2.TabletLocationsPB:
-    """Where a tablet's replicas are, who leads, and where their rows can be fetched."""
+    """Where a tablet's replicas are, who leads, and where their rows can be fetched.
+
+    Nobody is told before the catalog says that it runs: until then it may be REPLACED, with all that it acknowledged.
+    """
     _, leader = scene.leader_of(row)
+    peers = scene.config(row).peers if row.state != "CREATING" else ()
     return master_pb2.TabletLocationsPB(
         tablet_id=id_to_pb(row.tablet_id),
         table_id=id_to_pb(row.table_id),
         partition=partition_to_pb(row.partition),
-        replicas=[_location(scene, p, leader) for p in scene.config(row).peers],
+        replicas=[_location(scene, p, leader) for p in peers],
         state=row.state,
         tablet_incarnation=row.incarnation,
     )
