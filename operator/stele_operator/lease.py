@@ -10,7 +10,8 @@ import asyncio
 import datetime
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import structlog
 
@@ -20,7 +21,7 @@ log = structlog.get_logger("stele.operator.lease")
 Json = dict[str, Any]
 NAME = "stele-operator"
 DURATION_S = 12
-RENEW_S = 3.0
+_AGAIN_S = 0.5
 EXIT_LOST = 75
 
 
@@ -28,13 +29,30 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Lease:
-    """Holds the Lease `stele-operator` of one namespace under `identity`."""
+def _die(why: str) -> NoReturn:
+    log.error("stopping at once", reason=why)
+    os._exit(EXIT_LOST)  # no clean-up: another process may already be acting
 
-    def __init__(self, kube: Kube, namespace: str, identity: str) -> None:
+
+class Lease:
+    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        identity: str,
+        *,
+        duration_s: int = DURATION_S,
+        die: Callable[[str], NoReturn] = _die,
+    ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._identity = identity
+        self._duration_s = duration_s
+        self._die = die
+        self._renewed = 0.0
+        """Before the last renewal that succeeded was sent: the others count from when it arrived."""
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease. A holder is taken for dead by our clock, not by its own."""
@@ -44,6 +62,7 @@ class Lease:
         while True:
             try:
                 there = await self._kube.get("Lease", self._namespace, NAME)
+                self._renewed = time.monotonic()
                 if there is None:
                     await self._kube.create("Lease", self._namespace, self._manifest())
                     return
@@ -53,7 +72,7 @@ class Lease:
                     seen, since = mark, time.monotonic()
                 waited = time.monotonic() - since
                 if mark[0] in ("", self._identity) or waited > float(
-                    spec.get("leaseDurationSeconds") or DURATION_S
+                    spec.get("leaseDurationSeconds") or self._duration_s
                 ):
                     await self._take(there)
                     return
@@ -76,7 +95,7 @@ class Lease:
             "metadata": {"name": NAME, "namespace": self._namespace},
             "spec": {
                 "holderIdentity": self._identity,
-                "leaseDurationSeconds": DURATION_S,
+                "leaseDurationSeconds": self._duration_s,
                 "acquireTime": now,
                 "renewTime": now,
                 "leaseTransitions": 0,
@@ -89,7 +108,7 @@ class Lease:
             "metadata": {"resourceVersion": there["metadata"]["resourceVersion"]},
             "spec": {
                 "holderIdentity": self._identity,
-                "leaseDurationSeconds": DURATION_S,
+                "leaseDurationSeconds": self._duration_s,
                 "acquireTime": now,
                 "renewTime": now,
                 "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
@@ -100,24 +119,32 @@ class Lease:
 
     async def keep_for_ever(self) -> None:
         """Renew until it is lost, then end the process at once: another may act from now on."""
-        renewed = time.monotonic()
+        interval_s = self._duration_s / 4
+        wait_s = interval_s
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(wait_s)
+            asked = time.monotonic()
+            rest_s = self._renewed + self._duration_s * 2 / 3 - asked
             try:
-                async with asyncio.timeout(RENEW_S):
-                    there = await self._kube.get("Lease", self._namespace, NAME)
-                    if there is None or (there.get("spec") or {}).get("holderIdentity") != self._identity:
-                        _die("another operator holds the lease")
-                    patch = {
-                        "metadata": {"resourceVersion": (there or {})["metadata"]["resourceVersion"]},
-                        "spec": {"renewTime": _now()},
-                    }
-                    await self._kube.patch("Lease", self._namespace, NAME, patch)
-                renewed = time.monotonic()
-            except (KubeError, TimeoutError) as exc:
+                async with asyncio.timeout(min(interval_s, rest_s)):
+                    await self._renew()
+            except Exception as exc:  # noqa: BLE001 - whatever it was (credentials too), the lease runs out
                 log.warning("lease not renewed", error=str(exc) or "no answer")
-                if time.monotonic() - renewed > DURATION_S * 2 / 3:
-                    _die("the lease could not be renewed in time")
+                wait_s = min(_AGAIN_S, interval_s)
+                if time.monotonic() + wait_s - self._renewed >= self._duration_s * 2 / 3:
+                    self._die("the lease could not be renewed in time")
+            else:
+                self._renewed, wait_s = asked, interval_s
+
+    async def _renew(self) -> None:
+        there = await self._kube.get("Lease", self._namespace, NAME)
+        if there is None or (there.get("spec") or {}).get("holderIdentity") != self._identity:
+            self._die("another operator holds the lease")
+        patch = {
+            "metadata": {"resourceVersion": there["metadata"]["resourceVersion"]},
+            "spec": {"renewTime": _now()},
+        }
+        await self._kube.patch("Lease", self._namespace, NAME, patch)
 
     async def release(self) -> None:
         """Let it go, so that the next operator need not wait."""
@@ -130,8 +157,3 @@ class Lease:
                 )
         except KubeError as exc:
             log.info("lease not released, it will expire", error=str(exc))
-
-
-def _die(why: str) -> None:
-    log.error("stopping at once", reason=why)
-    os._exit(EXIT_LOST)  # no clean-up: another process may already be acting
