@@ -144,6 +144,24 @@ def test_a_group_that_never_had_the_table_does_not_drop_it() -> None:
     assert [t.state for t in world.tables] == ["RUNNING"]
 
 
+def test_a_group_made_in_the_same_second_does_not_take_the_table_of_another() -> None:
+    """It comes first by name, but the other one's table was there before it."""
+    world = made()
+    events = world.objects["TabletGroup", "events"]
+    other = world.group("delta", tableName="events", partitioning=events["spec"]["partitioning"])
+    other["metadata"]["creationTimestamp"] = events["metadata"]["creationTimestamp"]
+    world.step()
+    assert conditions(world, "delta")["Stalled"][1] == "NameTaken"
+    assert conditions(world, "events")["Ready"][0] == "True"
+    o = world.observe()
+    recorded = group_status(o, make_plan(o), the_group(o, "events"), NOW)  # as an earlier version did
+    other = world.objects["TabletGroup", "delta"]
+    other["status"], other["metadata"]["deletionTimestamp"] = recorded, NOW
+    world.run()
+    assert ("TabletGroup", "delta") not in world.objects
+    assert [t.state for t in world.tables] == ["RUNNING"]
+
+
 def test_a_table_that_a_group_took_over_is_dropped_with_it() -> None:
     world = made()
     world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"

@@ -33,7 +33,8 @@ def _owned(o: Observation, group: GroupObject) -> Table | None:
     """The table that goes with a TabletGroup: made under its uid, or on record in its status. A name alone is none of
     its own: another one, which retains its table, may have gone a moment ago."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
-    own = (group.own_table_id, group.recorded_table if here else "")
+    own = {group.own_table_id, group.recorded_table if here else ""}
+    own -= {g.own_table_id for g in o.groups if g.uid != group.uid}
     return next((t for t in (o.catalog.tables if o.catalog else ()) if t.table_id in own), None)
 
 
@@ -107,9 +108,13 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
 
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
-    """An older TabletGroup that has the same table."""
-    older = (g for g in o.groups if (g.created, g.name) < (group.created, group.name) and g.uid != group.uid)
-    return next((g for g in older if g.table_name == group.table_name), None)
+    """Another TabletGroup that has the same table: it was made under its uid, or is to be, since that one is older."""
+    others = [g for g in o.groups if g.table_name == group.table_name and g.uid != group.uid]
+    there = {t.table_id for t in (o.catalog.tables if o.catalog else ())}
+    makers = [g for g in others if g.own_table_id in there]
+    # Times of creation are whole seconds: of two made in one, the later may come first.
+    older = [g for g in others if (g.created, g.name) < (group.created, group.name)]
+    return next(iter(makers + older), None)
 
 
 def _staying(
