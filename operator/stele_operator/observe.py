@@ -156,6 +156,7 @@ def parse_claim(raw: Json) -> Claim | None:
     if role is None or not is_id(node_id):
         return None
     released = annotations.get(naming.ANNOTATION_RELEASED)
+    owners = [r for r in metadata.get("ownerReferences") or () if r.get("kind") == "TabletCluster"]
     return Claim(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -170,9 +171,10 @@ def parse_claim(raw: Json) -> Claim | None:
         selected_machine=annotations.get(naming.ANNOTATION_SELECTED_MACHINE, ""),
         requested_bytes=byte_count(str(spec["resources"]["requests"]["storage"])),
         created_s=seconds_of(metadata.get("creationTimestamp")),
-        owned=any(r.get("kind") == "TabletCluster" for r in metadata.get("ownerReferences") or ()),
+        owned=bool(owners),
         format_id=annotations.get(naming.ANNOTATION_FORMAT_ID, ""),
         released_s=float(released) if released else None,
+        owner_uid=str(owners[0].get("uid", "")) if owners else "",
     )
 
 

@@ -429,6 +429,46 @@ def test_a_cluster_made_again_while_its_volumes_go_is_a_new_one() -> None:
     check(world)
 
 
+def test_given_up_and_applied_anew_while_its_claims_still_go_it_is_a_new_one() -> None:
+    """What MastersLost advises, done in one go: the identity is gone, and the claims' deletion takes its time."""
+    world = made()
+    before = world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"]
+    del world.objects["ConfigMap", "flights-identity"]
+    del world.objects["TabletGroup", "events"]
+    for name in names(world, "Pod"):
+        del world.objects["Pod", name]
+    world.confirmed, world.nodes = set(), {}
+    world.tables, world.tablets = [], []
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    going = world.of("PersistentVolumeClaim")
+    for claim in going:
+        claim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for _ in range(3):
+        world.step()
+    for claim in going:
+        del world.objects["PersistentVolumeClaim", claim["metadata"]["name"]]
+    world.run()
+    assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] != before
+    assert names(world, "Pod")[0] == "flights-master-3" and len(names(world, "Pod")) == 8
+    check(world)
+
+
+def test_its_own_volumes_are_kept_whatever_the_identity_says_of_its_owner() -> None:
+    """An identity put back from a copy that is older than this TabletCluster."""
+    world = made()
+    world.cluster["spec"]["deletionPolicy"] = "Delete"
+    world.run()
+    identity = world.objects["ConfigMap", "flights-identity"]
+    before, identity["data"]["ownerUID"] = (
+        identity["data"]["clusterUUID"],
+        "00000099-0000-0000-0000-000000000000",
+    )
+    pods = names(world, "Pod")
+    world.run()
+    assert world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"] == before
+    assert names(world, "Pod") == pods
+
+
 def test_nodes_whose_claims_are_refused_do_not_fill_the_catalog() -> None:
     """A quota, or an admission rule: it may last for days, and a pass comes every second."""
     world = World({"nodes": {"replicas": 3}})

@@ -6,24 +6,27 @@ compare-and-set, with exactly the volumes that have synced; what was formed is n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import manifests, naming
 from stele_operator.plan.actions import Action, ConfirmFormation, CreateObject, PatchObject, ReplaceIdentity
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.observation import Claim, FirstMaster, Identity, Observation, Role
+from stele_operator.plan.observation import ROLES, Claim, FirstMaster, Identity, Observation, Role
 
 
 def plan_identity(
     o: Observation, spec: TabletClusterSpec
 ) -> tuple[Identity | None, list[Action], list[Finding]]:
     """The identity to go on with, or None and the action that makes one."""
+    # Claims that an earlier TabletCluster owned are on their way out, however long it takes: Kubernetes collects them.
+    kept = [c for c in o.claims if not c.deleting and (not c.owned or c.owner_uid == o.cluster.uid)]
     if o.identity is None:
-        identity = _rebuilt(o) if o.claims else _new(o, spec, {"master": 0, "node": 0})
+        identity = _rebuilt(o, kept) if kept else _new(o, spec, _next_serials(o))
         reason = (
             f"the identity of {o.cluster.name} was gone; read back from its claims"
-            if o.claims
+            if kept
             else f"a new cluster with {spec.masters.replicas} first masters"
         )
         if identity is None:
@@ -37,8 +40,6 @@ def plan_identity(
     if o.identity.owner_uid == o.cluster.uid:
         return o.identity, [], []
     # The TabletCluster was deleted and made again. With volumes it takes them over; with none it is a new cluster.
-    # Those that the earlier one owned are on their way out, however long it takes: Kubernetes collects them.
-    kept = (c for c in o.claims if not c.owned and not c.deleting)
     if any(c.cluster_id == o.identity.cluster_id for c in kept):
         adopted = replace(o.identity, owner_uid=o.cluster.uid)
         return (
@@ -82,25 +83,26 @@ def _new(o: Observation, spec: TabletClusterSpec, serials: dict[Role, int]) -> I
     )
 
 
-def _rebuilt(o: Observation) -> Identity | None:
+def _next_serials(o: Observation) -> dict[Role, int]:
+    return {role: max((c.serial for c in o.claims if c.role == role), default=-1) + 1 for role in ROLES}
+
+
+def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     """From the claims. Formed, if every master's claim carries a format id: those are noted before forming. Masters that
     joined later carry none; but then there are claims that only a formed cluster has: of nodes, or let go."""
-    cluster_ids = {c.cluster_id for c in o.claims}
+    cluster_ids = {c.cluster_id for c in kept}
     if len(cluster_ids) != 1:
         return None
-    masters = sorted((c for c in o.claims if c.role == "master"), key=lambda c: c.serial)
+    claims = [c for c in o.claims if c.cluster_id in cluster_ids]
+    masters = sorted((c for c in claims if c.role == "master"), key=lambda c: c.serial)
     noted = {c.node_id: c.format_id for c in masters if c.format_id}
-    later = any(c.role == "node" or c.released_s is not None for c in o.claims)
+    later = any(c.role == "node" or c.released_s is not None for c in claims)
     formed = noted if later or len(noted) == len(masters) else {}
-    highest = {
-        role: max((c.serial for c in o.claims if c.role == role), default=-1) + 1
-        for role in ("master", "node")
-    }
     return Identity(
         resource_version="",
         cluster_id=cluster_ids.pop(),
         owner_uid=o.cluster.uid,
-        next_serial={"master": highest["master"], "node": highest["node"]},
+        next_serial=_next_serials(o),
         first_masters=tuple(
             FirstMaster(c.name, c.node_id) for c in masters if not formed or c.node_id in formed
         ),

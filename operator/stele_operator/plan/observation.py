@@ -112,6 +112,8 @@ class Claim:
     owned: bool
     format_id: str = ""
     released_s: float | None = None
+    owner_uid: str = ""
+    """Of the TabletCluster that it goes with."""
 
 
 @dataclass(frozen=True, slots=True)
