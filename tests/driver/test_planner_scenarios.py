@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.steps import WAITS, BeginIntent, Blocked, RemovePeer
-from stele.driver.view import NodeState
+from stele.driver.view import ClusterView, CopyView, NodeState
 from stele.model.ids import ReplicaId
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 
@@ -174,6 +176,41 @@ def test_a_tombstone_beside_the_leader_does_not_hide_what_the_leader_says() -> N
     )
     view = replace(view, tablets=(replace(tablet, replicas=replicas),))
     assert "replica 2" in plan(view, POLICY)[0].reason
+
+
+@pytest.mark.parametrize(
+    ("begun", "left"),
+    [
+        (["BeginIntent", "StartCopy"], ["CancelCopy"]),
+        (["BeginIntent", "StartCopy", "DemotePeer", "AddWitness"], ["RemovePeer", "CancelCopy"]),
+    ],
+)
+def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], left: list[str]) -> None:
+    """Several copies found the same room there; those that came too late would fail for ever."""
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    for title in begun:
+        step = plan(cluster.view(), POLICY)[0]
+        assert type(step).__name__ == title
+        cluster.apply(step)
+    full = cluster.intents[t.tablet_id].target_node
+
+    def seen() -> ClusterView:
+        view = cluster.view()
+        nodes = tuple(replace(n, disk_free_bytes=1 if n.node_id == full else 1 << 40) for n in view.nodes)
+        failed = CopyView("Failed", 10, 20, error="DISK_FULL")
+        (tablet,) = view.tablets
+        reports = tuple(replace(r, copy=failed) if r.node_id == full else r for r in tablet.replicas)
+        return replace(view, nodes=nodes, tablets=(replace(tablet, replicas=reports),))
+
+    for title in left:
+        step = plan(seen(), POLICY)[0]
+        assert type(step).__name__ == title
+        cluster.apply(step)
+        cluster.advance()
+    again = plan(seen(), POLICY)[0]
+    assert isinstance(again, BeginIntent) and again.target_node != full
 
 
 def test_no_place_left() -> None:

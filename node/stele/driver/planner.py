@@ -29,7 +29,7 @@ from stele.driver.steps import (
     WaitCopy,
     WaitPromotion,
 )
-from stele.driver.targets import Load, choose_target
+from stele.driver.targets import Load, choose_target, has_room
 from stele.driver.view import (
     ClusterView,
     CopyView,
@@ -161,9 +161,10 @@ class _Planner:
         intent, joining = s.intent, s.joining
         if intent is None or _is_voter(joining):
             return None
+        full = self._too_full(s)
         if joining is not None:
             if joining.live and joining.active:
-                return None
+                return self._remove(s, joining, full) if full and s.can_remove(joining) else None
             if joining.failed and not joining.dead and not joining.peer.votes:
                 # Removed and added again it would only fail again; as a leftover it is replaced by another.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
@@ -172,6 +173,8 @@ class _Planner:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
+        if full:
+            return _cancel(s, intent, full)
         report = s.tablet.report(intent.replica_id)
         gone = (DataState.TOMBSTONED, DataState.DELETED)
         if report is not None and (report.data_state in gone or report.state is ReplicaState.FAILED):
@@ -179,6 +182,18 @@ class _Planner:
                 s, intent, f"the new replica cannot be used: {report.error or report.data_state.name}"
             )
         return None
+
+    def _too_full(self, s: Situation) -> str:
+        """Why the copy to the target can only fail again, where another node could take it; else empty. Room was there
+        when the target was chosen; other copies have come to it since."""
+        report = s.tablet.report(s.intent.replica_id) if s.intent is not None else None
+        if s.target is None or report is None or report.copy is None or not _copy_failed(report.copy):
+            return ""
+        if has_room(s.target, report.copy.bytes_total - report.copy.bytes_done, self.policy):
+            return ""
+        if choose_target(s, self.view, self.policy, self.load) is None:
+            return ""
+        return f"the copy failed ({report.copy.error}), and node {s.target.node_id[:8]} has no room for it"
 
     def drop_unneeded(self, s: Situation) -> Step | None:
         """Enough good voters without the joining one (the dead one returned, or fewer are wanted)."""

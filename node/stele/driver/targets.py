@@ -42,6 +42,11 @@ def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> boo
         return False
     if not node.ever_heard or is_dead(node, policy):
         return False
+    return has_room(node, bytes_needed, policy)
+
+
+def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
+    """Whether the node's disk takes so many bytes more; one that states nothing of its disk does."""
     states_disk = node.disk_free_bytes or node.disk_used_bytes
     return not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
 
