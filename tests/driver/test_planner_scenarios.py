@@ -12,6 +12,7 @@ from stele.driver.policy import Policy
 from stele.driver.steps import WAITS, BeginIntent, Blocked, RemovePeer
 from stele.driver.view import ClusterView, CopyView, NodeState
 from stele.model.ids import ReplicaId
+from stele.wal.options import LogOptions
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 
 
@@ -211,6 +212,16 @@ def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], lef
         cluster.advance()
     again = plan(seen(), POLICY)[0]
     assert isinstance(again, BeginIntent) and again.target_node != full
+
+
+def test_a_node_whose_log_would_refuse_entries_is_no_target() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    view, low = cluster.view(), LogOptions().low_space_bytes
+    for free_bytes, step in ((low, Blocked), (4 * low, BeginIntent)):
+        nodes = tuple(replace(n, disk_free_bytes=free_bytes) for n in view.nodes)
+        assert isinstance(plan(replace(view, nodes=nodes), POLICY)[0], step)
 
 
 def test_no_place_left() -> None:

@@ -22,7 +22,8 @@ class Policy:
     max_copies: int = 4
     bytes_per_second: int = 0
     """Of one copy; 0: unbounded."""
-    min_disk_free_bytes: int = 64 << 20
-    """What a target must keep free beside the tablet's own size."""
+    min_disk_free_bytes: int = 512 << 20
+    """What a target must keep free beside the tablet's own size: more than the logs' low-water mark (256 MiB), below
+    which they refuse entries, and a few segments of theirs."""
     retire: bool = True
     """Whether DRAINING nodes that nothing names become RETIRED, and nodes in `lost` DRAINING."""
