@@ -196,7 +196,10 @@ async def test_one_driver_at_a_time(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         epoch = await claimed(w)
         other = pb.ClaimDriverRequest(holder="d2", ttl_ms=60_000)
-        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        refusal = await refused(w.leader.ClaimDriver(other, None))
+        assert refusal.code is Code.NOT_READY
+        w.shift_ms += 3_000
+        assert str(await refused(w.leader.ClaimDriver(other, None))) == str(refusal)  # one event, not many
         renewed = pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000, epoch=epoch)
         assert (await w.leader.ClaimDriver(renewed, None)).claim.epoch == epoch
         again = await claimed(w)  # the same driver after a restart
