@@ -106,6 +106,24 @@ def test_collection_keeps_what_is_unflushed_or_anchored() -> None:
     assert [e.index for e in loaded(again).entries] == list(range(stream.start.index + 1, 61))
 
 
+def test_a_segment_that_somebody_read_goes_later_and_nothing_is_missing() -> None:
+    """The log's first segment named one that the metadata no longer did: the next start called it damaged."""
+    files = SimFiles()
+    log = open_still(files)
+    fill(log, 60)
+    oldest = min(log.segments)
+    read = log.pin_segment(oldest)
+    log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+    log.collect()
+    assert sorted(log.segments) == [oldest, log.active_sequence] and log.active_sequence > oldest + 2
+    log.unpin_segment(read)
+    log.collect()
+    assert sorted(log.segments) == [log.active_sequence]
+    again = open_still(files.crash(random.Random(1)))
+    assert not again.recovery.damages and not again.recovery.failed
+    assert again.stream(key()).last_opid == log.stream(key()).last_opid
+
+
 def test_an_anchor_past_its_bound_is_dropped_and_reported() -> None:
     log = open_still(SimFiles(), replace(SMALL, anchor_bytes_max=50_000))
     stream = stream_of(log)

@@ -34,7 +34,9 @@ def collect(log: Log) -> Collected:
         starts = _raise_starts(log, keep_from)
     checkpoint = log.checkpoint()
     assert checkpoint.position is not None
-    collected_id = log.segments[victims[-1]].segment_id
+    # Victims that an earlier collection left, because somebody read them, say nothing of the log's beginning.
+    last = victims[-1]
+    collected_id = log.segments[last].segment_id if last >= log.first_sequence else log.collected_id
     write_metadata(
         log.files,
         log.directory,
