@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.consensus.replica import ReplicaState
-from stele.consensus.superblock import SUPERBLOCK, DataState
+from stele.consensus.superblock import SUPERBLOCK, DataState, write_superblock
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.ids import ReplicaId, StreamKey
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
@@ -75,3 +76,32 @@ async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: M
     assert isinstance(late.value, Rejected) and late.value.code is Code.ALREADY_PRESENT
     assert (victim.directory / SUPERBLOCK).exists()
     assert node.log.stream(StreamKey(group.tablet_id, ReplicaId(victim.replica_id))).hard_state.term > 0
+
+
+async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) -> None:
+    """Only its superblock says that it is dead: its rows stood for ever, and its entries held the node's log."""
+    node = await TestNode(Network(), tmp_path / "n").start()
+    dead, alive = await Group([node]).create(), await Group([node]).create()
+    await dead.write(rows(range(10)))
+    replica = dead.replica(1)
+    await node.stop()
+    write_superblock(replica.directory, replace(replica.superblock, data_state=DataState.TOMBSTONED))
+    node = await node.restart()
+    alive.nodes = [node]
+    try:
+        assert list(node.manager.tombstones) == [replica.superblock.key]
+        assert [p.name for p in replica.directory.iterdir()] == [SUPERBLOCK]
+        stream = node.log.stream(replica.superblock.key)
+        assert stream.tombstoned and stream.hard_state.term > 0
+        for number in range(30):
+            await alive.write(rows([number], "x" * 100_000))
+        first = min(node.log.segments)
+        await alive.replica(1).flush()
+        assert not node.log.pins()
+        await node.in_thread(node.log.collect)
+        assert first not in node.log.segments
+        again = await node.restart()
+        assert again.log.stream(replica.superblock.key).tombstoned
+        await again.stop()
+    finally:
+        await node.stop()

@@ -176,6 +176,7 @@ class TabletManager:
             replica = self._add(unknown)
             replica.fail(error)
         elif superblock.data_state is DataState.TOMBSTONED:
+            await self._bury(key)  # a crash may have come between its superblock and the rest
             self.tombstones[key] = superblock
         elif superblock.data_state is DataState.READY or superblock.young_witness:
             if self._hold(superblock):
@@ -346,18 +347,23 @@ class TabletManager:
             last_opid=status.last_logged if status is not None else OPID_NONE,
             last_config_index=replica.committed_config.opid_index,
         )
+        await self._host.in_thread(write_superblock, self.replica_directory(key), superblock)
+        await self._bury(key)
+        self.tombstones[key] = superblock
+
+    async def _bury(self, key: StreamKey) -> None:
+        """Of a replica whose superblock is a tombstone its rows go, and its entries in the log."""
         directory = self.replica_directory(key)
 
-        def bury() -> None:
-            write_superblock(directory, superblock)
+        def remove() -> None:
             for child in directory.iterdir():
                 if child.is_dir():
                     remove_tree(child)
 
-        await self._host.in_thread(bury)
+        await self._host.in_thread(remove)
         with contextlib.suppress(Rejected):  # a replica whose superblock was damaged may have had no stream
-            await self._log_done(self._node_log.tombstone, key)
-        self.tombstones[key] = superblock
+            if not self._node_log.stream(key).tombstoned:
+                await self._log_done(self._node_log.tombstone, key)
 
     async def _erase(self, key: StreamKey) -> None:
         directory = self.replica_directory(key)
