@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import SUPERBLOCK, DataState, write_superblock
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
-from stele.model.ids import ReplicaId, StreamKey
+from stele.model.ids import NodeId, ReplicaId, StreamKey
+from stele.raft.ports import LoadedLog
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.test_copy import DirectSource, order
 from tests.wal.simfs import SimFiles
+
+T = TypeVar("T")
+
+
+class HeldNode(TestNode):
+    """Its replicas have read their logs, and go no further before `go`."""
+
+    def __init__(self, network: Network, directory: Path, node_id: NodeId) -> None:
+        super().__init__(network, directory, node_id)
+        self.read, self.go = asyncio.Event(), asyncio.Event()
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        found = await super().in_thread(work, *args)
+        if isinstance(found, LoadedLog):
+            self.read.set()
+            await self.go.wait()
+        return found
 
 
 @pytest.mark.parametrize("what", ["create", "delete"])
@@ -76,6 +96,29 @@ async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: M
     assert isinstance(late.value, Rejected) and late.value.code is Code.ALREADY_PRESENT
     assert (victim.directory / SUPERBLOCK).exists()
     assert node.log.stream(StreamKey(group.tablet_id, ReplicaId(victim.replica_id))).hard_state.term > 0
+
+
+async def test_a_replica_removed_while_it_starts_stays_removed(tmp_path: Path) -> None:
+    """It began to run on a closed directory, and would have voted: its order to go came between two of its reads."""
+    node = await TestNode(Network(), tmp_path / "n").start()
+    group = await Group([node]).create()
+    await group.write(rows([1]))
+    replica = group.replica(1)
+    await replica.flush()
+    await node.stop()
+    slow = HeldNode(node.network, node.directory, node.node_id)
+    starting = asyncio.create_task(slow.start())
+    try:
+        await asyncio.wait_for(slow.read.wait(), 10)
+        coming = slow.manager.by_key(replica.superblock.key)
+        assert coming is not None
+        await slow.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
+        slow.go.set()
+        await starting
+        assert coming.state is ReplicaState.STOPPED and coming.machine is None and coming.core is None
+        assert slow.manager.current(group.tablet_id) is None
+    finally:
+        await slow.stop()
 
 
 async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) -> None:

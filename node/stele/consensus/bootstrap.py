@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from stele.consensus.ports import Host, ReplicaOptions
-from stele.consensus.replica import Replica
+from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
 from stele.model.errors import Corrupt, Rejected, SteleError
@@ -133,6 +133,10 @@ async def start_replica(
             hint = superblock.replica_id
         config = loaded.config if loaded.config is not None else stream.config
         initial = initial_state(loaded, config, flushed, hint, witness=witness)
+        if replica.state is ReplicaState.STOPPED:  # removed, or the node stops, while its log was read
+            if machine is not None:
+                await host.in_thread(machine.close)
+            return replica
         if machine is not None:
             stream.set_flushed(flushed.index)
         replica.run(stream, machine, initial)
