@@ -38,7 +38,7 @@ class Applier:
         self._machine: Any = None
         self._queue: deque[Entry] = deque()
         self._scheduled = False
-        self._stopped = False
+        self._ended: Exception | None = None
         self._live = False
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = itertools.count()
@@ -61,6 +61,9 @@ class Applier:
         """Apply to a machine that came later than the log: first the committed entries it lacks, read back.
 
         `read(first_index, bytes_max)` gives entries. On return everything committed is applied.
+
+        Raises:
+            SteleError: what ended applying meanwhile; whatever reading or applying raised.
         """
         self._machine = machine
         self.applied_index = machine.applied.index
@@ -68,11 +71,13 @@ class Applier:
             entries = await read(self.applied_index + 1, _READ_BYTES)
             ensure(bool(entries), f"no log entry {self.applied_index + 1} to bring a copied store up to date")
             for entry in entries:
-                if entry.index > self.committed_index or self._stopped:
+                self._refuse_ended()
+                if entry.index > self.committed_index:
                     break
                 ensure(entry.index == self.applied_index + 1, "entries read back from the log leave a gap")
                 self._apply(entry)
                 await asyncio.sleep(0)
+        self._refuse_ended()
         self._live = True
         self._slice_done(min(self.applied_index, self.committed_index))
         self._wake()
@@ -80,7 +85,7 @@ class Applier:
     def add(self, entries: tuple[Entry, ...]) -> None:
         """Entries that were committed, in order."""
         self.committed_index = entries[-1].index
-        if not self._live or self._stopped:
+        if not self._live or self._ended is not None:
             return
         # A copied store may hold more than this replica had known to be committed.
         self._queue.extend(e for e in entries if e.index > self.applied_index)
@@ -96,22 +101,27 @@ class Applier:
         """
         if index <= self.applied_index and self._live:
             return
+        self._refuse_ended()
         future: asyncio.Future[None] = self._loop.create_future()
         heapq.heappush(self._waiters, (index, next(self._count), future))
         await future
 
     def stop(self, error: Exception) -> None:
         """Apply nothing more; who waits is given `error`."""
-        self._stopped = True
+        self._ended = error
         self._queue.clear()
         for _, _, future in self._waiters:
             if not future.done():
                 future.set_exception(error)
         self._waiters.clear()
 
+    def _refuse_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
     def _slice(self) -> None:
         self._scheduled = False
-        if self._stopped:
+        if self._ended is not None:
             return
         end = time.perf_counter() + self._slice_s
         try:
