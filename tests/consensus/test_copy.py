@@ -232,6 +232,40 @@ async def test_a_crash_leaves_the_old_or_the_new(group_of: MakeGroup, step: str,
     assert replica.running and len(table(replica)) == 100
 
 
+class NoStream:
+    """CopyHome of a node whose power goes when a witness's stream is to be made."""
+
+    def __init__(self, node: TestNode) -> None:
+        self._manager = node.manager
+        self.asked = asyncio.Event()
+
+    async def create_stream(self, *wanted: Any) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+async def test_a_crash_before_a_witness_has_a_stream_leaves_nothing(group_of: MakeGroup) -> None:
+    """It left a superblock that promised a stream: a replica that FAILED at every start, and stood in its copy's way."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    source, target = group.node_of(leader), nodes[3]
+    what = order(group, source, 4, witness=True, witness_start=leader.committed_opid)
+    home = NoStream(target)
+    copy = TabletCopy(what, DirectSource(source), home, target.in_thread)  # type: ignore[arg-type]
+    await asyncio.wait_for(home.asked.wait(), 10)
+    await copy.cancel()
+    node = await target.restart()
+    assert node.manager.current(group.tablet_id) is None
+    again = await node.manager.start_copy(what, DirectSource(source))
+    assert again is not None
+    await installed(again)
+    assert len(table(node.manager.get(group.tablet_id))) == 100
+
+
 async def test_a_copy_goes_over_a_failed_replica_but_not_over_a_live_one(group_of: MakeGroup) -> None:
     group, nodes = await group_of(3)
     await group.write(rows([1]))

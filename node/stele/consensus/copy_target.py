@@ -1,7 +1,7 @@
 """The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
 
-Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, and it runs at once; the files;
-without a witness, its stream at the checkpoint; a witness's log up to the checkpoint; superblock READY, which is one
+Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, then its start in the superblock,
+and it runs at once; the files; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint; superblock READY, which is one
 rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
@@ -199,9 +199,11 @@ class TabletCopy:
             raise Rejected(f"the source sent tablet {superblock.tablet_id}, asked for {self.order.tablet_id}")
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
-            superblock = replace(superblock, witness_start=start)
+            # Without a start it is debris, and it says no more before there is a stream to go on with.
             await self._write_superblock(superblock)
             await self._home.create_stream(self.key, start, session.config)
+            superblock = replace(superblock, witness_start=start)
+            await self._write_superblock(superblock)
             self.witness_start = start
             await self._home.start_replica(superblock)
             self._resumed = True
