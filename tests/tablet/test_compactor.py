@@ -79,6 +79,24 @@ async def test_a_worker_that_dies_harms_nothing(tmp_path: Path) -> None:
     await compactor.close()
 
 
+async def test_a_worker_that_cannot_be_started_fails_its_job_alone(tmp_path: Path) -> None:
+    """No memory or no descriptor for a moment: the job was never given up, and its store never merged again."""
+    store = _store(tmp_path, Twin())
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    with pytest.raises(Retryable, match="could not be started"):
+        await Compactor(python=str(tmp_path / "no-python")).run(job)
+    store.abandon_compaction(job)
+    again = store.plan_compaction(full=True)
+    assert again is not None
+    compactor = Compactor()
+    try:
+        store.install_compaction(await compactor.run(again))
+    finally:
+        await compactor.close()
+    assert len(store.files) == 1
+
+
 async def test_a_worker_that_meets_damage_says_so(tmp_path: Path) -> None:
     store = _store(tmp_path, Twin())
     path = tmp_path / "t" / store.files[0]

@@ -29,7 +29,7 @@ class Compactor:
         """Carry out a job.
 
         Raises:
-            Retryable: the worker died (UNAVAILABLE) or met a full disk; nothing changed.
+            Retryable: the worker died, or could not be started (UNAVAILABLE), or met a full disk; nothing changed.
             Corrupt: an input is damaged.
         """
         async with self._turn:
@@ -45,16 +45,7 @@ class Compactor:
     async def _ask(self, job: CompactionJob) -> bytes:
         process = self._process
         if process is None or process.returncode is not None:
-            process = await asyncio.create_subprocess_exec(
-                self._python,
-                "-m",
-                "stele.tablet.worker",
-                "--idle-s",
-                str(self._idle_s),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            self._process = process
+            process = self._process = await self._start()
         if process.stdin is None or process.stdout is None:
             return b""
         try:
@@ -67,6 +58,20 @@ class Compactor:
             await process.wait()
             self._process = None
         return line
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._python,
+                "-m",
+                "stele.tablet.worker",
+                "--idle-s",
+                str(self._idle_s),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        except OSError as exc:  # no memory, no descriptor, no process to be had just now
+            raise Retryable(f"the compaction worker could not be started: {exc}; it is tried again") from exc
 
     @property
     def running(self) -> bool:
