@@ -29,13 +29,14 @@ class Filter:
 
     def __init__(self, predicates: Sequence[Predicate], schema: Schema) -> None:
         """Raises Rejected for a predicate that does not fit the schema."""
-        self._tests = [(schema.by_id[p.column_id].name, p.op, p.array(schema)) for p in predicates]
+        self._tests = [(schema.by_id[p.column_id].name, p.op, _wanted(p, schema)) for p in predicates]
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
         """Which rows pass (null: does not); None without predicates. Columns are found by name."""
         mask = None
         for name, op, values in self._tests:
-            column = batch.column(batch.schema.get_field_index(name))
+            # The first of that name: whoever asks for a column twice has it here twice.
+            column = batch.column(batch.schema.get_all_field_indices(name)[0])
             if op == "is_null":
                 found = pc.is_null(column)
             elif op == "is_not_null":
@@ -46,3 +47,14 @@ class Filter:
                 found = _COMPARE[op](column, values[0])
             mask = found if mask is None else pc.and_(mask, found)
         return mask
+
+
+def _wanted(predicate: Predicate, schema: Schema) -> pa.Array:
+    """A predicate's values. Arrow looks "in" up by bits, which would part 0.0 from -0.0 and find NaN in NaN."""
+    values = predicate.array(schema)
+    if predicate.op != "in" or not pa.types.is_floating(values.type):
+        return values
+    values = values.filter(pc.equal(values, values))
+    if pc.any(pc.equal(values, pa.scalar(0.0, values.type))).as_py():
+        values = pa.concat_arrays([values, pa.array([0.0, -0.0], values.type)])
+    return values
