@@ -14,11 +14,13 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from tests.client.small import small_cluster
+from tests.tablet.twin import flush
 
 SCHEMA = Schema.make(
     [("day", "date"), ("id", "int64"), ("name", "string", True), ("v", "double", True)], ["day", "id"]
 )
 FOUR = PartitionSchema((HashPartition((0, 1), 4),))
+ONE = PartitionSchema()
 ROWS = 40_000
 
 
@@ -86,6 +88,30 @@ async def test_a_scan_goes_on_at_another_replica(tmp_path: Path, whole: bool) ->
             found = pa.Table.from_batches([batch async for batch in scanner.batches()])
         assert found.num_rows == ROWS
         assert sorted(found["v"].to_pylist()) == [n / 2 for n in range(ROWS)]
+
+
+async def test_an_empty_string_is_a_key_like_others(tmp_path: Path) -> None:
+    """Encoded it has no bytes, which elsewhere stand for "no bound" and "nothing read yet"."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", Schema.make([("k", "string"), ("v", "int64")], ["k"]), ONE)
+        await table.write_arrow(pa.table({"k": ["", "a", "b"], "v": [1, 2, 3]}))
+        assert (await table.scan(upper=[""]).to_table()).num_rows == 0
+        assert (await table.scan(lower=[""]).to_table()).num_rows == 3
+        assert (await table.scan(upper=["a"]).to_table()).column("k").to_pylist() == [""]
+
+
+async def test_a_scan_goes_on_behind_an_empty_key(tmp_path: Path) -> None:
+    """It began anew, and gave that row twice."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", Schema.make([("k", "string"), ("v", "int64")], ["k"]), ONE)
+        store = cluster.tablets_of("t")[0].store
+        for keys in ([""], ["a", "b"]):  # a file each, so a batch each
+            await table.write_arrow(pa.table({"k": keys, "v": [0] * len(keys)}))
+            flush(store)
+        for node in cluster.nodes:
+            node.flight_fault.append(lambda n: Retryable("moved", code=Code.UNAVAILABLE) if n == 1 else None)
+        found = await table.scan(["k"], ordered=True).to_table()
+        assert found["k"].to_pylist() == ["", "a", "b"]
 
 
 async def test_a_replica_whose_port_is_closed_is_passed_over(tmp_path: Path) -> None:

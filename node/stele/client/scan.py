@@ -164,7 +164,8 @@ class TabletScan:
             return spec
         last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
         limit = None if spec.limit is None else spec.limit - batch.num_rows
-        return replace(spec, resume_after=last, limit=limit)
+        # Not `resume_after`: an empty string may be a whole key, and an empty one there means that nothing was read.
+        return replace(spec, lower_key=last + b"\x00", limit=limit)
 
     def _read(self, replica: ReplicaPlace, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         if spec.limit is not None and spec.limit <= 0:

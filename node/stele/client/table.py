@@ -234,12 +234,17 @@ class AsyncTable:
     ) -> ScanPlan:
         """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
         self._streams.ensure_open()
+        lower_key = key_bound(lower, self.schema, "lower")
+        upper_key = key_bound(upper, self.schema, "upper")
+        rows_max = None if limit is None else arguments.whole(limit, "limit", least=0)
+        if upper is not None and not upper_key:
+            rows_max = 0  # an empty string, the lowest key of all: b"" would be no bound
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
             predicates=tuple(parse_predicates(predicates, self.schema)),
-            lower_key=key_bound(lower, self.schema, "lower"),
-            upper_key=key_bound(upper, self.schema, "upper"),
-            limit=None if limit is None else arguments.whole(limit, "limit", least=0),
+            lower_key=lower_key,
+            upper_key=upper_key,
+            limit=rows_max,
             ordered=bool(ordered),
         )
         ordinals = prune(self.partitioning, self.schema, spec.predicates)
