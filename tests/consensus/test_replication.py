@@ -232,3 +232,30 @@ async def test_single_replica_group(group_of: MakeGroup) -> None:
     group.nodes = [await nodes[0].restart()]
     await group.write(rows([2]))
     assert table(await group.leader()) == {1: "x1", 2: "x2"}
+
+
+async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: MakeGroup) -> None:
+    """Its leader FAILED: it asked for entries that the log had let go, before anybody had told it so."""
+    group, nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert replica.core is not None
+        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log
+    lagging = next(r for r in group.replicas() if r is not leader)
+    network = nodes[0].network
+    network.cut.add(lagging.host.node_id)
+    for number in range(30):
+        await group.write(rows([number], "x" * 100_000))
+    others = [r for r in group.replicas() if r is not lagging]
+    for replica in others:
+        await group.caught_up(replica)
+        await replica.flush()
+        replica.stream.release("peers")
+        await group.node_of(replica).in_thread(group.node_of(replica).log.collect)
+        assert replica.stream.start.index > lagging.applied_index
+    network.cut.clear()
+    await wait_until(lambda: any(not r.running or lagging.replica_id in r.needs_copy for r in others))
+    assert all(r.running for r in others), [r.error for r in others]
+    await group.write(rows([1_000]))

@@ -26,7 +26,7 @@ from stele.consensus.timestamps import decode_ceiling
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Retryable, SteleError, error_for
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
@@ -319,8 +319,13 @@ class Replica(ReadPart):
         self._failed(error)
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from the log, read in a thread."""
-        return tuple(await self.host.in_thread(self.stream.read_entries, first_index, bytes_max))
+        """Entries from the log, read in a thread; none if they were collected, which the core may not know yet."""
+        try:
+            return tuple(await self.host.in_thread(self.stream.read_entries, first_index, bytes_max))
+        except Rejected as exc:
+            if exc.code is not Code.NOT_FOUND:
+                raise
+            return ()
 
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""
