@@ -367,6 +367,27 @@ def test_identity_lost_after_a_master_was_replaced_is_read_back_as_formed() -> N
     assert world.observe().catalog is not None
 
 
+def test_identity_lost_after_every_first_master_was_replaced_is_read_back_as_formed() -> None:
+    """Nobody is left who was there when the cluster formed, nor a claim of theirs."""
+    world = made()
+    for number in range(3):
+        del world.objects["PersistentVolumeClaim", f"flights-master-{number}"]
+        del world.objects["Pod", f"flights-master-{number}"]
+        for _ in range(8):
+            world.step()
+        world.run()
+    masters = [n for n in names(world, "PersistentVolumeClaim") if "master" in n]
+    assert masters == ["flights-master-3", "flights-master-4", "flights-master-5"]
+    before = dict(world.objects["ConfigMap", "flights-identity"]["data"])
+    del world.objects["ConfigMap", "flights-identity"]
+    world.kill(world.objects["Pod", "flights-master-3"]["spec"]["nodeName"])  # it cannot say what it knows
+    world.step()
+    after = world.objects["ConfigMap", "flights-identity"]["data"]
+    assert after["formed"] and after["nextMaster"] == before["nextMaster"]
+    assert world.observe().catalog is not None
+    check(world)
+
+
 def test_identity_lost_before_forming_is_not_taken_for_formed() -> None:
     world = World({"nodes": {"replicas": 3}})
     for _ in range(2):

@@ -305,7 +305,7 @@ class World:
                 parsed.cluster_id,
                 f"{p.ip}:7051",
                 self.formats[p.node_id],
-                p.node_id in self.confirmed,
+                p.node_id in self.confirmed or p.node_id in self.formed_nodes,
             )
             for p in running
             if parsed and p.node_id in self.formats

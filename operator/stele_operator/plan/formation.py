@@ -13,7 +13,15 @@ from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import manifests, naming
 from stele_operator.plan.actions import Action, ConfirmFormation, CreateObject, PatchObject, ReplaceIdentity
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.observation import ROLES, Claim, FirstMaster, Identity, Observation, Role
+from stele_operator.plan.observation import (
+    ROLES,
+    Claim,
+    FirstMaster,
+    Identity,
+    MasterReport,
+    Observation,
+    Role,
+)
 
 
 def plan_identity(
@@ -89,7 +97,8 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     """From the claims. Formed, if every master's claim carries a format id: those are noted before forming. Masters that
-    joined later carry none; but then there are claims that only a formed cluster has: of nodes, or let go."""
+    joined later carry none while a first one is left; but then there are claims that only a formed cluster has: of nodes,
+    or let go."""
     cluster_ids = {c.cluster_id for c in kept}
     if len(cluster_ids) != 1:
         return None
@@ -111,11 +120,11 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
 
 
 def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], list[Finding]]:
-    """The next step towards a formed cluster; nothing once every first master knows it is formed."""
+    """The next step towards a formed cluster; nothing once every first master knows it is formed, as long as one is left."""
     reports = {r.node_id: r for r in o.master_reports if r.cluster_id == identity.cluster_id and r.format_id}
     claims = {c.node_id: c for c in o.claims}
     if identity.formed:
-        return _confirmations(o, identity), []
+        return [*_heirs(identity, reports, claims), *_confirmations(o, identity)], []
     unnoted: list[Action] = []
     for first in identity.first_masters:
         report, claim = reports.get(first.node_id), claims.get(first.node_id)
@@ -136,6 +145,20 @@ def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], li
     names = ", ".join(m.name for m in identity.first_masters)
     return [replace_identity(o, formed, f"{names} have formatted their volumes: they form the cluster")], [
         waiting
+    ]
+
+
+def _heirs(
+    identity: Identity, reports: dict[str, MasterReport], claims: dict[str, Claim]
+) -> list[PatchObject]:
+    """No claim of a first master is left to tell, should the ConfigMap be lost, that the cluster has formed: those of the
+    masters that joined since will."""
+    if any(first.node_id in claims for first in identity.first_masters):
+        return []
+    return [
+        _note_format(claims[r.node_id], r.format_id)
+        for r in reports.values()
+        if r.formed and r.node_id in claims and claims[r.node_id].format_id != r.format_id
     ]
 
 
