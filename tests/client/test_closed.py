@@ -185,3 +185,19 @@ async def test_a_pool_that_is_closed_while_it_dials_keeps_no_channel() -> None:
     with pytest.raises(Closed):
         await dialling
     assert not pool._channels
+
+
+async def test_a_close_that_nobody_waits_for_any_more_leaves_rows_to_end_as_they_do(tmp_path: Path) -> None:
+    """Rows of which nobody had asked to be left, and a second close, which waits for them."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA)
+        cluster.nodes[0].delay_s = 0.3
+        first = asyncio.ensure_future(table.put({"id": 1}))
+        await asyncio.wait_for(cluster.nodes[0].came.wait(), 5)
+        await asyncio.sleep(0.1)
+        second = asyncio.ensure_future(table.put({"id": 2}))
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.close(), 0.05)
+        await asyncio.wait_for(client.close(), 5)
+        assert await asyncio.wait_for(asyncio.gather(first, second), 1)

@@ -96,11 +96,9 @@ class Batcher:
         self._turn_open = False
 
     async def close(self) -> None:
-        """Wait for what is under way."""
-        while self._rows or self._tasks or self._gate:
-            gate = (self._gate,) if self._gate is not None else ()
-            await asyncio.gather(*self._tasks.values(), *gate, return_exceptions=True)
-            await asyncio.sleep(0)
+        """Wait for what is under way. Whoever is cancelled meanwhile ends the waiting alone."""
+        while under_way := [*self._tasks.values(), *((self._gate,) if self._gate is not None else ())]:
+            await asyncio.wait(under_way)
 
     def _open_gate(self) -> None:
         """See that somebody sends what waits."""
