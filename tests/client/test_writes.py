@@ -372,3 +372,20 @@ async def test_what_is_no_whole_number_is_not_made_one(tmp_path: Path) -> None:
         with pytest.raises((Rejected, RowErrors)):
             await table.write_arrow(pa.table({"id": [1.5, 2.0]}))
         assert (await table.scan(["id", "n"]).to_table()).to_pylist() == [{"id": 1, "n": 2}]
+
+
+async def test_a_write_that_was_left_stops_sending(tmp_path: Path) -> None:
+    """Whoever is cancelled may begin anew at once: what the first writer still held must not come after that."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].delay_s = 0.2
+        rows = pa.table({"id": np.arange(100_000), "n": np.zeros(100_000, np.int32)})
+        writing = asyncio.ensure_future(table.write_arrow(rows))
+        await asyncio.wait_for(cluster.nodes[0].came.wait(), 5)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        cluster.nodes[0].delay_s = 0.0
+        await asyncio.sleep(0.5)
+        assert len(tablet.attempts) <= 1

@@ -101,6 +101,7 @@ class BulkWriter:
         self._room = asyncio.Event()
         self._failure: BaseException | None = None
         self._final = False
+        self._abandoned = False
         self._column_ids: tuple[int, ...] = ()
 
     async def feed(self, batch: pa.RecordBatch) -> None:
@@ -145,6 +146,7 @@ class BulkWriter:
 
     async def abandon(self) -> None:
         """Stop sending. Blocks under way may be written."""
+        self._abandoned = True
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -172,8 +174,10 @@ class BulkWriter:
         return self._rows_waiting * self._row_bytes >= self._bytes_max
 
     def _start(self, ordinal: int) -> None:
+        if self._abandoned or self._failure is not None or ordinal in self._tasks:
+            return
         enough = self._pending_rows.get(ordinal, 0) >= BLOCK_ROWS or self._final or self._full
-        if enough and self._pending_rows[ordinal] and ordinal not in self._tasks and self._failure is None:
+        if enough and self._pending_rows[ordinal]:
             task = asyncio.get_running_loop().create_task(self._send(ordinal))
             self._tasks[ordinal] = task
             task.add_done_callback(lambda done: self._ended(ordinal, done))
