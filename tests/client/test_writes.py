@@ -389,3 +389,36 @@ async def test_a_write_that_was_left_stops_sending(tmp_path: Path) -> None:
         cluster.nodes[0].delay_s = 0.0
         await asyncio.sleep(0.5)
         assert len(tablet.attempts) <= 1
+
+
+async def test_a_flush_that_nobody_waits_for_any_more_goes_on(tmp_path: Path) -> None:
+    """Cancelled, it ends the waiting only: no row is lost, and none comes behind a later one of its key."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        cluster.nodes[0].delay_s = 0.1
+        session = table.new_session(flush_interval_s=0)
+        await session.insert({"id": 1, "n": 1})
+        await session.update({"id": 1, "n": 2})
+        await session.upsert({"id": 2, "n": 2})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.flush(), 0.05)
+        await session.update({"id": 1, "n": 3})
+        result = await session.flush()
+        assert result.rows_written == 4
+        assert await table.get({"id": 1}, ["n"]) == {"n": 3}
+        assert await table.get({"id": 2}, ["n"]) == {"n": 2}
+
+
+async def test_what_became_of_a_flush_that_nobody_waited_for_is_told_by_the_next_call(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].delay_s = 0.1
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        session = table.new_session(flush_interval_s=0)
+        await session.insert({"id": 1})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.flush(), 0.05)
+        with pytest.raises(Rejected) as caught:
+            await session.flush()
+        assert caught.value.code is Code.PERMISSION_DENIED

@@ -1,7 +1,8 @@
 """A session: one caller's rows, written in the background, in the order in which they were given.
 
-Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, and no more than
-`buffer_bytes` of rows wait in memory.
+Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, no more than
+`buffer_bytes` of rows wait in memory, and what became of each row is told by a later call, if not by the one that wrote
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from stele.client import arguments
 from stele.client.bulk import BulkWriter
 from stele.client.results import RowErrors, WriteResult, with_key
 from stele.model.block import DELETES, INSERTS, RowOp
-from stele.model.errors import SteleError
 from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
 
@@ -53,10 +53,10 @@ class Session:
         self._bytes = 0
         self._given = 0  # rows before those that wait
         self._result = WriteResult(table)
-        self._failure: SteleError | None = None
+        self._failure: Exception | None = None
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._background: asyncio.Task[None] | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
 
     async def insert(self, row: Mapping[str, Any]) -> None:
         """A whole row whose key must not be present."""
@@ -124,16 +124,28 @@ class Session:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._background = asyncio.get_running_loop().create_task(self._flush_quietly())
-
-    async def _flush_quietly(self) -> None:
-        try:
-            await self._flush()
-        except SteleError as exc:
-            self._failure = exc
+        self._begin_flush()
 
     async def _flush(self) -> None:
+        """Write what waits. Whoever is cancelled meanwhile ends the waiting alone: rows that have left cannot be called
+        back, and those behind them must not be lost."""
         self._cancel_timer()
+        await asyncio.shield(self._begin_flush())
+
+    def _begin_flush(self) -> asyncio.Task[None]:
+        """It does not raise: what went wrong is told by whichever call comes next."""
+        flush = asyncio.get_running_loop().create_task(self._write_waiting())
+        self._flushes.add(flush)
+        flush.add_done_callback(self._flushes.discard)
+        return flush
+
+    async def _write_waiting(self) -> None:
+        try:
+            await self._write_runs()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the caller must hear of it
+            self._failure = self._failure or exc
+
+    async def _write_runs(self) -> None:
         async with self._lock:
             rows, self._rows, self._bytes = self._rows, [], 0
             for run in _runs(rows):
@@ -152,8 +164,12 @@ class Session:
         if not batch.num_rows:
             return
         writer = self._writer_of(op)
-        await writer.feed(batch)
-        written = await writer.finish()
+        try:
+            await writer.feed(batch)
+            written = await writer.finish()
+        except BaseException:
+            await writer.abandon()  # what it still sends must not come behind later rows
+            raise
         positions = np.asarray(kept)
         self._result.row_errors.extend(
             replace(e, row=first + int(positions[e.row])) for e in written.row_errors
