@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,27 @@ async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(clus
                 await table._tablet(0).write(block, timeout_s=5)
         await table.put({"id": 2, "name": "after"})
         assert await count(client) == 1
+
+
+@pytest.mark.parametrize("ahead_us", [3_600_000_000, (1 << 63) - (1 << 62)])
+async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
+    cluster: LocalCluster, ahead_us: int
+) -> None:
+    """Once forgotten it would make all ids older than itself TOO_OLD, those of all new clients, until that time comes."""
+    made_us = time.time_ns() // 1_000 + ahead_us
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        for tablet in (table._tablet(0), kv._tablet):
+            tablet._sequencer.begin()
+            tablet._sequencer.made_us = made_us
+        with pytest.raises(Rejected) as caught:
+            await table.put({"id": 1, "name": "early"})
+        assert caught.value.code is Code.CLOCK_AHEAD
+        with pytest.raises(Rejected) as caught:
+            await kv.replace("a", "early")
+        assert caught.value.code is Code.CLOCK_AHEAD
+        assert await count(client) == 0
 
 
 async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:

@@ -22,6 +22,9 @@ from stele.model.writeop import NO_CLIENT, WriteHeader
 from stele.tablet.machine import Outcome
 
 IDLE_US = 15 * 60 * 1_000_000
+AHEAD_US_MAX = IDLE_US // 3
+"""How far ahead of a leader's clock an id may have been made: forgotten, it must not raise the mark above the present,
+or all ids made since would be TOO_OLD. Leaders refuse what is further ahead; here it would be too late."""
 CLIENTS_MAX = 10_000
 OUTCOMES_MAX = 65_536
 """Unfinished sequences of one client; its owner has a window far below."""

@@ -18,6 +18,7 @@ from stele.rpc.convert import id_from_pb, opid_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
+from stele.tablet.exactly_once import AHEAD_US_MAX
 from stele.tablet.machine import Outcome
 from stele.tserver.reads import checksum, point_read
 from stele.tserver.reports import all_reports
@@ -75,7 +76,7 @@ class TabletService(TabletServerServiceServicer):
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
-            first_attempt_us=request.first_attempt_us,
+            first_attempt_us=self._made_us(request.first_attempt_us),
             digest=_check_digest(block, request.digest),
             schema_version=machine.schema.version,
             plain=machine.vet(block),
@@ -125,7 +126,7 @@ class TabletService(TabletServerServiceServicer):
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
-            first_attempt_us=request.first_attempt_us,
+            first_attempt_us=self._made_us(request.first_attempt_us),
             digest=writeop.digest(body),
             kind=BodyKind.KEYSPACE,
         )
@@ -155,6 +156,16 @@ class TabletService(TabletServerServiceServicer):
             raise
         future.add_done_callback(lambda _: machine.end_pending(token))
         return await replica.outcome(future, deadline_ms or _DEADLINE_MS)
+
+    def _made_us(self, made_us: int) -> int:
+        ahead_us = made_us - self._node.wall_us()
+        if ahead_us > AHEAD_US_MAX:
+            raise Rejected(
+                f"the client id was made {ahead_us / 1e6:.0f} s ahead of this node's clock, in µs since 1970, at most "
+                f"{AHEAD_US_MAX // 1_000_000} s is taken; set the clocks right",
+                code=Code.CLOCK_AHEAD,
+            )
+        return made_us
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""
