@@ -92,6 +92,52 @@ async def test_an_answer_that_is_too_large_fails_its_own_request_alone() -> None
         await streams.close()
 
 
+async def test_requests_of_next_to_no_bytes_are_bounded_too() -> None:
+    """A megabyte of them is half a million; and what waits is held by a budget, however little each one says."""
+    waiting = 0
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        nonlocal waiting
+        waiting += 1
+        await asyncio.sleep(60)
+        return tserver_pb2.ClientResponse()
+
+    async with serving(answer) as (address, pool):
+        hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
+
+        async def opened() -> FramedConnection:
+            place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello)
+            return await connect(address, place.port, place.key)
+
+        def frame_of(count: int) -> bytes:
+            small = [tserver_pb2.ClientRequest(request_id=1)] * count
+            many = tserver_pb2.ClientRequests(requests=small)
+            return frame(tserver_pb2.ClientRequest(many=many).SerializeToString())
+
+        greedy = await opened()
+        greedy.send(frame_of(100_000))
+        async with asyncio.timeout(5):
+            await greedy.lost
+        assert not waiting
+        patient = await opened()
+        refused = 0
+
+        def count(frames: list[bytes]) -> None:
+            nonlocal refused
+            for raw in frames:
+                answers = tserver_pb2.ClientResponse.FromString(raw).many.responses
+                refused += sum(each.error.code == Code.THROTTLED for each in answers)
+
+        patient.on_frames = count
+        for _ in range(50):
+            patient.send(frame_of(4_000))
+        async with asyncio.timeout(30):
+            while waiting + refused < 200_000:
+                await asyncio.sleep(0.01)
+        assert waiting <= 100_000
+        patient.close()
+
+
 async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> None:
     """The node's end breaks in the middle with what no frame has: whatever it is, the request may have been done."""
     async with serving(lambda request: asyncio.sleep(60)) as (address, pool):

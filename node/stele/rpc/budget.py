@@ -26,6 +26,10 @@ class Charge:
         size, self.size_bytes = self.size_bytes, 0
         self._budget._give_back(size)
 
+    def grow(self, size_bytes: int) -> None:
+        """Take more. Raises as `ByteBudget.charge`, and is then as large as before."""
+        self.size_bytes += self._budget.charge(size_bytes).size_bytes
+
     def split(self, parts: int) -> list[Charge]:
         """This charge in `parts` of its own to release; together they are as large. This one is spent."""
         share, rest = divmod(self.size_bytes, max(1, parts))

@@ -1,7 +1,7 @@
 """What clients send: the server's half of their streams. The node gives one coroutine that answers a request.
 
-Invariant: a request is charged before it is decoded and until it is answered; past the budget it is answered
-THROTTLED with only its numbers read. Answers leave in the order in which they are ready; a client that does not take
+Invariant: a request is charged before it is decoded and until it is answered, however small it is with what it costs to
+work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are ready; a client that does not take
 them is not listened to meanwhile.
 """
 
@@ -20,13 +20,16 @@ from stele.rpc.budget import ByteBudget, Charge
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
 from stele.rpc.errors import as_stele_error, error_to_pb
-from stele.rpc.frames import client_responses
+from stele.rpc.frames import REQUESTS_MAX, client_responses
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
 from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
 from stele.rpc.proto import common_pb2, tserver_pb2
 
 log = structlog.get_logger("stele.rpc.client_stream")
+
+REQUEST_BYTES = 1_024
+"""Charged for each request beside its bytes: what a node holds to work on one, about."""
 
 Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientResponse]]
 """Answers one request: sets `write`, `read` or `kv`, or raises a SteleError. `request_id` is filled in here."""
@@ -98,22 +101,31 @@ class _Stream:
 
     def _take(self, raw: bytes) -> None:
         try:
-            charge = self._budget.charge(len(raw))
+            charge = self._budget.charge(len(raw) + REQUEST_BYTES)
         except Retryable as exc:
-            for request_id in request_ids_of(raw):
-                self._put(tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(exc)))
+            self._put_off(raw, exc)
             return
         try:
             request = _decode(raw)
+            several = request.many.requests if request.WhichOneof("body") == "many" else None
+            if several is not None:
+                charge.grow(REQUEST_BYTES * (len(several) - 1))
+        except Retryable as exc:
+            charge.release()
+            self._put_off(raw, exc)
+            return
         except Rejected:
             charge.release()
             raise
-        if request.WhichOneof("body") == "many":
-            shares = charge.split(len(request.many.requests))
-            for each, share in zip(request.many.requests, shares):
-                self._start(each, share)
-        else:
+        if several is None:
             self._start(request, charge)
+            return
+        for each, share in zip(several, charge.split(len(several))):
+            self._start(each, share)
+
+    def _put_off(self, raw: bytes, exc: Retryable) -> None:
+        for request_id in request_ids_of(raw):
+            self._put(tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(exc)))
 
     def _start(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
         task = self._loop.create_task(self._respond(request, charge))
@@ -159,14 +171,14 @@ class _Stream:
 def request_ids_of(raw: bytes) -> list[int]:
     """The request_id of each request in an encoded ClientRequest, without decoding what they carry.
 
-    Reads what our own client writes (`stele.rpc.frames`); of anything else, nothing.
+    Reads what our own client writes (`stele.rpc.frames`); of anything else, nothing, or no more than that could be.
     """
     if raw[:1] != _MANY_TAG:
         request_id, _ = _varint(raw, 1) if raw[:1] == _ID_TAG else (0, 0)
         return [request_id] if request_id else []
-    found = []
+    found: list[int] = []
     _, at = _varint(raw, 1)
-    while at and raw[at : at + 1] == _REQUEST_TAG:
+    while at and raw[at : at + 1] == _REQUEST_TAG and len(found) < REQUESTS_MAX:
         size, start = _varint(raw, at + 1)
         if not start or raw[start : start + 1] != _ID_TAG:
             break
@@ -190,6 +202,12 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def _decode(raw: bytes) -> tserver_pb2.ClientRequest:
     try:
-        return tserver_pb2.ClientRequest.FromString(raw)
+        request = tserver_pb2.ClientRequest.FromString(raw)
     except DecodeError:
         raise Rejected(f"{len(raw)} bytes that are no client request") from None
+    if len(request.many.requests) > REQUESTS_MAX:
+        raise Rejected(
+            f"a frame of {len(request.many.requests)} requests, at most {REQUESTS_MAX} may be",
+            code=Code.TOO_LARGE,
+        )
+    return request

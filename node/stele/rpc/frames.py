@@ -14,6 +14,8 @@ LENGTH_BYTES = 4
 """How long the length before each frame is."""
 FRAME_BYTES = 1 << 20
 """No message is added to a frame that has come to this; one larger message fills a frame of its own."""
+REQUESTS_MAX = 4_096
+"""So many requests of a client leave in one frame at most: each costs a node far more than the bytes it may consist of."""
 
 
 def _tag(descriptor: object, field: str) -> bytes:
@@ -35,7 +37,7 @@ def frame(body: bytes) -> bytes:
 
 def peer_frame(messages: deque[bytes]) -> bytes:
     """A frame for TCP with a PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
-    return _framed(_parts(messages, _PEER_MESSAGE))
+    return _framed(_parts(messages, _PEER_MESSAGE, len(messages)))
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
@@ -51,7 +53,7 @@ def client_responses(responses: deque[bytes]) -> bytes:
 def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
     if len(queue) == 1 or len(queue[0]) >= FRAME_BYTES:
         return frame(queue.popleft())
-    parts = _parts(queue, inner)
+    parts = _parts(queue, inner, REQUESTS_MAX)
     return _framed([outer + _varint(_size(parts)), *parts])
 
 
@@ -66,10 +68,10 @@ def _size(parts: list[bytes]) -> int:
     return size
 
 
-def _parts(queue: deque[bytes], tag: bytes) -> list[bytes]:
+def _parts(queue: deque[bytes], tag: bytes, at_most: int) -> list[bytes]:
     parts: list[bytes] = []
     size = 0
-    while queue and (not parts or size + len(queue[0]) < FRAME_BYTES):
+    while queue and (not parts or (size + len(queue[0]) < FRAME_BYTES and len(parts) < 2 * at_most)):
         raw = queue.popleft()
         head = tag + _varint(len(raw))
         parts.append(head)
