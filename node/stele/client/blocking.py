@@ -61,7 +61,7 @@ class Client:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the asynchronous client on the client's loop, and wait for it.
+        """Run a coroutine of the asynchronous client on the client's loop, and wait for it. An interrupt cancels it.
 
         Raises:
             Closed: after `close`.
@@ -71,7 +71,11 @@ class Client:
                 coroutine.close()
                 raise Closed()
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result()
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted, as by Ctrl-C: nobody would learn what becomes of it
+            raise
 
     def close(self) -> None:
         """End all connections and the thread. What other threads wait for ends as well; whatever is called from now on
@@ -298,15 +302,16 @@ class BlockingScanner:
         """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
         SteleError if no replica of a tablet can serve it."""
         source = self.asynchronous.batches()
+        turn = asyncio.Lock()  # a read that was interrupted may end a moment after it was left
         try:
             while True:
                 try:
-                    yield self._client.run(_next(source))
+                    yield self._client.run(_next(source, turn))
                 except StopAsyncIteration:
                     return
         finally:
             with contextlib.suppress(Closed):  # then it has ended
-                self._client.run(_close(source))
+                self._client.run(_close(source, turn))
 
     def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches`."""
@@ -403,9 +408,11 @@ async def _make(masters: str | Iterable[str], timeout_s: float, first_contact_s:
     return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s)
 
 
-async def _next(source: Any) -> pa.RecordBatch:
-    return await anext(source)
+async def _next(source: Any, turn: asyncio.Lock) -> pa.RecordBatch:
+    async with turn:
+        return await anext(source)
 
 
-async def _close(source: Any) -> None:
-    await source.aclose()
+async def _close(source: Any, turn: asyncio.Lock) -> None:
+    async with turn:
+        await source.aclose()
