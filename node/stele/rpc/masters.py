@@ -168,6 +168,8 @@ class Masters:
                     raise
                 if _says(error) >= _says(worst):
                     worst = error
+                # Whoever listened there may listen elsewhere now: where, is asked again when it is named next.
+                self._by_node = {n: a for n, a in self._by_node.items() if a != address}
                 hint = error.leader_hint if isinstance(error, NotLeader) else ""
                 if hint:
                     waiting.insert(0, await self._address_of(hint, address))

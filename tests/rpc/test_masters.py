@@ -1,0 +1,89 @@
+"""Finding the master that leads, among masters that move."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from stele.model.errors import NotLeader
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.masters import Masters
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
+from stele.rpc.server import bind, make_server
+
+
+class Group:
+    """Some masters, and which of them leads."""
+
+    def __init__(self) -> None:
+        self.cluster_id = ClusterId(new_id())
+        self.members: list[Member] = []
+        self.leader = 0
+
+
+class Member(MasterServiceServicer):
+    """One master. It may be started again, at another port."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.node_id = NodeId(new_id())
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+        group.members.append(self)
+
+    async def start(self) -> None:
+        earlier, self._server = self._server, None
+        identity = Identity(self.group.cluster_id, self.node_id, 1)
+        self._server = make_server(identity, PeerBook(), ByteBudget())
+        add_MasterServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{await bind(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+        if earlier is not None:
+            await earlier.stop(0)
+
+    async def stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+
+    async def ListMasters(self, request: Any, context: Any) -> Any:
+        answer = master_pb2.ListMastersResponse()
+        for member in self.group.members:
+            answer.masters.add(node_id=id_to_pb(member.node_id), address=member.address)
+        return answer
+
+    async def ListTables(self, request: Any, context: Any) -> Any:
+        leader = self.group.members[self.group.leader]
+        if leader is not self:
+            raise NotLeader("another leads", leader_hint=leader.node_id)
+        return master_pb2.ListTablesResponse()
+
+
+@pytest.mark.parametrize("led", [(1,), (1, 0)])
+async def test_a_leader_that_listens_elsewhere_now_is_found(led: tuple[int, ...]) -> None:
+    """The others name it by its id, and where it was is known from before."""
+    group = Group()
+    first, second = Member(group), Member(group)
+    pool = ChannelPool(Identity())
+    try:
+        await asyncio.gather(first.start(), second.start())
+        masters = Masters(pool, [first.address])
+        for leader in led:
+            group.leader = leader
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        before = second.address
+        await second.start()
+        assert second.address != before
+        group.leader = 1
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+    finally:
+        await pool.close()
+        await asyncio.gather(first.stop(), second.stop())
