@@ -12,7 +12,8 @@ import pytest
 
 from stele import metrics
 from stele.model.errors import Rejected
-from stele.rpc.http import HttpServer, standard_routes
+from stele.rpc import http
+from stele.rpc.http import HttpServer, Reply, standard_routes
 
 
 class Healthy:
@@ -83,6 +84,27 @@ async def test_garbage_harms_nothing() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         assert (await get(port, "/livez"))[0] == 200
+
+
+async def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system has no room for would stay in memory, with its connection, as long as the other end likes."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.2)
+
+    async def large() -> Reply:
+        return Reply(200, b"x" * (32 << 20))
+
+    server = HttpServer({"/large": large})
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+    await asyncio.sleep(0.6)
+    came = 0
+    async with asyncio.timeout(5):
+        while chunk := await reader.read(1 << 20):
+            came += len(chunk)
+    assert came < 32 << 20
+    writer.close()
+    await server.close()
 
 
 async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:

@@ -131,6 +131,7 @@ class HttpServer:
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, ValueError) as exc:
             if self._may_log(source, "dropped"):
                 log.info("http connection dropped", source=source, error=str(exc) or type(exc).__name__)
+            writer.transport.abort()  # closed alone, it would wait until what was answered has been taken
         finally:
             self._open -= 1
             writer.close()
