@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -422,3 +424,22 @@ async def test_what_became_of_a_flush_that_nobody_waited_for_is_told_by_the_next
         with pytest.raises(Rejected) as caught:
             await session.flush()
         assert caught.value.code is Code.PERMISSION_DENIED
+
+
+async def test_what_is_opened_again_and_again_is_not_kept(tmp_path: Path) -> None:
+    """As a server does that opens its table for each request, with one client for all of them."""
+    async with small_cluster(tmp_path) as (_, client):
+        await client.create_table("t", SCHEMA, ONE)
+        await client.create_keyspace("s")
+        opened = weakref.WeakSet[object]()
+        for number in range(20):
+            table = await client.open_table("t")
+            await table.put({"id": number})
+            opened.add(table.locations)
+            space = await client.keyspace("s")
+            opened.add(space._tablet._locations)
+        del table, space
+        async with asyncio.timeout(5):  # what looks after a row under way comes back once more
+            while len(opened) > 2:
+                await asyncio.sleep(0.1)
+                gc.collect()

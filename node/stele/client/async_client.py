@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from stele.client import arguments
 from stele.client.kv import KeySpace
@@ -59,8 +60,9 @@ class AsyncClient:
         self._streams = Streams(self.pool)
         self._flight = FlightPool()
         self._observed = Observed()
-        self._tables: list[AsyncTable] = []
-        self._locations: list[Locations] = []
+        # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
+        self._tables: WeakSet[AsyncTable] = WeakSet()
+        self._locations: WeakSet[Locations] = WeakSet()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -73,9 +75,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Finish single rows under way, then end all connections. Whatever is called from now on raises Closed."""
         self._streams.closing = True
-        for table in self._tables:
+        for table in list(self._tables):
             await table.close()
-        for locations in self._locations:
+        for locations in list(self._locations):
             await locations.close()
         await self._streams.close()
         await self.pool.close()
@@ -187,7 +189,7 @@ class AsyncClient:
             self.now,
             self._timeout_s,
         )
-        self._tables.append(table)
+        self._tables.add(table)
         return table
 
     async def keyspace(self, name: str) -> KeySpace:
@@ -214,7 +216,7 @@ class AsyncClient:
         )
         info = table_info_from_pb(answer.table)
         locations = Locations(self.masters, info.table_id, info)
-        self._locations.append(locations)
+        self._locations.add(locations)
         locations.take(answer)
         return locations
 

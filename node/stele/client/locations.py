@@ -116,7 +116,7 @@ def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Locations:
     """Tablets of one table, by ordinal."""
 
