@@ -87,3 +87,22 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(led: tuple[int, ...]
     finally:
         await pool.close()
         await asyncio.gather(first.stop(), second.stop())
+
+
+async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
+    """One after another all that a client was given may be replaced; it has heard of the others from each leader."""
+    group = Group()
+    first, second = Member(group), Member(group)
+    for member in (first, second):
+        await member.start()
+    pool = ChannelPool(Identity(group.cluster_id))
+    try:
+        masters = Masters(pool, [first.address])
+        await masters.call("ListTables", master_pb2.ListTablesRequest())
+        group.leader = 1
+        await first.stop()
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+    finally:
+        await pool.close()
+        for member in (first, second):
+            await member.stop()

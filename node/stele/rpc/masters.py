@@ -8,6 +8,7 @@ that it was not done, or if the caller says that it may be done twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -32,6 +33,10 @@ _NOT_DONE = frozenset(
 _MAYBE_DONE = frozenset((Code.TIMED_OUT, Code.UNKNOWN_OUTCOME))
 _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
 """Of several masters' errors the one that says most is told; of these the later ones say more."""
+
+
+LIST_AGAIN_S = 5.0
+"""So long after a leader was asked who the masters are, the next that answers is asked again."""
 
 
 def parse_masters(masters: str | Iterable[str]) -> list[str]:
@@ -80,6 +85,7 @@ class Masters:
         """Whether a master has ever answered."""
         self._unmet = (0.0, "")  # when the last attempt to meet one failed, and why
         self._known: list[str] = []  # the presumed leader first
+        self._list_again = 0.0
         self._by_node: dict[str, str] = {}
         self._rng = rng or random.Random()
 
@@ -174,9 +180,26 @@ class Masters:
                 if hint:
                     waiting.insert(0, await self._address_of(hint, address))
                 continue
+            await self._hear_of_others(address)
             self._lead(address)
             return answer
         return worst
+
+    async def _hear_of_others(self, leader: str) -> None:
+        """Who else is a master by now: one after another all that were given may be replaced, and then none would answer."""
+        now = time.monotonic()
+        if now < self._list_again:
+            return
+        self._list_again = now + LIST_AGAIN_S
+        with contextlib.suppress(SteleError):
+            await self._list(leader)
+
+    async def _list(self, told_by: str) -> None:
+        answer = await self._pool.unary(
+            told_by, MasterServiceStub, "ListMasters", master_pb2.ListMastersRequest(), timeout_s=1.0
+        )
+        self._by_node = {id_from_pb(m.node_id): m.address for m in answer.masters if m.address}
+        self.learn(self._by_node.values())
 
     async def _addresses(self) -> list[str]:
         known = list(self._known)
@@ -190,17 +213,9 @@ class Masters:
     async def _address_of(self, node_id: str, told_by: str) -> str:
         if node_id not in self._by_node:
             try:
-                answer = await self._pool.unary(
-                    told_by,
-                    MasterServiceStub,
-                    "ListMasters",
-                    master_pb2.ListMastersRequest(),
-                    timeout_s=1.0,
-                )
+                await self._list(told_by)
             except SteleError:
                 return told_by
-            self._by_node = {id_from_pb(m.node_id): m.address for m in answer.masters if m.address}
-            self._known = list(dict.fromkeys([*self._known, *self._by_node.values()]))
         return self._by_node.get(node_id, told_by)
 
     def _lead(self, address: str) -> None:
