@@ -1,8 +1,8 @@
 """The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
 
 Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, then its start in the superblock,
-and it runs at once; the files; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint; superblock READY, which is one
-rename.
+and it runs at once; the files; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint;
+superblock READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
 """

@@ -1,8 +1,8 @@
 """What clients send: the server's half of their streams. The node gives one coroutine that answers a request.
 
 Invariant: a request is charged before it is decoded and until it is answered, however small it is with what it costs to
-work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are ready; a client that does not take
-them is not listened to meanwhile.
+work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are
+ready; a client that does not take them is not listened to meanwhile.
 """
 
 from __future__ import annotations

@@ -180,26 +180,26 @@ class Masters:
                 if hint:
                     waiting.insert(0, await self._address_of(hint, address))
                 continue
-            await self._hear_of_others(address)
+            await self._hear_of_others(address, deadline)
             self._lead(address)
             return answer
         return worst
 
-    async def _hear_of_others(self, leader: str) -> None:
+    async def _hear_of_others(self, leader: str, deadline: float) -> None:
         """Who else is a master by now: one after another all that were given may be replaced, and then none would answer."""
         now = time.monotonic()
-        if now < self._list_again:
+        if now < self._list_again or now >= deadline:
             return
         self._list_again = now + LIST_AGAIN_S
         with contextlib.suppress(SteleError):
-            await self._list(leader)
+            await self._list(leader, min(1.0, deadline - now))
+            self.learn(self._by_node.values())
 
-    async def _list(self, told_by: str) -> None:
+    async def _list(self, told_by: str, timeout_s: float) -> None:
         answer = await self._pool.unary(
-            told_by, MasterServiceStub, "ListMasters", master_pb2.ListMastersRequest(), timeout_s=1.0
+            told_by, MasterServiceStub, "ListMasters", master_pb2.ListMastersRequest(), timeout_s=timeout_s
         )
         self._by_node = {id_from_pb(m.node_id): m.address for m in answer.masters if m.address}
-        self.learn(self._by_node.values())
 
     async def _addresses(self) -> list[str]:
         known = list(self._known)
@@ -213,9 +213,11 @@ class Masters:
     async def _address_of(self, node_id: str, told_by: str) -> str:
         if node_id not in self._by_node:
             try:
-                await self._list(told_by)
+                await self._list(told_by, 1.0)
             except SteleError:
                 return told_by
+            # It does not lead and may have old news: nobody is forgotten for it.
+            self._known = list(dict.fromkeys([*self._known, *self._by_node.values()]))
         return self._by_node.get(node_id, told_by)
 
     def _lead(self, address: str) -> None:
