@@ -12,8 +12,8 @@ from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.observation import GroupObject, Observation
 from stele_operator.plan.status import cluster_status, group_status
-from tests.operator.test_plan import made
 from tests.operator.world import World
+from tests.operator.worlds import made
 
 NOW = "2026-01-01T00:00:00Z"
 

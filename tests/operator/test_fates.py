@@ -1,0 +1,117 @@
+"""What became of a member, when it is given up, and when too many are lost to give up any."""
+
+from __future__ import annotations
+
+import pytest
+
+from stele_operator.plan.fates import Fate, State, members
+from tests.operator.worlds import made, node_of
+
+FATES = [
+    # what happens to flights-node-1 on n2 → fate
+    ("pod deleted", Fate.RESTARTING),
+    ("process silent", Fate.MACHINE_SILENT),
+    ("machine off", Fate.MACHINE_LOST),
+    ("machine deleted", Fate.MACHINE_DELETED),
+    ("claim gone", Fate.VOLUME_LOST),
+    ("claim lost", Fate.VOLUME_LOST),
+    ("volume empty", Fate.VOLUME_EMPTY),
+    ("volume foreign", Fate.VOLUME_EMPTY),
+    ("disk corrupt", Fate.VOLUME_LOST),
+    ("volume old", Fate.VOLUME_LOST),
+]
+
+
+@pytest.mark.parametrize(("what", "fate"), FATES)
+def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
+    world = made()
+    name = node_of(world, "n2")
+    pod = world.objects["Pod", name]
+    exits = {"volume empty": 3, "volume foreign": 4, "disk corrupt": 5, "volume old": 6}
+    match what:
+        case "pod deleted":
+            del world.objects["Pod", name]
+        case "process silent":
+            pass
+        case "machine off":
+            world.kill("n2")
+        case "machine deleted":
+            world.machines = [m for m in world.machines if m.name != "n2"]
+        case "claim gone":
+            del world.objects["PersistentVolumeClaim", name]
+        case "claim lost":
+            world.objects["PersistentVolumeClaim", name]["status"] = {"phase": "Lost"}
+        case _:
+            ended = {"terminated": {"exitCode": exits[what], "message": "told why"}}
+            pod["status"]["containerStatuses"] = [
+                {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+            ]
+    world.now_s += 31
+    node_id = pod["metadata"]["annotations"]["stele.dev/node-id"]
+    for other in world.heard_s:
+        if other != node_id:
+            world.heard_s[other] = world.now_s
+    member = next(m for m in members(world.observe()) if m.node_id == node_id)
+    assert (member.state, member.fate) == (State.LOST, fate)
+    assert member.given_up == (fate in (Fate.MACHINE_DELETED, Fate.VOLUME_LOST, Fate.VOLUME_EMPTY))
+
+
+def test_the_machine_that_a_volume_was_made_on_may_be_long_gone() -> None:
+    """A volume that any machine can mount: its pod ran on n2, and is being started again."""
+    world = made()
+    name = node_of(world, "n2")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    claim = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    claim["volume.kubernetes.io/selected-node"] = "n9"
+    del world.objects["Pod", name]
+    world.heard_s[node_id] -= 6
+    member = next(m for m in members(world.observe()) if m.node_id == node_id)
+    assert (member.fate, member.given_up) == (Fate.RESTARTING, False)
+
+
+def test_without_the_right_to_read_machines_the_longest_time_out_counts() -> None:
+    world = made()
+    world.machines_known = False
+    name = node_of(world, "n2")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    for age_s, given_up in ((301, False), (601, True)):
+        for other in world.heard_s:
+            world.heard_s[other] = world.now_s - (age_s if other == node_id else 0)
+        member = next(m for m in members(world.observe()) if m.node_id == node_id)
+        assert (member.fate, member.given_up) == (Fate.MACHINE_SILENT, given_up)
+
+
+def test_nothing_is_given_up_before_its_time() -> None:
+    world = made()
+    world.kill("n1")
+    for _ in range(590):
+        plan = world.step()
+        assert plan.policy is not None
+        assert not plan.policy.lost
+        assert not plan.actions or all("n1" not in str(a) or "Budget" in a.reason for a in plan.actions)
+    assert plan.policy.dead_after_ms == 30_000
+
+
+def test_with_too_many_lost_healing_stops_and_says_so() -> None:
+    world = made()
+    for machine in ("n4", "n5"):
+        world.kill(machine)
+    for _ in range(700):
+        plan = world.step()
+    assert plan.policy is not None
+    assert not plan.policy.lost
+    (stalled,) = [f for f in plan.findings if f.reason == "TooManyLost"]
+    assert "flights-node-" in stalled.message
+    assert "maxLostNodes=1" in stalled.message
+
+
+def test_too_many_lost_are_too_many_also_where_witnesses_wait_longest() -> None:
+    world = made()
+    world.cluster["spec"]["healing"] = {"witnessAfter": "10m", "machineLostAfter": "1m"}
+    for machine in ("n4", "n5"):
+        world.kill(machine)
+    for _ in range(70):
+        plan = world.step()
+        assert plan.policy is not None
+        assert not plan.policy.lost
+    assert "TooManyLost" in {f.reason for f in plan.findings}

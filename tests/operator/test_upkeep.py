@@ -1,0 +1,148 @@
+"""Pods and claims of a cluster that stands: kept, grown, chosen again, and left alone while it is paused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele_operator.plan import make_plan
+from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
+from stele_operator.plan.status import cluster_status
+from tests.operator.world import World
+from tests.operator.worlds import check, made, names
+
+
+def test_a_pod_that_is_gone_comes_back_on_its_volume() -> None:
+    world = made()
+    uid = world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"]
+    del world.objects["Pod", "flights-node-2"]
+    plan = world.step()
+    assert [a.reason for a in plan.actions] == ["flights-node-2: back on its volume"]
+    world.run()
+    assert world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"] == uid
+
+
+def test_pods_may_do_nothing_but_their_work() -> None:
+    for pod in made().of("Pod"):
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert spec["automountServiceAccountToken"] is False
+
+
+def test_nodes_whose_claims_are_refused_do_not_fill_the_catalog() -> None:
+    """A quota, or an admission rule: it may last for days, and a pass comes every second."""
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 5
+    known = len(world.nodes)
+    for _ in range(10):
+        for action in make_plan(world.observe()).actions:
+            if not isinstance(action, CreateClaim):
+                world.apply(action)
+        world.now_s += 1
+    assert len(world.nodes) == known
+    world.run()
+    assert len([n for n in names(world, "Pod") if "node" in n]) == 5
+    assert len(world.nodes) == known + 2
+    check(world)
+
+
+def test_a_node_is_registered_before_its_pod_starts() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 4
+    order = []
+    for _ in range(6):
+        plan = world.step()
+        order += [a for a in plan.actions if isinstance(a, RegisterNode | CreatePod)]
+    assert [type(a) for a in order] == [RegisterNode, CreatePod]
+
+
+def test_more_nodes_are_asked_for_and_come() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"]["replicas"] = 5
+    world.run()
+    assert len([n for n in names(world, "Pod") if "node" in n]) == 5
+    check(world)
+
+
+def test_storage_grows_and_owners_follow_the_deletion_policy() -> None:
+    world = made()
+    world.cluster["spec"] |= {
+        "deletionPolicy": "Delete",
+        "nodes": {"replicas": 5, "storage": {"size": "20Gi"}},
+    }
+    world.run()
+    claim = world.objects["PersistentVolumeClaim", "flights-node-0"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    assert claim["metadata"]["ownerReferences"][0]["kind"] == "TabletCluster"
+    world.cluster["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    assert "ownerReferences" not in world.objects["PersistentVolumeClaim", "flights-node-0"]["metadata"]
+
+
+def test_the_status_tells_which_deletion_policy_is_in_force() -> None:
+    """Volumes go with the TabletCluster until the last claim was let go, whatever the spec says meanwhile."""
+    world = made()
+
+    def told() -> str:
+        observed = world.observe()
+        return str(
+            cluster_status(observed, make_plan(observed), (), "2026-01-01T00:00:00Z")["deletionPolicy"]
+        )
+
+    assert told() == "Retain"
+    world.cluster["spec"]["deletionPolicy"] = "Delete"
+    world.run()
+    assert told() == "Delete"
+    world.cluster["spec"]["deletionPolicy"] = "Retain"
+    world.step(prefix=3)
+    assert told() == "Delete"
+    world.run()
+    assert told() == "Retain"
+
+
+def test_a_released_claim_says_nothing_of_the_deletion_policy() -> None:
+    """It keeps its owner until it goes, perhaps a day later: who waits for Retain need not wait for that."""
+    world = made()
+    observed = world.observe()
+    first, *others = observed.claims
+    for released_s, told in ((None, "Delete"), (world.now_s, "Retain")):
+        claims = (replace(first, owned=True, released_s=released_s), *others)
+        seen = replace(observed, claims=claims)
+        status = cluster_status(seen, make_plan(seen), (), "2026-01-01T00:00:00Z")
+        assert status["deletionPolicy"] == told
+
+
+def test_a_volume_chosen_on_a_machine_that_went_down_is_chosen_again() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    for _ in range(3):
+        world.step()
+    world.kill("n1")
+    claim = world.objects["PersistentVolumeClaim", "flights-master-0"]
+    claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "n1"
+    claim["status"] = {"phase": "Pending"}
+    world.objects["Pod", "flights-master-0"]["spec"].pop("nodeName", None)
+    world.formats.clear()
+    world.now_s += 61
+    plan = make_plan(world.observe())
+    deleted = [a for a in plan.actions if "which is down" in a.reason]
+    assert len(deleted) == 2
+
+
+def test_paused_touches_nothing() -> None:
+    world = made()
+    world.cluster["spec"]["paused"] = True
+    del world.objects["Pod", "flights-node-0"]
+    plan = make_plan(world.observe())
+    assert not plan.actions
+    assert plan.policy is None
+    assert [f.reason for f in plan.findings] == ["Paused"]
