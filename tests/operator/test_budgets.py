@@ -4,27 +4,204 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.driver.view import ReplicaState, ReplicaView
-from tests.operator.worlds import made
+import pytest
+
+from stele.driver.view import NodeState, ReplicaState, ReplicaView, TabletView
+from stele.model.ids import NodeId
+from stele_operator.plan import make_plan
+from stele_operator.plan.actions import DeletePod
+from stele_operator.plan.status import cluster_status
+from tests.operator.world import World
+from tests.operator.worlds import made, names, node_of
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def least(world: World, role: str = "node") -> int:
+    """How many pods of a role must stay."""
+    return int(world.objects["PodDisruptionBudget", f"flights-{role}s"]["spec"]["minAvailable"])
+
+
+def drains(world: World) -> tuple[str, str, str]:
+    """Status, reason and message of DrainBlocked; written down, as the operator would."""
+    observed = world.observe()
+    world.cluster["status"] = cluster_status(observed, make_plan(observed), (), NOW)
+    (found,) = [c for c in world.cluster["status"]["conditions"] if c["type"] == "DrainBlocked"]
+    return found["status"], found["reason"], found["message"]
+
+
+def with_failed(tablet: TabletView, count: int = 1) -> TabletView:
+    """The tablet with the last `count` of its replicas FAILED."""
+    failed = tuple(
+        ReplicaView(p.node_id, p.replica_id, ReplicaState.FAILED) for p in tablet.config.peers[-count:]
+    )
+    return replace(tablet, replicas=failed)
+
+
+def test_one_pod_of_each_role_may_go_while_every_tablet_can_lose_one() -> None:
+    world = made()
+    assert (least(world), least(world, "master")) == (4, 2)
+    assert drains(world) == ("False", "Drainable", "one node and one master may be evicted at a time")
 
 
 def test_while_no_master_leads_no_more_pods_may_be_evicted_than_before() -> None:
     """A drain takes the leader master first: what is then not known of the tablets must not let a node go."""
     world = made()
-
-    def least() -> int:
-        return int(world.objects["PodDisruptionBudget", "flights-nodes"]["spec"]["minAvailable"])
-
-    assert least() == 4
+    assert least(world) == 4
     tablet = world.tablets[0]
-    peer = tablet.config.peers[1]
-    failed = ReplicaView(peer.node_id, peer.replica_id, ReplicaState.FAILED)
-    world.tablets[0] = replace(tablet, replicas=(failed,))
+    world.tablets[0] = with_failed(tablet)
     world.step()
-    assert least() == 5
+    assert least(world) == 5
+    told = drains(world)
     confirmed, world.confirmed = world.confirmed, set()
     world.step()
-    assert least() == 5
+    assert least(world) == 5
+    assert drains(world) == told
     world.tablets[0], world.confirmed = tablet, confirmed
     world.step()
-    assert least() == 4
+    assert least(world) == 4
+
+
+def test_a_budget_made_while_no_master_leads_lets_nobody_go() -> None:
+    """Applied again over volumes that were kept: the budgets went with the TabletCluster, the tables did not."""
+    world = made()
+    world.confirmed = set()
+    for role in ("node", "master"):
+        del world.objects["PodDisruptionBudget", f"flights-{role}s"]
+    status, reason, message = drains(world)
+    assert (status, reason) == ("True", "MastersUnavailable")
+    assert "no master leads" in message
+    world.step()
+    assert (least(world), least(world, "master")) == (5, 3)
+
+
+def test_no_node_may_go_while_a_table_has_one_replica_and_it_is_said_which_and_what_to_do() -> None:
+    world = made()
+    world.group("late", replicationFactor=1)
+    world.run()
+    assert (least(world), least(world, "master")) == (5, 2)
+    (tablet,) = [t for t in world.tablets if t.table_name == "late"]
+    pod = next(
+        p["metadata"]["name"]
+        for p in world.of("Pod")
+        if p["metadata"]["annotations"]["stele.dev/node-id"] == tablet.config.peers[0].node_id
+    )
+    status, reason, message = drains(world)
+    assert (status, reason) == ("True", "SingleReplica")
+    assert f"{tablet.tablet_id[:8]} of late on {pod}" in message
+    assert "kubectl delete pod" in message and "replicationFactor 3" in message
+    assert "events" not in message
+
+
+@pytest.mark.parametrize(("policy", "stays"), [("Delete", False), ("Retain", True)])
+def test_a_table_of_one_replica_blocks_drains_as_long_as_there_is_the_table(policy: str, stays: bool) -> None:
+    """Not its TabletGroup: a table that was retained keeps its rows, and they are as precious."""
+    world = made()
+    group = world.group("late", replicationFactor=1, deletionPolicy=policy)
+    world.run()
+    group["metadata"]["deletionTimestamp"] = NOW
+    if policy == "Retain":
+        del world.objects["TabletGroup", "late"]
+    world.run()
+    assert ("TabletGroup", "late") not in world.objects
+    assert (least(world) == 5, drains(world)[0] == "True") == (stays, stays)
+
+
+@pytest.mark.parametrize(("factor", "failed", "stay"), [(3, 1, 5), (5, 1, 4), (5, 2, 5)])
+def test_what_a_tablet_can_spare_decides_not_whether_it_is_whole(factor: int, failed: int, stay: int) -> None:
+    world = World({"nodes": {"replicas": 5}})
+    world.group("events", replicationFactor=factor)
+    world.run()
+    world.tablets[0] = with_failed(world.tablets[0], failed)
+    world.step()
+    assert least(world) == stay
+    status, reason, message = drains(world)
+    if stay == 5:
+        assert (status, reason) == ("True", "VoterLost")
+        assert f"{world.tablets[0].tablet_id[:8]} of events" in message
+        assert "status.healing" in message
+    else:
+        assert status == "False"
+
+
+def test_a_drain_that_waits_for_the_pod_before_is_told_which() -> None:
+    world = made()
+    name = node_of(world, "n2")
+    world.silent.add(name)
+    world.settle()
+    status, reason, message = drains(world)
+    assert (status, reason) == ("True", "PodsNotReady")
+    assert name in message and "4 of 5" in message
+    world.silent.clear()
+    world.settle()
+    assert drains(world)[0] == "False"
+
+
+def test_pods_beyond_what_the_spec_asks_for_are_no_room_for_another_eviction() -> None:
+    """A node is retired and its pod, still ready, cannot be deleted for a while; its replacement is ready too."""
+    world = made()
+    world.machines.append(replace(world.machines[0], name="n6"))
+    name = node_of(world, "n2")
+    retired = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    world.nodes[retired] = replace(world.nodes[retired], state=NodeState.RETIRED)
+    world.tables, world.tablets = [], []
+    for _ in range(6):
+        plan = make_plan(world.observe())
+        for action in plan.actions:
+            if not isinstance(action, DeletePod):
+                world.apply(action)
+        world.settle()
+        world.now_s += 1
+    ready = [n for n in names(world, "Pod") if "node" in n]
+    assert len(ready) == 6 and name in ready
+    assert least(world) == 5
+
+
+def test_a_lone_master_may_not_go_and_it_is_said_why() -> None:
+    world = World({"nodes": {"replicas": 3}, "masters": {"replicas": 1}})
+    world.run()
+    assert (least(world), least(world, "master")) == (2, 1)
+    status, reason, message = drains(world)
+    assert (status, reason) == ("True", "SingleReplica")
+    assert "flights-master-0" in message and "masters.replicas" in message
+
+
+def test_no_master_may_go_while_the_catalog_lacks_a_voter() -> None:
+    """A master that takes a lost one's place is ready before it votes: three pods, and two that hold the catalog."""
+    world = made()
+    observed = world.observe()
+    assert observed.catalog is not None
+    catalog, *others = observed.catalog.view.tablets
+    view = replace(observed.catalog.view, tablets=(with_failed(catalog), *others))
+    plan = make_plan(replace(observed, catalog=replace(observed.catalog, view=view)))
+    (patch,) = plan.actions
+    world.apply(patch)
+    assert (least(world), least(world, "master")) == (4, 3)
+
+
+def test_a_lone_node_without_tables_may_go() -> None:
+    world = World({"nodes": {"replicas": 1}})
+    world.run()
+    assert (least(world), drains(world)[0]) == (0, "False")
+    world.group("late", replicationFactor=1)
+    world.run()
+    assert (least(world), drains(world)[:2]) == (1, ("True", "SingleReplica"))
+
+
+def test_while_paused_what_was_told_stands_as_the_budget_does() -> None:
+    world = made()
+    world.group("late", replicationFactor=1)
+    world.run()
+    told = drains(world)
+    world.cluster["spec"]["paused"] = True
+    world.tables, world.tablets = [], []
+    assert drains(world) == told
+
+
+def test_however_many_tablets_block_a_drain_the_advice_is_not_cut_off() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    for n in range(12):
+        world.group(f"{n}-{'x' * 60}", replicationFactor=1)
+    world.run()
+    message = drains(world)[2]
+    assert "kubectl delete pod" in message and message.endswith("and 7 more")

@@ -190,7 +190,7 @@ class World:
             )
             self.tablets.append(
                 TabletView(
-                    TabletId(f"{i + 1:032x}"), TableId(action.table_id), action.name, "RUNNING", Configuration(-1, peers),
+                    TabletId(f"{len(self.tablets) + 1:08x}{i:024x}"), TableId(action.table_id), action.name, "RUNNING", Configuration(-1, peers),
                     1, peers[0].node_id, factor,
                 )
             )  # fmt: skip
@@ -253,9 +253,12 @@ class World:
 
     def leads(self) -> bool:
         """Whether a majority of the masters is confirmed and up."""
-        return (
-            len(self.confirmed) > len(self.cluster["spec"].get("masters", {}).get("replicas", 3) * "x") // 2
-        )
+        return len(self.confirmed) > self.masters_wanted // 2
+
+    @property
+    def masters_wanted(self) -> int:
+        """How many masters the spec asks for."""
+        return int(self.cluster["spec"].get("masters", {}).get("replicas", 3))
 
     def kill(self, machine: str) -> None:
         """The machine loses its power."""
@@ -347,7 +350,7 @@ class World:
         peers = tuple(Peer(n, ReplicaId(i + 1), "a:1", MemberType.VOTER) for i, n in enumerate(masters))
         catalog = TabletView(
             TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(-1, peers), 1,
-            masters[0] if masters else "", 3,
+            masters[0] if masters else "", self.masters_wanted,
         )  # fmt: skip
         view = ClusterView(nodes, (catalog, *self.tablets))
         return Catalog(

@@ -85,7 +85,11 @@ _CLUSTER_STATUS = _object(
     readyReplicas=_count("Nodes that serve."),
     readyMasters=_count("Masters that serve."),
     selector=_text("Label selector of the node pods, for /scale."),
-    conditions=_CONDITIONS,
+    conditions={
+        **_CONDITIONS,
+        "description": "Ready, Reconciling, Degraded, Stalled: as kstatus reads them. DrainBlocked: true while the "
+        "disruption budgets let no master, or no node, be evicted; it says why, and what to do.",
+    },
     tablets=_TABLETS,
     members=_list(
         "Nodes and masters, those in trouble first; at most 100.",
@@ -239,6 +243,9 @@ def definitions() -> dict[str, Json]:
             _column("Masters", "integer", ".status.readyMasters", "Masters that serve."),
             _column("Nodes", "integer", ".status.readyReplicas", "Nodes that serve."),
             *_TAIL_COLUMNS,
+            _column(
+                "Drain", "string", _condition_path("DrainBlocked", "reason"), "Why no pod may be evicted.", 1
+            ),
         ],
         [
             rule(

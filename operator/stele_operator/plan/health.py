@@ -60,6 +60,14 @@ def live_voters(o: Observation, tablet: TabletView) -> int:
     return count
 
 
+def can_lose_one(o: Observation, tablet: TabletView) -> bool:
+    """Whether a majority that holds the rows is left without any one of its voters. One that is not made yet holds none."""
+    if tablet.state != "RUNNING":
+        return True
+    leads = o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
+    return leads and live_voters(o, tablet) - 1 >= tablet.config.majority
+
+
 def tablet_health(o: Observation) -> tuple[TabletHealth, ...]:
     """Every tablet of every table, in the catalog's order."""
     if o.catalog is None:
@@ -70,7 +78,7 @@ def tablet_health(o: Observation) -> tuple[TabletHealth, ...]:
             continue
         if tablet.state != "RUNNING":
             reason = "Creating"
-        elif not tablet.leader_node or not _heard(o.catalog.view.node(tablet.leader_node)):
+        elif not _heard(o.catalog.view.node(tablet.leader_node)):
             reason = "NoLeader"
         elif live_voters(o, tablet) < tablet.replication_factor:
             reason = "VoterLost"

@@ -299,7 +299,7 @@ def disruption_budget(cluster: ClusterObject, role: Role, min_available: int) ->
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {
-                "name": f"{cluster.name}-{role}s",
+                "name": naming.disruption_budget(cluster.name, role),
                 "namespace": cluster.namespace,
                 "labels": naming.labels(cluster.name),
                 "ownerReferences": [owner(cluster)],

@@ -61,6 +61,11 @@ def masters_service(cluster: str) -> str:
     return f"{cluster}-masters"
 
 
+def disruption_budget(cluster: str, role: Role) -> str:
+    """Name of the PodDisruptionBudget of a role."""
+    return f"{cluster}-{role}s"
+
+
 def port_of(role: Role) -> int:
     """The gRPC port of a role."""
     return PORT_MASTER if role == "master" else PORT_NODE

@@ -12,6 +12,7 @@ from stele.driver.policy import Policy
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.plan import formation, tables, upkeep
 from stele_operator.plan.actions import Action
+from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import TabletCounts, lost_in_use, tablet_counts
@@ -24,7 +25,8 @@ BUSY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`policy` is None where no healing may run. `wait_s`: when to look again if nobody wakes the task before."""
+    """`policy` is None where no healing may run. `wait_s`: when to look again if nobody wakes the task before.
+    `budgets`: those that were planned; one that stays as it was is not among them."""
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -32,6 +34,7 @@ class Plan:
     tablets: TabletCounts
     policy: Policy | None
     wait_s: float
+    budgets: tuple[Budget, ...] = ()
 
 
 def make_plan(o: Observation) -> Plan:
@@ -55,8 +58,9 @@ def make_plan(o: Observation) -> Plan:
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
         return Plan(tuple(actions), tuple(findings), everyone, counts, None, BUSY_S)
+    budgets = plan_budgets(o, spec, everyone)
     steps: list[tuple[list[Action], list[Finding]]] = [
-        (upkeep.plan_services(o, spec, counts), []),
+        (upkeep.plan_services(o, budgets), []),
         formation.plan_formation(o, identity),
         upkeep.plan_members(o, spec, identity, everyone),
         tables.plan_tables(o, everyone),
@@ -65,9 +69,8 @@ def make_plan(o: Observation) -> Plan:
         actions.extend(more_actions)
         findings.extend(more_findings)
     policy = _policy(o, everyone, findings)
-    return Plan(
-        tuple(actions), tuple(findings), everyone, counts, policy, _wait_s(o, everyone, actions, counts)
-    )
+    wait_s = _wait_s(o, everyone, actions, counts)
+    return Plan(tuple(actions), tuple(findings), everyone, counts, policy, wait_s, budgets)
 
 
 def _policy(o: Observation, everyone: tuple[Member, ...], findings: list[Finding]) -> Policy | None:

@@ -1,7 +1,8 @@
 """The statuses, from what was seen, found and done. Called by report; pure.
 
 Conditions follow kstatus: Ready is true when it is so; Reconciling, Degraded and Stalled are true when something is
-the matter. Invariant: a status stays below 64 KiB, whatever the cluster; tablets never enter it one by one.
+the matter. DrainBlocked, which kstatus does not know, is true while the disruption budgets let nobody go.
+Invariant: a status stays below 64 KiB, whatever the cluster; tablets never enter it one by one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Json = dict[str, Any]
 MEMBERS_MAX = 100
 HEALS_MAX = 20
 WORST_MAX = 10
+DRAIN_BLOCKED = "DrainBlocked"
 _MESSAGE_MAX = 1_000
 _TEXT_MAX = 300
 
@@ -124,10 +126,24 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
         _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found, degraded or stalled)),
         _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
+        _drains(o, plan),
     ]
 
 
 Why = tuple[str, str]
+
+
+def _drains(o: Observation, plan: Plan) -> Condition:
+    """Whether pods may be evicted. A budget that stays as it was, and what was said of it, stand or fall together."""
+    before = next((c for c in o.cluster.conditions if c.type == DRAIN_BLOCKED), None)
+    if before is not None and (o.catalog is None or not plan.budgets):
+        return before
+    blocked = [b for b in plan.budgets if b.reason]
+    if blocked:
+        return _condition(DRAIN_BLOCKED, True, (blocked[0].reason, "; ".join(b.message for b in blocked)))
+    if not plan.budgets:
+        return _condition(DRAIN_BLOCKED, False, ("Unknown", "the disruption budgets are not made yet"))
+    return _condition(DRAIN_BLOCKED, False, ("Drainable", "one node and one master may be evicted at a time"))
 
 
 def _well(known: bool) -> Why:

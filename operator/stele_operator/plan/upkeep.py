@@ -6,6 +6,7 @@ pod starts, a node is RETIRED before its pod goes, and its pod is gone before it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
@@ -23,10 +24,10 @@ from stele_operator.plan.actions import (
     RegisterNode,
     ReleaseClaim,
 )
+from stele_operator.plan.budgets import Budget
 from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
-from stele_operator.plan.health import TabletCounts
 from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
 from stele_operator.plan.placement import choose_zones, zone_faults
 
@@ -34,18 +35,13 @@ _UNBOUND_PATIENCE_S = 60.0
 Result = tuple[list[Action], list[Finding]]
 
 
-def plan_services(o: Observation, spec: TabletClusterSpec, counts: TabletCounts) -> list[Action]:
+def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
     """Services and disruption budgets, made and kept as they should be."""
-    spare = 0 if counts.ailing else 1
     wanted: list[Json] = [
         manifests.peers_service(o.cluster),
         manifests.masters_service(o.cluster),
-        manifests.disruption_budget(o.cluster, "master", max(0, spec.masters.replicas - 1)),
+        *(manifests.disruption_budget(o.cluster, b.role, b.min_available) for b in budgets),
     ]
-    nodes = manifests.disruption_budget(o.cluster, "node", max(0, spec.nodes.replicas - spare))
-    # While no master leads nothing is known of tablets: the budget of when it was stays.
-    if o.catalog is not None or not any(e.name == nodes["metadata"]["name"] for e in o.existing):
-        wanted.append(nodes)
     actions: list[Action] = []
     for manifest in wanted:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
