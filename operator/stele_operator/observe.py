@@ -175,6 +175,7 @@ def parse_claim(raw: Json) -> Claim | None:
         format_id=annotations.get(naming.ANNOTATION_FORMAT_ID, ""),
         released_s=float(released) if released else None,
         owner_uid=str(owners[0].get("uid", "")) if owners else "",
+        retired=naming.ANNOTATION_RETIRED in annotations,
     )
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import pytest
+
+from stele.driver.view import NodeState
+from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
+from stele_operator.plan.actions import CreatePod
 from stele_operator.plan.fates import Fate, State
 from stele_operator.plan.findings import Kind
 from tests.operator.world import World
@@ -87,3 +93,42 @@ def test_masters_whose_volumes_are_gone_for_good_are_a_case_for_a_human() -> Non
     assert not world.leads()
     assert "1 of 3" in stalled()["MastersLost"]
     assert "kubectl delete pvc -l stele.dev/cluster=flights" in stalled()["MastersLost"]
+
+
+@pytest.mark.parametrize("leaderless_after", range(6))
+def test_a_retired_node_is_not_started_again_while_no_master_leads(leaderless_after: int) -> None:
+    """Its pod is deleted because the masters say RETIRED; from then on nobody starts it, whoever can be asked or not."""
+    world = made()
+    name = node_of(world, "n2")
+    node_id = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    world.tables, world.tablets = [], []
+    world.nodes[node_id] = replace(world.nodes[node_id], state=NodeState.RETIRED)
+    for _ in range(leaderless_after):
+        world.step()
+    there = [names(world, "Pod").count(name)]
+    confirmed, world.confirmed = world.confirmed, set()
+    for _ in range(5):
+        plan = world.step()
+        assert not any(isinstance(a, CreatePod) and a.name == name for a in plan.actions)
+        there.append(names(world, "Pod").count(name))
+    assert len(set(there)) == 1, "while nobody confirms it, nothing is taken away either"
+    world.confirmed = confirmed
+    world.run()
+    assert ("Pod", name) not in world.objects
+    annotations = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    assert "stele.dev/released-at" in annotations
+    check(world)
+
+
+def test_the_masters_decide_who_is_retired_not_what_stands_on_a_claim() -> None:
+    """Their catalog was restored from an older moment, or somebody wrote on a claim."""
+    world = made()
+    name = node_of(world, "n2")
+    claim = world.objects["PersistentVolumeClaim", name]
+    claim["metadata"]["annotations"]["stele.dev/retired-at"] = f"{world.now_s:.0f}"
+    world.run()
+    assert ("Pod", name) in world.objects
+    del world.objects["Pod", name]
+    world.run()
+    assert ("Pod", name) in world.objects
+    assert "stele.dev/released-at" not in claim["metadata"]["annotations"]

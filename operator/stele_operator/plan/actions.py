@@ -66,8 +66,13 @@ class PatchObject(Base):
 
 
 @dataclass(frozen=True, slots=True)
+class RetireClaim(PatchObject):
+    """Note on a claim that its node is RETIRED: nothing starts on it again, also while no master leads."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseClaim(PatchObject):
-    """Let a claim go: nothing starts on it again; it is deleted after `keepFor`."""
+    """Let a claim go: it is deleted after `keepFor`."""
 
     event = "ClaimReleased"
 

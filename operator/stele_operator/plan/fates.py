@@ -65,10 +65,10 @@ class Member:
     @property
     def active(self) -> bool:
         """Whether it counts towards the replicas that the spec asks for."""
+        if self.state is State.RETIRED:
+            return False
         if self.claim is None or self.claim.deleting:  # while it serves, or until it is given up, it counts
             return self.node is not None and self.node.state is NodeState.ACTIVE and self.formed
-        if self.claim.released_s is not None:
-            return False
         return self.node is None or self.node.state is NodeState.ACTIVE
 
     @property
@@ -194,6 +194,15 @@ def _waiting(pod: Pod | None) -> str:
     return f"ended with {pod.exit_code}: {pod.exit_message}" if pod.exit_message and not pod.running else ""
 
 
+def _retired(claim: Claim | None, node: NodeView | None) -> bool:
+    """The masters decide; what they said once, and stands on the claim, holds while they cannot be asked."""
+    if claim is not None and claim.released_s is not None:
+        return True
+    if node is not None:
+        return node.state is NodeState.RETIRED
+    return claim is not None and claim.retired
+
+
 def _state(
     healing: Healing,
     claim: Claim | None,
@@ -205,9 +214,7 @@ def _state(
     fate: Fate,
     too_long: bool,
 ) -> State:
-    if (node is not None and node.state is NodeState.RETIRED) or (
-        claim is not None and claim.released_s is not None
-    ):
+    if _retired(claim, node):
         return State.RETIRED
     if node is not None and node.state is NodeState.DRAINING:
         return State.DRAINING

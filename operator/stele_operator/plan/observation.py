@@ -114,6 +114,8 @@ class Claim:
     released_s: float | None = None
     owner_uid: str = ""
     """Of the TabletCluster that it goes with."""
+    retired: bool = False
+    """The masters said so once: what is to be known of its node while none of them leads."""
 
 
 @dataclass(frozen=True, slots=True)

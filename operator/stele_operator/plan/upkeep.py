@@ -1,7 +1,8 @@
 """Pods, claims and Services: what should be there and is not, and what should go. Called by planner; pure.
 
 Invariant: a serial is set aside before the claim that uses it, a claim stands and its node is registered before its
-pod starts, a node is RETIRED before its pod goes, and its pod is gone before its claim is let go.
+pod starts, a node is RETIRED, and that noted on its claim, before its pod goes, and its pod is gone before its claim
+is let go.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReleaseClaim,
+    RetireClaim,
 )
 from stele_operator.plan.budgets import Budget
 from stele_operator.plan.fates import Fate, Member, State
@@ -219,8 +221,18 @@ def _gone(o: Observation, machine: str) -> bool:
 
 
 def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim) -> list[Action]:
-    """Retired → pod deleted → claim released → claim deleted, one after the other."""
+    """Retired → so noted on its claim → pod deleted → claim released → claim deleted, one after the other."""
     pod = member.pod
+    if claim.released_s is None and member.node is None:
+        return []  # noted once; those who decide it cannot be asked: nothing is started, nothing taken away
+    if pod is not None and claim.released_s is None and not claim.retired:
+        patch = {"metadata": {"annotations": {naming.ANNOTATION_RETIRED: f"{o.now_s:.0f}"}}}
+        reason = f"{member.name} is retired: nothing is to start on its volume again"
+        return [
+            RetireClaim(
+                reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
+            ),
+        ]
     if pod is not None:
         force = _gone(o, pod.machine)
         if pod.deleting and not force:
