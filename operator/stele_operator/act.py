@@ -14,7 +14,7 @@ import structlog
 
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.kube import Conflict, Kube, KubeError
+from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 from stele_operator.masters import MasterLink
 from stele_operator.plan.actions import (
     Action,
@@ -71,6 +71,9 @@ class Actor:
             await self._give(action)
         except Conflict as exc:
             return Outcome(action, str(exc), changed_under=True)
+        except NotFound as exc:
+            # To create, it is the place that is missing.
+            return Outcome(action, str(exc), changed_under=not isinstance(action, CreateObject))
         except (KubeError, SteleError) as exc:
             return Outcome(action, str(exc))
         return Outcome(action)

@@ -6,6 +6,7 @@ changed under it is `Conflict`, and everything else that failed is `KubeError` w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -36,7 +37,11 @@ class KubeError(Exception):
 
 
 class Conflict(KubeError):
-    """The object is not what was seen (409, 422 on preconditions): look again."""
+    """The object is not what was seen (409, or 422 for another uid): look again."""
+
+
+class NotFound(KubeError):
+    """There is no object of that name. A 404 that names none says only that its kind is not served, or no API server."""
 
 
 class BadKubeconfig(Exception):
@@ -99,6 +104,18 @@ async def configuration(kubeconfig: str = "") -> Configuration:
     return made
 
 
+def _error(status: int, answer: Json) -> KubeError:
+    reason, message = str(answer.get("reason", "")), str(answer.get("message", "no message"))
+    details = answer.get("details") or {}
+    # A uid in a merge patch is no precondition to the API server but a change of what cannot be changed.
+    another = status == 422 and any(c.get("field") == "metadata.uid" for c in details.get("causes") or ())
+    if status == 409 or another:
+        return Conflict(status, reason, message)
+    if status == 404 and details.get("name"):
+        return NotFound(status, reason, message)
+    return KubeError(status, reason, message)
+
+
 class Kube:
     """A connection to one API server."""
 
@@ -138,18 +155,14 @@ class Kube:
             answer = {"message": raw[:200].decode("utf-8", "replace")}
         if 200 <= response.status < 300:
             return answer
-        reason, message = str(answer.get("reason", "")), str(answer.get("message", "no message"))
-        error = Conflict if response.status == 409 else KubeError
-        raise error(response.status, reason, message)
+        raise _error(response.status, answer)
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object, or None."""
         try:
             return await self._request("GET", RESOURCES[kind].path(namespace, name))
-        except KubeError as exc:
-            if exc.status == 404:
-                return None
-            raise
+        except NotFound:
+            return None
 
     async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
         """All objects of a kind as the API server has them now: never from its cache."""
@@ -187,11 +200,8 @@ class Kube:
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         if force:
             body["gracePeriodSeconds"] = 0
-        try:
+        with contextlib.suppress(NotFound):
             await self._request("DELETE", RESOURCES[kind].path(namespace, name), body=body)
-        except KubeError as exc:
-            if exc.status != 404:
-                raise
 
     async def serves_our_resources(self) -> bool:
         """Whether the CustomResourceDefinitions are there."""

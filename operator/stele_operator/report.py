@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from stele_operator.api import API_VERSION
-from stele_operator.kube import Conflict, Kube, KubeError
+from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 
 log = structlog.get_logger("stele.operator.report")
 Json = dict[str, Any]
@@ -72,12 +72,8 @@ class Reporter:
         patch = {"metadata": {"uid": uid}, "status": difference(there, wanted) if there else wanted}
         try:
             await self._kube.patch(kind, metadata["namespace"], metadata["name"], patch, sub="status")
-        except Conflict:
-            return False  # deleted and made again meanwhile
-        except KubeError as exc:
-            if exc.status == 404:
-                return False
-            raise
+        except (Conflict, NotFound):
+            return False  # deleted, perhaps made again, meanwhile
         self._written_s[uid] = now_s
         return True
 

@@ -1,0 +1,80 @@
+"""Actions on an API server whose objects changed, went, or were made anew meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele_operator.act import Actor, Outcome
+from stele_operator.kube import Conflict, KubeError
+from stele_operator.plan.actions import Action, DeleteObject, PatchObject, SetFinalizers
+from stele_operator.report import Reporter
+from tests.operator.cluster import Bench, bench
+
+Json = dict[str, Any]
+CLAIM: Json = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "flights-node-0"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+
+
+async def outcome(made: Bench, action: Action) -> Outcome:
+    """What became of one action."""
+    (found,) = await Actor(made.kube, "default", None).carry_out([action])
+    return found
+
+
+async def test_what_is_gone_meanwhile_is_old_news_and_no_failure(tmp_path: Path) -> None:
+    """A failure is an event with a warning; that a user deleted something in the middle of a pass is none."""
+    async with bench(tmp_path, machines=1) as made:
+        for action in (
+            PatchObject("it grew", "PersistentVolumeClaim", "none", "u", "1", {"spec": {}}),
+            SetFinalizers("let go", "none", "u", "1", ()),
+        ):
+            found = await outcome(made, action)
+            assert found.error and found.changed_under
+        gone = DeleteObject("no longer wanted", "PersistentVolumeClaim", "none", "u", "1")
+        assert not (await outcome(made, gone)).error
+
+
+async def test_an_object_made_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
+    """The API server says 422 to a patch with another uid, and 409 to a deletion."""
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster", paused=True)
+        before = {**raw, "metadata": {**raw["metadata"], "uid": "00000099-0000-0000-0000-000000000000"}}
+        reporter = Reporter(made.kube, "test")
+        assert not await reporter.status("TabletCluster", before, {"replicas": 1}, 100)
+        patch = {"metadata": {"uid": before["metadata"]["uid"]}}
+        with pytest.raises(Conflict):
+            await made.kube.patch("TabletCluster", "default", "flights", patch)
+        with pytest.raises(Conflict):
+            await made.kube.delete("TabletCluster", "default", "flights", before["metadata"]["uid"], "")
+        with pytest.raises(KubeError) as refused:  # what a rule forbids is none of it
+            await made.kube.patch(
+                "TabletCluster", "default", "flights", {"spec": {"masters": {"replicas": 2}}}
+            )
+        assert not isinstance(refused.value, Conflict)
+
+
+async def test_a_kind_that_is_not_served_is_not_an_object_that_is_gone(tmp_path: Path) -> None:
+    """Or a TabletCluster would be taken for deleted while its definition, or the API server behind a proxy, is away."""
+    async with bench(tmp_path, machines=1) as made:
+        assert await made.kube.get("TabletCluster", "default", "flights") is None
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/tabletclusters.stele.dev"
+        await made.kube._request("DELETE", path)
+
+        async def unserved() -> bool:
+            answer = await made.kube._request(
+                "GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            )
+            return path.rsplit("/", 1)[-1] not in {d["metadata"]["name"] for d in answer["items"]}
+
+        await made.until("the definition is gone", unserved)
+        with pytest.raises(KubeError, match="could not find the requested resource"):
+            await made.kube.get("TabletCluster", "default", "flights")
+        with pytest.raises(KubeError, match="could not find the requested resource"):
+            await made.kube.delete("TabletCluster", "default", "flights", "u", "1")
