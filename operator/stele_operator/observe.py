@@ -148,14 +148,18 @@ def _role(metadata: Json) -> Role | None:
     return role if role in ("master", "node") else None
 
 
-def parse_claim(raw: Json) -> Claim | None:
-    """A claim that carries an identity; None for one that someone else made."""
+def parse_claim(raw: Json, cluster: str) -> Claim | None:
+    """A claim with the name of a member and an identity on it; None for one that someone else made."""
     metadata, spec = raw["metadata"], raw["spec"]
     annotations = metadata.get("annotations") or {}
-    role, node_id = _role(metadata), annotations.get(naming.ANNOTATION_NODE_ID, "")
-    if role is None or not is_id(node_id):
+    member, node_id = (
+        naming.member_of(cluster, metadata["name"]),
+        annotations.get(naming.ANNOTATION_NODE_ID, ""),
+    )
+    if member is None or not is_id(node_id):
         return None
-    released = annotations.get(naming.ANNOTATION_RELEASED)
+    role, serial = member
+    released = annotations.get(naming.ANNOTATION_RELEASED, "")
     owners = [r for r in metadata.get("ownerReferences") or () if r.get("kind") == "TabletCluster"]
     return Claim(
         name=metadata["name"],
@@ -164,7 +168,7 @@ def parse_claim(raw: Json) -> Claim | None:
         role=role,
         node_id=node_id,
         cluster_id=annotations.get(naming.ANNOTATION_CLUSTER_ID, ""),
-        serial=int(annotations.get(naming.ANNOTATION_SERIAL, "0")),
+        serial=serial,
         zone=annotations.get(naming.ANNOTATION_ZONE, ""),
         phase=(raw.get("status") or {}).get("phase", "Pending"),
         deleting="deletionTimestamp" in metadata,
@@ -173,7 +177,7 @@ def parse_claim(raw: Json) -> Claim | None:
         created_s=seconds_of(metadata.get("creationTimestamp")),
         owned=bool(owners),
         format_id=annotations.get(naming.ANNOTATION_FORMAT_ID, ""),
-        released_s=float(released) if released else None,
+        released_s=float(released) if released.isdecimal() else None,
         owner_uid=str(owners[0].get("uid", "")) if owners else "",
         retired=naming.ANNOTATION_RETIRED in annotations,
     )
@@ -229,10 +233,12 @@ def parse_machine(raw: Json) -> Machine:
     )
 
 
-def _existing(kind: str, raw: Json) -> Existing:
+def parse_existing(kind: str, raw: Json) -> Existing:
+    """A Service or PodDisruptionBudget of ours."""
     metadata = raw["metadata"]
     digest = (metadata.get("annotations") or {}).get(naming.ANNOTATION_DIGEST, "")
-    return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest)
+    spec = raw.get("spec") or {}
+    return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest, spec)
 
 
 async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
@@ -271,11 +277,11 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
         cluster=cluster,
         default_image=default_image,
         identity=parse_identity(identity) if identity is not None else None,
-        claims=tuple(c for c in map(parse_claim, claims) if c is not None),
+        claims=tuple(c for c in (parse_claim(raw, cluster.name) for raw in claims) if c is not None),
         pods=tuple(p for p in map(parse_pod, pods) if p is not None),
         machines=machines,
         existing=tuple(
-            _existing(kind, item)
+            parse_existing(kind, item)
             for kind, items in (("Service", services), ("PodDisruptionBudget", budgets))
             for item in items
         ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
+import pytest
+
+from stele.driver.view import NodeState
+from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
 from stele_operator.plan.status import cluster_status
-from tests.operator.world import World
-from tests.operator.worlds import check, made, names
+from tests.operator.world import World, merged
+from tests.operator.worlds import check, made, names, node_of
 
 
 def test_a_pod_that_is_gone_comes_back_on_its_volume() -> None:
@@ -146,3 +151,55 @@ def test_paused_touches_nothing() -> None:
     assert not plan.actions
     assert plan.policy is None
     assert [f.reason for f in plan.findings] == ["Paused"]
+
+
+def test_what_was_changed_by_hand_in_services_and_budgets_is_put_back() -> None:
+    """A budget opened for a drain and forgotten; a Service that leads elsewhere. What the API server adds is left."""
+    world = made()
+    budget = world.objects["PodDisruptionBudget", "flights-nodes"]
+    service = world.objects["Service", "flights-masters"]
+    wanted = copy.deepcopy((budget["spec"], service["spec"]))
+    service["spec"] |= {"clusterIP": "10.0.0.1", "sessionAffinity": "None"}
+    service["spec"]["ports"][0]["protocol"] = "TCP"
+    assert not make_plan(world.observe()).actions
+    budget["spec"]["minAvailable"] = 0
+    service["spec"]["selector"]["stele.dev/role"] = "node"
+    world.run()
+    for raw, spec in zip(
+        (world.objects["PodDisruptionBudget", "flights-nodes"], world.objects["Service", "flights-masters"]),
+        wanted,
+        strict=True,
+    ):
+        assert merged(raw["spec"], {k: v for k, v in spec.items() if k != "ports"}) == raw["spec"]
+
+
+@pytest.mark.parametrize("released", ["yesterday", "", "inf", "-1"])
+def test_what_somebody_wrote_on_a_claim_does_not_stop_the_operator(released: str) -> None:
+    """A node that the masters count on keeps its pod; one that they retired is released anew, with a time that counts."""
+    world = made()
+    name = node_of(world, "n2")
+    notes = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    notes |= {"stele.dev/released-at": released, "stele.dev/serial": "three"}
+    world.run()
+    assert ("Pod", name) in world.objects
+    node_id = NodeId(notes["stele.dev/node-id"])
+    world.tables, world.tablets = [], []
+    world.nodes[node_id] = replace(world.nodes[node_id], state=NodeState.RETIRED)
+    world.run()
+    assert ("Pod", name) not in world.objects
+    notes = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    assert float(notes["stele.dev/released-at"]) == pytest.approx(world.now_s, abs=60)
+    check(world)
+
+
+def test_a_claim_that_somebody_released_is_kept_while_the_masters_count_on_its_node() -> None:
+    world = made()
+    name = node_of(world, "n2")
+    claim = world.objects["PersistentVolumeClaim", name]
+    claim["metadata"]["annotations"]["stele.dev/released-at"] = "5"
+    confirmed, world.confirmed = world.confirmed, set()
+    for _ in range(3):
+        world.step()
+    world.confirmed = confirmed
+    world.run()
+    assert {("Pod", name), ("PersistentVolumeClaim", name)} <= set(world.objects)

@@ -28,7 +28,7 @@ from stele_operator.plan.actions import (
     RegisterNode,
     SetFinalizers,
 )
-from stele_operator.plan.observation import Catalog, Column, Existing, Machine, MasterReport, Table
+from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
@@ -319,11 +319,15 @@ class World:
             cluster=observe.parse_cluster(self.cluster),
             default_image="stele/node:test",
             identity=parsed,
-            claims=tuple(c for c in map(observe.parse_claim, self.of("PersistentVolumeClaim")) if c),
+            claims=tuple(
+                c
+                for c in (observe.parse_claim(raw, "flights") for raw in self.of("PersistentVolumeClaim"))
+                if c is not None
+            ),
             pods=pods,
             machines=tuple(self.machines) if self.machines_known else None,
             existing=tuple(
-                self._existing(kind, raw)
+                observe.parse_existing(kind, raw)
                 for kind in ("Service", "PodDisruptionBudget")
                 for raw in self.of(kind)
             ),
@@ -333,11 +337,6 @@ class World:
             catalog_problem="" if formed and self.leads() else "no master leads",
             fresh_ids=tuple(f"{self._count:08x}{i:024x}" for i in range(1, 129)),
         )
-
-    def _existing(self, kind: str, raw: Json) -> Existing:
-        metadata = raw["metadata"]
-        digest = metadata["annotations"]["stele.dev/digest"]
-        return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest)
 
     def _catalog(self) -> Catalog:
         nodes = tuple(

@@ -196,11 +196,9 @@ def _waiting(pod: Pod | None) -> str:
 
 def _retired(claim: Claim | None, node: NodeView | None) -> bool:
     """The masters decide; what they said once, and stands on the claim, holds while they cannot be asked."""
-    if claim is not None and claim.released_s is not None:
-        return True
     if node is not None:
         return node.state is NodeState.RETIRED
-    return claim is not None and claim.retired
+    return claim is not None and (claim.retired or claim.released_s is not None)
 
 
 def _state(

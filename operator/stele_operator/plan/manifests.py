@@ -70,14 +70,13 @@ def claim(
     cluster: ClusterObject,
     spec: TabletClusterSpec,
     role: Role,
-    serial: int,
+    name: str,
     node_id: str,
     cluster_id: str,
     zone: str,
 ) -> Json:
     """A member's claim, with its identity on it."""
     storage = storage_of(spec, role)
-    name = naming.member_name(cluster.name, role, serial)
     body: Json = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": storage.size}},
@@ -91,7 +90,6 @@ def claim(
         "annotations": {
             naming.ANNOTATION_NODE_ID: node_id,
             naming.ANNOTATION_CLUSTER_ID: cluster_id,
-            naming.ANNOTATION_SERIAL: str(serial),
             naming.ANNOTATION_ZONE: zone,
         },
     }

@@ -7,7 +7,7 @@ makes, and on nothing else.
 from __future__ import annotations
 
 from stele_operator.api import GROUP
-from stele_operator.plan.observation import Role
+from stele_operator.plan.observation import ROLES, Role
 
 LABEL_CLUSTER = f"{GROUP}/cluster"
 LABEL_ROLE = f"{GROUP}/role"
@@ -16,7 +16,6 @@ MANAGER = "stele-operator"
 
 ANNOTATION_NODE_ID = f"{GROUP}/node-id"
 ANNOTATION_CLUSTER_ID = f"{GROUP}/cluster-id"
-ANNOTATION_SERIAL = f"{GROUP}/serial"
 ANNOTATION_ZONE = f"{GROUP}/zone"
 ANNOTATION_FORMAT_ID = f"{GROUP}/format-id"
 ANNOTATION_RETIRED = f"{GROUP}/retired-at"
@@ -45,6 +44,15 @@ EXIT_VOLUME_OLD = 6
 def member_name(cluster: str, role: Role, serial: int) -> str:
     """Name of a member's pod and claim."""
     return f"{cluster}-{role}-{serial}"
+
+
+def member_of(cluster: str, name: str) -> tuple[Role, int] | None:
+    """Role and serial of the member of this name; None if no member of the cluster can have it."""
+    for role in ROLES:
+        prefix = f"{cluster}-{role}-"
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal():
+            return role, int(name.removeprefix(prefix))
+    return None
 
 
 def identity_name(cluster: str) -> str:

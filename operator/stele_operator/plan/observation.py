@@ -6,7 +6,7 @@ Invariant: nothing here is remembered from an earlier pass. Times are seconds si
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from stele.driver.view import ClusterView
 from stele_operator.api.cluster import TabletClusterSpec
@@ -201,13 +201,15 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A Service or PodDisruptionBudget that exists: what the operator compares of it."""
+    """A Service or PodDisruptionBudget that exists: what the operator compares of it. `digest`: of the spec that the
+    operator last gave it; `spec`: as it is now, with what the API server added."""
 
     kind: str
     name: str
     uid: str
     resource_version: str
     digest: str
+    spec: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
 from stele_operator.api.scalars import byte_count, seconds
@@ -51,7 +52,7 @@ def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
         digest = manifest["metadata"]["annotations"][naming.ANNOTATION_DIGEST]
         if there is None:
             actions.append(CreateObject(reason=f"{kind} {name} is missing", manifest=manifest))
-        elif there.digest != digest:
+        elif there.digest != digest or not _covers(there.spec, manifest["spec"]):
             patch = {
                 "metadata": {"annotations": {naming.ANNOTATION_DIGEST: digest}},
                 "spec": manifest["spec"],
@@ -59,6 +60,15 @@ def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
             reason = f"{kind} {name} is not as it should be"
             actions.append(PatchObject(reason, kind, name, there.uid, there.resource_version, patch))
     return actions
+
+
+def _covers(there: Any, wanted: Any) -> bool:
+    """Whether all that is wanted is there; the API server adds defaults to it."""
+    if isinstance(wanted, dict):
+        return isinstance(there, dict) and all(k in there and _covers(there[k], v) for k, v in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(there, list) and len(there) == len(wanted) and all(map(_covers, there, wanted))
+    return bool(there == wanted)
 
 
 def plan_members(
@@ -111,16 +121,10 @@ def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -
     return [
         CreateClaim(
             f"{first.name}: {reason}",
-            manifests.claim(
-                o.cluster, spec, "master", _serial(first.name), first.node_id, identity.cluster_id, zone
-            ),
+            manifests.claim(o.cluster, spec, "master", first.name, first.node_id, identity.cluster_id, zone),
         )
         for first, zone in zip(missing, zones, strict=True)
     ]
-
-
-def _serial(name: str) -> int:
-    return int(name.rsplit("-", 1)[-1])
 
 
 def _one(
@@ -223,7 +227,7 @@ def _gone(o: Observation, machine: str) -> bool:
 def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim) -> list[Action]:
     """Retired → so noted on its claim → pod deleted → claim released → claim deleted, one after the other."""
     pod = member.pod
-    if claim.released_s is None and member.node is None:
+    if member.node is None:
         return []  # noted once; those who decide it cannot be asked: nothing is started, nothing taken away
     if pod is not None and claim.released_s is None and not claim.retired:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_RETIRED: f"{o.now_s:.0f}"}}}
@@ -282,10 +286,12 @@ def _newcomers(
     staying = [m.claim for m in everyone if m.active and m.claim is not None]
     for role in ROLES:
         for n, zone in enumerate(choose_zones(o, spec, role, missing[role], staying)):
-            serial, node_id = identity.next_serial[role] + n, next(fresh)
-            name = naming.member_name(o.cluster.name, role, serial)
+            name, node_id = (
+                naming.member_name(o.cluster.name, role, identity.next_serial[role] + n),
+                next(fresh),
+            )
             why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
-            manifest = manifests.claim(o.cluster, spec, role, serial, node_id, identity.cluster_id, zone)
+            manifest = manifests.claim(o.cluster, spec, role, name, node_id, identity.cluster_id, zone)
             actions.append(CreateClaim(why, manifest))
     return actions
 
