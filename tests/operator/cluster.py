@@ -48,11 +48,15 @@ class Bench:
     async def start(self) -> None:
         """Start the operator."""
         self.starts += 1
+        environment = {**os.environ, **self.local.environment()}
+        # The names of the cluster come from there; the operator, as every test, from where this process has it.
+        path = [environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
         with open(self._folder / f"operator-{self.starts}.log", "wb") as log:  # noqa: ASYNC230 - at once
             self._operator = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self.local.kubeconfig),
                 "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY,
-                env={**os.environ, **self.local.environment()}, stdout=log, stderr=log,
+                env=environment, stdout=log, stderr=log,
             )  # fmt: skip
 
     async def end(self, number: int = signal.SIGKILL) -> int:
