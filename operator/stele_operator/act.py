@@ -29,8 +29,10 @@ from stele_operator.plan.actions import (
     ReplaceIdentity,
     SetFinalizers,
 )
+from stele_operator.plan.naming import ANNOTATION_NODE_ID
 
 log = structlog.get_logger("stele.operator.act")
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class Outcome:
     action: Action
     error: str = ""
     changed_under: bool = False
+
+
+def _shared(has: Json, wanted: Json) -> bool:
+    """Whether two objects' metadata have an owner in common, or the identity of a node."""
+    owners = [{r["uid"] for r in m.get("ownerReferences") or ()} for m in (has, wanted)]
+    ids = [(m.get("annotations") or {}).get(ANNOTATION_NODE_ID) for m in (has, wanted)]
+    return bool(owners[0] & owners[1]) or (ids[0] is not None and ids[0] == ids[1])
 
 
 class Actor:
@@ -115,6 +124,25 @@ class Actor:
         except Conflict as exc:
             if action.must_be_new or exc.reason != "AlreadyExists":
                 raise
+            await self._recognise(action, exc)
+
+    async def _recognise(self, action: CreateObject, exists: Conflict) -> None:
+        """What exists already was not in the lists: made since, or it has lost its labels, or it is somebody else's."""
+        everything = await self._kube.list(action.kind, self._namespace)
+        there = next((raw for raw in everything if raw["metadata"]["name"] == action.name), None)
+        if there is None:
+            raise exists
+        has, wanted = there["metadata"], action.manifest["metadata"]
+        if wanted["labels"].items() <= (has.get("labels") or {}).items():
+            return
+        if not _shared(has, wanted):
+            raise KubeError(
+                exists.status,
+                exists.reason,
+                f"{action.kind} {action.name} exists, and is not of this TabletCluster; rename or delete it",
+            )
+        metadata = {"uid": has["uid"], "resourceVersion": has["resourceVersion"], "labels": wanted["labels"]}
+        await self._kube.patch(action.kind, self._namespace, action.name, {"metadata": metadata})
 
     def _masters(self) -> MasterLink:
         if self._link is None:

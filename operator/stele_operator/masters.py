@@ -86,7 +86,7 @@ class MasterLink:
             view=view_from_pb(answer),
             tables=tuple(_table(t) for t in answer.tables),
             formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
-            unnamed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if not n.name),
+            names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
         )
 
     async def register(self, node_id: str, role: str, name: str) -> None:

@@ -10,11 +10,14 @@ import asyncio
 import datetime
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic
 import structlog
 
+from stele.driver.view import NodeState
 from stele.model.errors import SteleError
 from stele.model.ids import is_id, new_id
 from stele_operator.api.cluster import TabletClusterSpec
@@ -179,8 +182,31 @@ def parse_claim(raw: Json, cluster: str) -> Claim | None:
         format_id=annotations.get(naming.ANNOTATION_FORMAT_ID, ""),
         released_s=float(released) if released.isdecimal() else None,
         owner_uid=str(owners[0].get("uid", "")) if owners else "",
+        labelled=naming.labels(cluster, role).items() <= (metadata.get("labels") or {}).items(),
         retired=naming.ANNOTATION_RETIRED in annotations,
     )
+
+
+def _claims(raws: Sequence[Json], cluster: str) -> tuple[Claim, ...]:
+    return tuple(c for c in (parse_claim(raw, cluster) for raw in raws) if c is not None)
+
+
+def unlisted_claims(o: Observation) -> tuple[str, ...]:
+    """Names of claims that must be there and were not listed: one that lost its labels is not gone."""
+    names = {p.name for p in o.pods}
+    if o.identity is not None and not o.identity.formed:
+        names |= {m.name for m in o.identity.first_masters}
+    if o.catalog is not None:
+        left = (n.node_id for n in o.catalog.view.nodes if n.state is not NodeState.RETIRED)
+        names |= {o.catalog.names[node_id] for node_id in left if node_id in o.catalog.names}
+    return tuple(sorted(names - {c.name for c in o.claims}))
+
+
+def with_claims(o: Observation, raws: Sequence[Json]) -> Observation:
+    """The observation with claims that were found by name; those of another cluster are not taken for its own."""
+    own = o.identity.cluster_id if o.identity is not None else ""
+    found = tuple(c for c in _claims(raws, o.cluster.name) if c.cluster_id == own)
+    return replace(o, claims=(*o.claims, *found))
 
 
 def parse_pod(raw: Json) -> Pod | None:
@@ -277,7 +303,7 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
         cluster=cluster,
         default_image=default_image,
         identity=parse_identity(identity) if identity is not None else None,
-        claims=tuple(c for c in (parse_claim(raw, cluster.name) for raw in claims) if c is not None),
+        claims=_claims(claims, cluster.name),
         pods=tuple(p for p in map(parse_pod, pods) if p is not None),
         machines=machines,
         existing=tuple(
@@ -295,6 +321,19 @@ def cluster_of(group: Json) -> str:
     """The name of the TabletCluster that a TabletGroup names."""
     reference = (group.get("spec") or {}).get("clusterRef")
     return str(reference.get("name", "")) if isinstance(reference, dict) else ""
+
+
+async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
+    """Claims that no label leads to, looked for by name.
+
+    Raises:
+        KubeError: an answer did not come.
+    """
+    names = unlisted_claims(o)
+    if not names:
+        return o
+    everything = await kube.list("PersistentVolumeClaim", o.cluster.namespace)
+    return with_claims(o, [raw for raw in everything if raw["metadata"]["name"] in names])
 
 
 async def observe_masters(

@@ -21,7 +21,13 @@ from stele_operator.act import Actor, Outcome
 from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
 from stele_operator.masters import MasterLink
-from stele_operator.observe import cluster_of, observe_kubernetes, observe_masters, parse_group
+from stele_operator.observe import (
+    cluster_of,
+    observe_kubernetes,
+    observe_masters,
+    observe_unlisted,
+    parse_group,
+)
 from stele_operator.plan import Observation, Plan, make_plan
 from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.fates import Member, State
@@ -117,7 +123,7 @@ class ClusterTask:
         if raw is None:
             return await self._orphans()
         o, groups = await observe_kubernetes(self._kube, raw, self._image)
-        o = await self._with_masters(o)
+        o = await observe_unlisted(self._kube, await self._with_masters(o))
         if self._must_settle(o):
             return _SETTLE_S
         plan = make_plan(o)

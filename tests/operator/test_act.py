@@ -9,17 +9,11 @@ import pytest
 
 from stele_operator.act import Actor, Outcome
 from stele_operator.kube import Conflict, KubeError
-from stele_operator.plan.actions import Action, DeleteObject, PatchObject, SetFinalizers
+from stele_operator.plan.actions import Action, CreateObject, DeleteObject, PatchObject, SetFinalizers
 from stele_operator.report import Reporter
 from tests.operator.cluster import Bench, bench
 
 Json = dict[str, Any]
-CLAIM: Json = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "flights-node-0"},
-    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-}
 
 
 async def outcome(made: Bench, action: Action) -> Outcome:
@@ -78,3 +72,44 @@ async def test_a_kind_that_is_not_served_is_not_an_object_that_is_gone(tmp_path:
             await made.kube.get("TabletCluster", "default", "flights")
         with pytest.raises(KubeError, match="could not find the requested resource"):
             await made.kube.delete("TabletCluster", "default", "flights", "u", "1")
+
+
+def budget(*owners: Json, **labels: str) -> Json:
+    """A disruption budget."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "flights-nodes", "labels": labels, "ownerReferences": list(owners)},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"stele.dev/cluster": "flights"}}},
+    }
+
+
+async def test_what_exists_and_lost_its_labels_gets_them_back_and_what_is_not_ours_is_told(
+    tmp_path: Path,
+) -> None:
+    """Neither is in any list; taken for made, it would be made again in every pass, and never kept as it should be."""
+    labels = {"stele.dev/cluster": "flights", "app.kubernetes.io/managed-by": "stele-operator"}
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster", paused=True)
+        owner = {
+            "apiVersion": "stele.dev/v1alpha1",
+            "kind": "TabletCluster",
+            "name": "flights",
+            "uid": raw["metadata"]["uid"],
+        }
+        create = CreateObject("it is missing", manifest=budget(owner, **labels))
+        assert not (await outcome(made, create)).error
+        assert not (await outcome(made, create)).error  # by a pass that was cut off
+        gone = {"metadata": {"labels": {**dict.fromkeys(labels), "team": "data"}}}
+        await made.kube.patch("PodDisruptionBudget", "default", "flights-nodes", gone)
+        assert not (await outcome(made, create)).error
+        (there,) = await made.kube.list("PodDisruptionBudget", "default", "stele.dev/cluster=flights")
+        assert there["metadata"]["labels"] == {**labels, "team": "data"}
+
+        await made.kube.delete(
+            "PodDisruptionBudget", "default", "flights-nodes", there["metadata"]["uid"], ""
+        )
+        await made.kube.create("PodDisruptionBudget", "default", budget())
+        found = await outcome(made, create)
+        assert "flights-nodes" in found.error and "rename or delete it" in found.error
+        assert not found.changed_under

@@ -52,7 +52,7 @@ def test_a_first_master_is_on_record_without_a_name_and_gets_one() -> None:
     observed = world.observe()
     assert observed.catalog is not None
     master = next(n.node_id for n in observed.catalog.view.nodes if n.role == "master")
-    catalog = replace(observed.catalog, unnamed_nodes=frozenset({master}))
+    catalog = replace(observed.catalog, names={**observed.catalog.names, master: ""})
     (action,) = make_plan(replace(observed, catalog=catalog)).actions
     assert isinstance(action, RegisterNode) and action.node_id == master
     assert action.name.startswith("flights-master-")

@@ -155,3 +155,20 @@ async def test_a_wrong_kubeconfig_is_one_line_that_says_what_to_do(tmp_path: Pat
         assert len(lines) == 1, lines
         assert words in lines[0]
         assert str(path) in lines[0]
+
+
+async def test_a_claim_that_lost_its_labels_is_found_by_its_name(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        await made.start()
+        await made.apply("cluster")
+        await made.until("the first masters have pods", lambda: masters_started(made))
+        labels = dict.fromkeys(("stele.dev/cluster", "stele.dev/role"))
+        await made.kube.patch(
+            "PersistentVolumeClaim", "default", "flights-master-1", {"metadata": {"labels": labels}}
+        )
+
+        async def back() -> bool:
+            claim = await made.kube.get("PersistentVolumeClaim", "default", "flights-master-1")
+            return claim is not None and claim["metadata"]["labels"].get("stele.dev/role") == "master"
+
+        await made.until("it has its labels again", back, 40)

@@ -11,6 +11,7 @@ from stele.driver.view import NodeState
 from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
+from stele_operator.plan.fates import State
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World, merged
 from tests.operator.worlds import check, made, names, node_of
@@ -203,3 +204,39 @@ def test_a_claim_that_somebody_released_is_kept_while_the_masters_count_on_its_n
     world.confirmed = confirmed
     world.run()
     assert {("Pod", name), ("PersistentVolumeClaim", name)} <= set(world.objects)
+
+
+@pytest.mark.parametrize("also", ["its pod stays", "its pod is deleted", "no master leads"])
+def test_a_claim_that_lost_its_labels_is_not_gone(also: str) -> None:
+    """It is not in the list; its node would be retired, and copied elsewhere, while its volume is there."""
+    world = made()
+    name = node_of(world, "n2")
+    claim = world.objects["PersistentVolumeClaim", name]
+    labels = claim["metadata"].pop("labels")
+    confirmed = world.confirmed
+    match also:
+        case "its pod is deleted":
+            del world.objects["Pod", name]
+        case "no master leads":
+            world.confirmed = set()
+    for _ in range(3):
+        world.step()
+    world.confirmed = confirmed
+    plan = world.run()
+    claim = world.objects["PersistentVolumeClaim", name]
+    assert claim["metadata"]["labels"] == labels
+    assert ("Pod", name) in world.objects
+    assert {m.state for m in plan.members} == {State.READY} and len(plan.members) == 8
+    check(world)
+
+
+def test_first_masters_whose_claims_lost_their_labels_form_the_cluster_all_the_same() -> None:
+    world = World({"nodes": {"replicas": 3}})
+    for _ in range(2):
+        world.step()
+    for claim in world.of("PersistentVolumeClaim"):
+        claim["metadata"]["labels"] = {"team": "data"}
+    world.run()
+    assert world.confirmed and {"team", "stele.dev/role"} <= set(
+        world.objects["PersistentVolumeClaim", "flights-master-0"]["metadata"]["labels"]
+    )

@@ -65,6 +65,7 @@ class World:
         self.cluster = self._new("TabletCluster", {"metadata": {"name": "flights"}, "spec": spec or {}})
         self.nodes: dict[str, NodeView] = {}
         self.formed_nodes: set[str] = set()
+        self.node_names: dict[str, str] = {}
         self.formats: dict[str, str] = {}
         self.confirmed: set[str] = set()
         self.heard_s: dict[str, float] = {}
@@ -145,6 +146,7 @@ class World:
                 node_id = NodeId(action.node_id)
                 self.nodes.setdefault(node_id, NodeView(node_id, action.role, "", "", "", ever_heard=False))
                 self.heard_s.setdefault(node_id, self.now_s)
+                self.node_names[node_id] = action.name
             case ConfirmFormation():
                 assert (action.node_id, self.formats[action.node_id]) in [
                     (n, f) for n, f, _ in action.masters
@@ -297,9 +299,21 @@ class World:
     # -- observing
 
     def observe(self) -> Observation:
-        """As observe would have found it."""
+        """As observe would have found it: by label, and by name what must be there."""
+        seen = self._listed()
+        found = (self.objects.get(("PersistentVolumeClaim", name)) for name in observe.unlisted_claims(seen))
+        return observe.with_claims(seen, [raw for raw in found if raw is not None])
+
+    def _labelled(self, kind: str) -> list[Json]:
+        return [
+            raw
+            for raw in self.of(kind)
+            if raw["metadata"].get("labels", {}).get("stele.dev/cluster") == "flights"
+        ]
+
+    def _listed(self) -> Observation:
         identity = self.objects.get(("ConfigMap", "flights-identity"))
-        pods = tuple(p for p in map(observe.parse_pod, self.of("Pod")) if p)
+        pods = tuple(p for p in map(observe.parse_pod, self._labelled("Pod")) if p)
         running = [p for p in pods if p.role == "master" and p.running]
         parsed = observe.parse_identity(identity) if identity else None
         reports = tuple(
@@ -321,7 +335,9 @@ class World:
             identity=parsed,
             claims=tuple(
                 c
-                for c in (observe.parse_claim(raw, "flights") for raw in self.of("PersistentVolumeClaim"))
+                for c in (
+                    observe.parse_claim(raw, "flights") for raw in self._labelled("PersistentVolumeClaim")
+                )
                 if c is not None
             ),
             pods=pods,
@@ -329,7 +345,7 @@ class World:
             existing=tuple(
                 observe.parse_existing(kind, raw)
                 for kind in ("Service", "PodDisruptionBudget")
-                for raw in self.of(kind)
+                for raw in self._labelled(kind)
             ),
             groups=tuple(observe.parse_group(g) for g in self.of("TabletGroup")),
             master_reports=reports,
@@ -353,7 +369,10 @@ class World:
         )  # fmt: skip
         view = ClusterView(nodes, (catalog, *self.tablets))
         return Catalog(
-            view, tuple(t for t in self.tables if t.state != "REMOVED"), frozenset(self.formed_nodes)
+            view,
+            tuple(t for t in self.tables if t.state != "REMOVED"),
+            frozenset(self.formed_nodes),
+            dict(self.node_names),
         )
 
     # -- running

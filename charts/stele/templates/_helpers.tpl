@@ -61,8 +61,8 @@ capabilities: {drop: [ALL]}
   resources: [tabletgroups]         # its one finalizer, put on and taken off
   verbs: [patch]
 - apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch, create, delete]
+  resources: [pods]                 # patch: labels that were lost
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [list, watch, create, patch, delete]

@@ -24,7 +24,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject(Base):
-    """Create a Kubernetes object; that it exists already counts as done, unless `must_be_new`."""
+    """Create a Kubernetes object; that its own exists already counts as done, unless `must_be_new`."""
 
     manifest: Json = field(repr=False)
     must_be_new: bool = False

@@ -114,6 +114,8 @@ class Claim:
     released_s: float | None = None
     owner_uid: str = ""
     """Of the TabletCluster that it goes with."""
+    labelled: bool = True
+    """Whether it would be found by its labels."""
     retired: bool = False
     """The masters said so once: what is to be known of its node while none of them leads."""
 
@@ -191,12 +193,12 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """What the leader master told. `formed_nodes`: UUIDs that were ever seen with a formatted volume;
-    `unnamed_nodes`: those on record without the name of their pod."""
+    `names`: of pods, by their nodes' UUIDs; a node may be on record without."""
 
     view: ClusterView
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
-    unnamed_nodes: frozenset[str] = frozenset()
+    names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,12 @@ def _one(
     claim, pod = member.claim, member.pod
     if claim is None:
         return []
+    if not claim.labelled:
+        patch = {"metadata": {"labels": naming.labels(o.cluster.name, claim.role)}}
+        reason = f"{claim.name} has lost its labels: nobody who lists claims finds it"
+        return [
+            PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
+        ]
     if member.state is State.RETIRED:
         return _retired(o, spec, member, claim)
     if claim.deleting:
@@ -260,7 +266,7 @@ def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Cla
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
     """Members whose claims stand: what is registered is on record for ever, so a claim that is refused must not be."""
     # First masters are on record by their own word, before anybody could tell their names.
-    registered = {n.node_id for n in catalog.view.nodes} - catalog.unnamed_nodes
+    registered = {n.node_id for n in catalog.view.nodes if catalog.names.get(n.node_id)}
     return [
         RegisterNode(f"{m.name} is part of the cluster", m.node_id, m.role, m.name)
         for m in everyone
