@@ -25,6 +25,7 @@ Json = dict[str, Any]
 _TIMEOUT_S = 15.0
 _MERGE = "application/merge-patch+json"
 _PAGE = 500
+UNREACHABLE = "Unreachable"
 
 
 class KubeError(Exception):
@@ -148,7 +149,7 @@ class Kube:
             response = await self._api.call_api(*parameters, _request_timeout=_TIMEOUT_S)
             raw = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
-            raise KubeError(0, "Unreachable", f"{method} {path}: {exc or type(exc).__name__}") from exc
+            raise KubeError(0, UNREACHABLE, f"{method} {path}: {exc or type(exc).__name__}") from exc
         try:
             answer: Json = json.loads(raw) if raw else {}
         except ValueError:

@@ -141,8 +141,11 @@ def parse_identity(raw: Json) -> Identity:
         log.error(
             "identity ConfigMap is not as it was written", name=raw["metadata"]["name"], error=repr(exc)
         )
+        advice = "put it back as it was; or delete it, then it is read back from the claims"
         raise KubeError(
-            0, "IdentityBroken", f"ConfigMap {raw['metadata']['name']} is not as it was written: {exc!r}"
+            0,
+            "IdentityBroken",
+            f"ConfigMap {raw['metadata']['name']} is not as it was written ({exc!r}): {advice}",
         ) from exc
 
 

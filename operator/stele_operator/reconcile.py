@@ -7,6 +7,7 @@ on the object it has just read, so a TabletCluster deleted and made again under 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.act import Actor, Outcome
 from stele_operator.heal import Healer
-from stele_operator.kube import Kube, KubeError
+from stele_operator.kube import UNREACHABLE, Kube, KubeError
 from stele_operator.masters import MasterLink
 from stele_operator.observe import (
     cluster_of,
@@ -66,6 +67,7 @@ class ClusterTask:
         self._wake = asyncio.Event()
         self._link: MasterLink | None = None
         self._healer = Healer()
+        self._seen: Json | None = None
         self._told: set[tuple[str, str]] = set()
         self._ailing = False
         self._unsettled = 0
@@ -90,11 +92,13 @@ class ClusterTask:
                     metrics.PASSES.labels(self.namespace, self.name, "failed").inc()
                     ours = not isinstance(exc, KubeError | SteleError)
                     self._log.warning("pass failed", error=str(exc), again_in_s=wait_s, exc_info=ours)
+                    if failures > 1:
+                        await self._tell_failure(exc)
                 else:
                     failures = 0
                     metrics.PASSES.labels(self.namespace, self.name, "done").inc()
                     self._on_pass()
-                    if wait_s is None:
+                    if wait_s is None and not self._wake.is_set():
                         self._log.info("nothing left to keep")
                         return
                 metrics.PASS_SECONDS.observe(time.monotonic() - started)
@@ -108,6 +112,14 @@ class ClusterTask:
             metrics.forget(self.namespace, self.name)
             await self._hang_up()
 
+    async def _tell_failure(self, exc: Exception) -> None:
+        """Status and conditions stay as they were last written: an event has to say that they may be old."""
+        unreachable = isinstance(exc, KubeError) and not exc.status and exc.reason == UNREACHABLE
+        if self._seen is not None and not unreachable:
+            text = f"nothing is kept until this is mended: {str(exc) or type(exc).__name__}"
+            with contextlib.suppress(Exception):  # the log has it already
+                await self._reporter.event("TabletCluster", self._seen, "PassFailed", text, time.time(), True)
+
     async def _hang_up(self) -> None:
         link, self._link = self._link, None
         if link is not None:
@@ -119,7 +131,7 @@ class ClusterTask:
         Raises:
             KubeError, SteleError: it could not be done; nothing half-known was acted on.
         """
-        raw = await self._kube.get("TabletCluster", self.namespace, self.name)
+        raw = self._seen = await self._kube.get("TabletCluster", self.namespace, self.name)
         if raw is None:
             return await self._orphans()
         o, groups = await observe_kubernetes(self._kube, raw, self._image)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
+from stele_operator.kube import Kube
 from stele_operator.report import Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
 from tests.operator.world import merged
@@ -119,3 +121,62 @@ async def _settle(made: Bench, fleet: Fleet) -> None:
         again = await made.kube.get("TabletCluster", "default", "flights")
         if again == raw:
             return
+
+
+class Slow(Kube):
+    """A connection over which the list of TabletGroups takes long enough for something else to happen."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        found = await super().list(kind, namespace, selector)
+        if kind == "TabletGroup" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return found
+
+
+async def test_a_cluster_made_again_as_its_task_ends_is_not_left_to_the_next_sweep(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        kube = Slow(made.kube.settings)
+        fleet = Fleet(kube, Reporter(kube, "test"), ("default",), "image")
+
+        async def applied() -> None:
+            raw = await made.apply("cluster", paused=True)
+            fleet.saw(raw, deleted=False)
+
+        kube.meanwhile = applied
+        try:
+            fleet.wake("default", "flights")
+
+            async def looked_after() -> bool:
+                return (await made.condition("TabletCluster", "flights", "Reconciling"))[1] == "Paused"
+
+            await made.until("it is looked after", looked_after, 5)
+        finally:
+            await fleet.close()
+            await kube.close()
+
+
+async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
+    """Its status stays as it was last written; the log is the operator's, who uses the cluster may not see it."""
+    async with bench(tmp_path, machines=1) as made:
+        await made.apply("cluster")
+        broken = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "flights-identity"},
+            "data": {"formed": "?"},
+        }
+        await made.kube.create("ConfigMap", "default", broken)
+        fleet = Fleet(made.kube, Reporter(made.kube, "test"), ("default",), "image")
+        try:
+            fleet.wake("default", "flights")
+
+            async def told() -> bool:
+                events = await made.events("TabletCluster")
+                return any(e["reason"] == "PassFailed" and "flights-identity" in e["message"] for e in events)
+
+            await made.until("an event says why", told, 10)
+        finally:
+            await fleet.close()
