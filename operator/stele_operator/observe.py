@@ -290,15 +290,15 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
     """
     cluster = parse_cluster(raw)
     namespace, selector = cluster.namespace, f"{naming.LABEL_CLUSTER}={cluster.name}"
-    pods, claims, services, budgets, groups = await asyncio.gather(
+    # First what compare-and-set guards, then what it guards: or a plan on old lists would be let through by new serials.
+    identity = await kube.get("ConfigMap", namespace, naming.identity_name(cluster.name))
+    pods, claims, services, budgets, groups, machines = await asyncio.gather(
         kube.list("Pod", namespace, selector),
         kube.list("PersistentVolumeClaim", namespace, selector),
         kube.list("Service", namespace, selector),
         kube.list("PodDisruptionBudget", namespace, selector),
         kube.list("TabletGroup", namespace),
-    )
-    identity, machines = await asyncio.gather(
-        kube.get("ConfigMap", namespace, naming.identity_name(cluster.name)), machines_if_allowed(kube)
+        machines_if_allowed(kube),
     )
     mine = [g for g in groups if cluster_of(g) == cluster.name]
     seen = Observation(

@@ -66,7 +66,7 @@ class Reporter:
         """Write a status if it says something new; bytes alone are news every 10 s. Returns whether it was written."""
         metadata, there = raw["metadata"], raw.get("status") or {}
         uid = metadata["uid"]
-        too_soon = now_s - self._written_s.get(uid, 0.0) < PROGRESS_INTERVAL_S
+        too_soon = 0 <= now_s - self._written_s.get(uid, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S
         if there == wanted or (too_soon and without_progress(there) == without_progress(wanted)):
             return False
         patch = {"metadata": {"uid": uid}, "status": difference(there, wanted) if there else wanted}
@@ -99,7 +99,7 @@ class Reporter:
         metadata = raw["metadata"]
         text = message[:_MESSAGE_MAX]
         mark = hashlib.blake2b(f"{metadata['uid']}/{reason}/{text}".encode(), digest_size=8).hexdigest()
-        if now_s - self._sent.get(mark, -_REPEAT_AFTER_S) < _REPEAT_AFTER_S:
+        if 0 <= now_s - self._sent.get(mark, -_REPEAT_AFTER_S) < _REPEAT_AFTER_S:
             return
         self._sent[mark] = now_s
         self._sent.move_to_end(mark)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stele_operator.act import Actor, Outcome
-from stele_operator.kube import Conflict, KubeError
+from stele_operator.kube import Conflict, Kube, KubeError
+from stele_operator.observe import observe_kubernetes
 from stele_operator.plan.actions import Action, CreateObject, DeleteObject, PatchObject, SetFinalizers
+from stele_operator.plan.formation import replace_identity
 from stele_operator.report import Reporter
 from tests.operator.cluster import Bench, bench
 
@@ -113,3 +117,52 @@ async def test_what_exists_and_lost_its_labels_gets_them_back_and_what_is_not_ou
         found = await outcome(made, create)
         assert "flights-nodes" in found.error and "rename or delete it" in found.error
         assert not found.changed_under
+
+
+class Interrupted(Kube):
+    """A connection on which another operator does its work while the lists are being read."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        found = await super().list(kind, namespace, selector)
+        if kind == "PersistentVolumeClaim" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return found
+
+
+async def test_what_is_planned_on_lists_is_refused_when_another_operator_acted_since(tmp_path: Path) -> None:
+    """It set serials aside and made their claims: who has not seen these must not set more aside, or there are twice as
+    many nodes."""
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster", paused=True)
+        data = {
+            "clusterUUID": "a" * 32,
+            "nextMaster": "3",
+            "nextNode": "3",
+            "firstMasters": "[]",
+            "formed": "",
+        }
+        metadata = {"name": "flights-identity"}
+        await made.kube.create(
+            "ConfigMap",
+            "default",
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data},
+        )
+
+        async def another() -> None:
+            await made.kube.patch("ConfigMap", "default", "flights-identity", {"data": {"nextNode": "5"}})
+
+        kube = Interrupted(made.kube.settings)
+        kube.meanwhile = another
+        try:
+            seen, _ = await observe_kubernetes(kube, raw, "image")
+        finally:
+            await kube.close()
+        assert seen.identity is not None
+        aside = replace(
+            seen.identity, next_serial={"master": 3, "node": seen.identity.next_serial["node"] + 2}
+        )
+        found = await outcome(made, replace_identity(seen, aside, "serials for 2 nodes"))
+        assert found.changed_under

@@ -57,15 +57,16 @@ async def test_a_status_is_written_when_it_says_something_new(tmp_path: Path) ->
             (102, 5, "Copying"),
             (103, 6, "Promoting"),
             (114, 9, "Promoting"),
+            (-50, 11, "Promoting"),  # the clock was put right
         )
         for now_s, done, step in moments:
             raw = await made.kube.get("TabletCluster", "default", "flights")
             assert raw is not None
             written.append(await reporter.status("TabletCluster", raw, status(done, step), now_s))
-        assert written == [True, False, False, True, True]
+        assert written == [True, False, False, True, True, True]
         raw = await made.kube.get("TabletCluster", "default", "flights")
         assert raw is not None
-        assert raw["status"] == status(9, "Promoting")
+        assert raw["status"] == status(11, "Promoting")
 
 
 async def test_an_event_that_repeats_is_counted(tmp_path: Path) -> None:
@@ -78,6 +79,9 @@ async def test_an_event_that_repeats_is_counted(tmp_path: Path) -> None:
             await reporter.event("TabletCluster", raw, "Why", "because", now_s)
         (event,) = await made.events("TabletCluster")
         assert (event["reason"], event["message"], event["count"]) == ("Why", "because", 5)
+        await reporter.event("TabletCluster", raw, "Why", "because", -3600)  # the clock was put right
+        (event,) = await made.events("TabletCluster")
+        assert event["count"] == 6
 
 
 async def test_a_watch_that_owes_a_change_is_dead_and_a_quiet_one_is_not(tmp_path: Path) -> None:
