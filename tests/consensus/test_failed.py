@@ -126,3 +126,61 @@ def test_an_unknown_version_says_so() -> None:
     with pytest.raises(Rejected) as refused:
         decode_superblock(bytes(data))
     assert refused.value.code is Code.UNSUPPORTED_VERSION
+
+
+async def write_much(group: Group) -> None:
+    """Three segments, flushed by all who can."""
+    for number in range(30):
+        await group.write(rows([number], "x" * 100_000))
+    for replica in group.replicas():
+        if replica.running:
+            await group.caught_up(replica)
+            await replica.flush()
+
+
+@pytest.mark.parametrize("when", ["at work", "at start"])
+async def test_a_failed_replica_lets_go_of_a_log_that_a_majority_holds_without_it(
+    group_of: MakeGroup, when: str
+) -> None:
+    """Until a driver removed it, which may be never, all that its node's other tablets wrote stayed in the log."""
+    group, _ = await group_of(3)
+    await group.write(rows(range(10)))
+    if when == "at start":
+        node, victim = await damaged_follower(group, "store/MANIFEST")
+    else:
+        leader = await group.leader()
+        victim = next(r for r in group.replicas() if r is not leader)
+        await group.caught_up(victim)
+        node = group.node_of(victim)
+        victim.fail("damaged by a test")
+    held = node.log.stream(victim.superblock.key)
+    first = node.log.states[held.key].runs[0].sequence
+    other = await Group([node]).create()
+    await write_much(other)
+    await node.manager.collect_log()
+    assert (
+        first in node.log.segments and held.last_opid.index > 0
+    )  # it may be one of those who made the majority
+    await group.write(rows([100]))
+    await wait_until(lambda: victim.committed_elsewhere > held.last_opid.index)
+    await node.manager.collect_log()
+    assert first not in node.log.segments
+    fresh = await node.restart()
+    group.nodes[group.nodes.index(node)] = fresh
+    again = group.replica(victim.replica_id)
+    assert again.state is ReplicaState.FAILED  # never started with less than it acknowledged
+    assert fresh.manager.get(other.tablet_id).running
+
+
+async def test_a_failed_replica_that_nobody_stands_in_for_keeps_its_log(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(1)
+    other = await Group(nodes).create()
+    await group.write(rows(range(10)))
+    replica = await group.leader()
+    replica.fail("a disk had no space for a moment")
+    first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
+    await write_much(other)
+    await nodes[0].manager.collect_log()
+    assert first in nodes[0].log.segments
+    group.nodes = [await nodes[0].restart()]
+    assert len(table(await group.leader())) == 10

@@ -44,7 +44,7 @@ from stele.raft.events import (
     Start,
     TransferLeadership,
 )
-from stele.raft.messages import Message
+from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto import common_pb2
 from stele.tablet.machine import Outcome, StateMachine
 
@@ -70,6 +70,8 @@ class Replica(ReadPart):
         self.needs_copy: dict[ReplicaId, str] = {}
         self.leading_since_ms = 0
         self.last_applied_ms = 0
+        self.committed_elsewhere = 0
+        """What a leader last said to be committed since this replica FAILED, and so acknowledges nothing."""
 
     # --- life cycle
 
@@ -162,6 +164,8 @@ class Replica(ReadPart):
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
         """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
+        if self.state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
+            self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
         if self._runtime is not None and self.state is not ReplicaState.STOPPED:
             self._node_of[sender] = from_node
             self._runtime.post(Received(sender, message, self._runtime.now_ms()))

@@ -474,6 +474,8 @@ class TabletManager:
         for replica in self:
             if replica.running:
                 replica.anchor_log(now_ms)
+            elif replica.state is ReplicaState.FAILED:
+                self._let_go_of_log(replica)
         await self._host.in_thread(self._node_log.collect)
         for key, replica in list(self._replicas.items()):
             stream = replica.stream
@@ -481,6 +483,16 @@ class TabletManager:
                 self._log_starts[key] = stream.start
                 if stream.start != OPID_NONE:
                     replica.log_collected(stream.start)
+
+    def _let_go_of_log(self, replica: Replica) -> None:
+        """What a FAILED replica's log holds is held by a majority without it once more is committed than it ever had:
+        it did not acknowledge that. Until then it may be one of a majority, and the only one that is left of it."""
+        if replica.superblock.young_witness:
+            return
+        with contextlib.suppress(Rejected):  # what created its stream may have been lost
+            stream = self._node_log.stream(replica.superblock.key)
+            if replica.committed_elsewhere > stream.last_opid.index:
+                stream.let_go()
 
 
 def _rank(replica: Replica) -> tuple[bool, int]:

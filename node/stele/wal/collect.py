@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from stele.model.ids import OpId, StreamKey
+from stele.wal.aside import evidence_end
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.report import Collected
 from stele.wal.segment import Segment
@@ -24,6 +25,10 @@ _log = structlog.get_logger("stele.wal")
 
 def collect(log: Log) -> Collected:
     """As Log.collect."""
+    with log.lock:
+        evidence = evidence_end(log.states.values())
+    if not evidence:
+        log.aside.clear()
     with log.lock:
         dropped = _drop_anchors(log)
         closed = sorted(s for s in log.segments if s < log.active_sequence)
@@ -51,7 +56,10 @@ def collect(log: Log) -> Collected:
             if not segment.readers:
                 going.append(log.segments.pop(sequence))
     for segment in going:
-        log.pool.adopt(segment.path)
+        if segment.sequence < evidence:
+            log.aside.take(segment.path, segment.sequence)
+        else:
+            log.pool.adopt(segment.path)
     log.stats.segments_collected += len(going)
     log.stats.segments_recycled = log.pool.recycled
     return _report(len(going), starts, dropped)
@@ -71,10 +79,8 @@ def _lowest_needed(log: Log) -> int:
     """The lowest segment that holds an entry that someone needs; never above the active one."""
     lowest = log.active_sequence
     for state in log.states.values():
-        if state.failed is not None:
-            return 0
-        if state.tombstoned:
-            continue
+        if state.tombstoned or state.let_go or state.failed is not None:
+            continue  # nobody reads a damaged stream again; what may hold something of it is set aside
         at = state.runs.find(max(_needed_from(state), state.start.index + 1))
         if at is not None:
             lowest = min(lowest, state.runs[at].sequence)
@@ -85,7 +91,7 @@ def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
     """Streams whose first entries stood in segments that go: their log now begins later."""
     starts = {}
     for state in log.states.values():
-        if state.tombstoned or not len(state.runs):
+        if state.tombstoned or state.failed is not None or not len(state.runs):
             continue
         first = state.runs.first_at_or_behind(keep_from)
         before = state.start

@@ -87,6 +87,8 @@ def describe(directory: Path) -> Iterator[str]:
             yield f"  {s.key} term {s.hard.term} vote {s.hard.voted_for} start {s.start} last {s.last}{flags}"
     for path in sorted(directory.iterdir()):
         sequence = sequence_of(path.name)
+        if sequence is None:
+            sequence = sequence_of(path.name, "damaged")
         if sequence is not None:
             data = path.read_bytes()
             yield from describe_segment(scan_segment(data, sequence, path), data)

@@ -19,6 +19,7 @@ from stele.model.config import Configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, OpId, StreamKey
 from stele.wal.appender import Appender, Checkpoint
+from stele.wal.aside import Aside
 from stele.wal.cache import EntryCache
 from stele.wal.collect import collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
@@ -68,6 +69,7 @@ class Log:
         self.collected_id = 0
         self.cache = EntryCache(options.cache_bytes_max)
         self.pool = Pool(files, directory, options)
+        self.aside = Aside(files, directory)
         self.active_sequence = 0
         self._next: Ready | None = None
         self._next_sequence = 0
@@ -230,7 +232,8 @@ class Log:
         with self.lock:
             pins = []
             for state in self.states.values():
-                at = None if state.tombstoned else state.runs.find(state.flushed + 1)
+                gone = state.tombstoned or state.let_go or state.failed is not None
+                at = None if gone else state.runs.find(state.flushed + 1)
                 if at is None:
                     continue
                 sequence = state.runs[at].sequence

@@ -15,6 +15,7 @@ import structlog
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId, StreamKey
 from stele.wal.appender import voids
+from stele.wal.aside import evidence_end
 from stele.wal.clear import Suspects
 from stele.wal.format import (
     GroupHeader,
@@ -129,6 +130,8 @@ def _read_all(log: Log) -> _Found:
             f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; mount its own volume",
             code=Code.WRONG_NODE,
         )
+    log.aside.find(files.names(directory))
+    evidence = evidence_end(metadata.streams) if metadata is not None else 0
     for name in files.names(directory):
         if sequence_of(name, "prepared") is not None:
             files.unlink(directory / name)
@@ -139,7 +142,10 @@ def _read_all(log: Log) -> _Found:
         if sequence is None:
             continue
         if metadata is not None and sequence < metadata.first_sequence:
-            log.pool.adopt(directory / name)
+            if sequence < evidence:
+                log.aside.take(directory / name, sequence)
+            else:
+                log.pool.adopt(directory / name)
             continue
         data = _read(log, name)
         bytes_read += len(data)
@@ -246,8 +252,9 @@ def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: 
         else {}
     )
     for raw in damaged:
-        saved = known.get(raw) or replay.placeholder(raw).saved()
-        known[raw] = replace(saved, damaged_at=here)
+        state = replay.placeholder(raw)
+        state.damaged_at = state.damaged_at or here
+        known[raw] = replace(known.get(raw) or state.saved(), damaged_at=state.damaged_at)
     base = metadata or Metadata(log.node_id, 0, 0, _NO_POSITION, ())
     write_metadata(log.files, log.directory, replace(base, streams=tuple(known.values())))
 
@@ -344,10 +351,14 @@ def _fill(
         state = replay.placeholder(raw)
         state.failed, state.damaged = why, True
     log.states = replay.by_key()
-    for part in linked.parts:
+    named = linked.prev[0]
+    for part in reversed(linked.parts):
         scan = part.scan
-        segment_id = scan.header.segment_id if scan.header is not None else 0
+        # One without a header goes by the id that its successor's first group names.
+        segment_id = scan.header.segment_id if scan.header is not None else named
         log.segments[scan.sequence] = Segment(scan.sequence, scan.path, segment_id, scan.length)
+        groups = part.groups + part.suffix
+        named = groups[0].prev_segment_id if groups and groups[0].offset == HEADER_BYTES else segment_id
     header = active.header
     log.segments[header.sequence] = Segment(header.sequence, active.path, header.segment_id, 0)
     log.active_length = active.offset

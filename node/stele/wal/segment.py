@@ -26,6 +26,7 @@ from stele.wal.options import HEADER_BYTES
 
 _SEGMENT_NAME = "segment-{:016d}.wal"
 _PREPARED_NAME = "prepared-{:016d}.wal"
+_DAMAGED_NAME = "damaged-{:016d}.wal"
 _ZEROS = b"\0" * (1 << 20)
 
 
@@ -37,6 +38,11 @@ def segment_name(sequence: int) -> str:
 def prepared_name(number: int) -> str:
     """The file name of a file that waits to become a segment."""
     return _PREPARED_NAME.format(number)
+
+
+def damaged_name(sequence: int) -> str:
+    """The file name of a segment that was set aside."""
+    return _DAMAGED_NAME.format(sequence)
 
 
 def sequence_of(name: str, kind: str = "segment") -> int | None:

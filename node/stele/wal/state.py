@@ -49,6 +49,11 @@ def place(sequence: int, offset: int) -> int:
     return sequence << 40 | offset
 
 
+def segment_of(at: int) -> int:
+    """The sequence of the segment that a place is in."""
+    return at >> 40
+
+
 class State:
     """One stream. `last`, `cache`, `hard`, `start` follow the calls; `runs` follow what is written."""
 
@@ -65,6 +70,7 @@ class State:
         "hard",
         "key",
         "last",
+        "let_go",
         "raw",
         "runs",
         "start",
@@ -83,6 +89,7 @@ class State:
         self.runs = Runs(start.index)
         self.flushed = start.index
         self.anchors: dict[str, int] = {}
+        self.let_go = False
         self.created = created
         self.tombstoned = False
         self.damaged = False

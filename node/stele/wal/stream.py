@@ -252,6 +252,13 @@ class StreamLog:
         with self._log.lock:
             self._state.flushed = max(self._state.flushed, index)
 
+    def let_go(self) -> None:
+        """Nobody needs the entries: their replica is FAILED, and a majority of its group has them all without it.
+
+        Once segments are collected the log begins later than the store ends, so it is not started again."""
+        with self._log.lock:
+            self._state.let_go = True
+
     def anchor(self, name: str, index: int) -> None:
         """Keep entries from `index` on; replaces an anchor of that name. Dropped and reported past its bound."""
         with self._log.lock:
