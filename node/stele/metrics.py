@@ -128,6 +128,11 @@ store_files = Gauge(
 )
 wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", registry=REGISTRY)
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
+flight_stalled = Counter(
+    "stele_flight_stalled_total",
+    "Scans and pieces of copies that were ended because their reader took nothing for a minute.",
+    registry=REGISTRY,
+)
 copy_sessions = Gauge(
     "stele_copy_sessions", "Tablet copies that are being read from this node.", registry=REGISTRY
 )

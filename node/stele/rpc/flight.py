@@ -1,12 +1,16 @@
 """Arrow Flight in front of a node's tablets, in threads of its own; and how a Flight error becomes a `SteleError`.
 
 The node gives a ScanProvider and a CopyProvider, which are called on Flight's threads and may block. Invariant: no row
-and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once.
+and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once,
+and a reader that takes nothing for STALLED_S is none of them any more.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,17 +19,23 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import structlog
 
+from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
 from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
 from stele.rpc.logging import OncePer
 from stele.rpc.resolve import join_address
+from stele.rpc.stall import Watchdog
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
 
 log = structlog.get_logger("stele.rpc.flight")
 
 SCANS_MAX = 32
 COPIES_MAX = 64
+STALLED_S = 60.0
+"""A reader that takes nothing for so long loses its place and its view; if it goes on, an error tells it to come again,
+which our readers do, behind the last row. Its thread stays in gRPC, where no call ends it, until it goes on or is gone."""
+_CLOSE_S = 5.0
 
 _Places = threading.BoundedSemaphore
 
@@ -78,10 +88,11 @@ class FlightServer:
         *,
         scans_max: int = SCANS_MAX,
         copies_max: int = COPIES_MAX,
+        stalled_s: float = STALLED_S,
     ) -> None:
         location = f"grpc+tcp://{join_address(host, port)}"
         try:
-            self._server = _Server(location, cluster_id, scans, copies, scans_max, copies_max)
+            self._server = _Server(location, cluster_id, scans, copies, scans_max, copies_max, stalled_s)
         except (pa.ArrowException, fl.FlightError, OSError) as exc:
             raise Rejected(
                 f"cannot listen for Flight at {host}:{port}: the port is in use, or the address is not this "
@@ -92,10 +103,16 @@ class FlightServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Refuse new streams, end those under way. Blocks until they have ended; call it in a thread."""
-        self._server.stopping.set()
-        self._server.shutdown()
-        self._thread.join()
+        """Refuse new streams, end those under way. Blocks until they have ended, but for no stuck reader; call it in a
+        thread."""
+        self._server.stop()
+        ending = threading.Thread(target=self._server.shutdown, name="flight-end", daemon=True)
+        ending.start()
+        ending.join(_CLOSE_S)
+        if ending.is_alive():
+            log.warning("flight server left behind: readers take nothing", seconds=_CLOSE_S)
+        else:
+            self._thread.join()
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -107,8 +124,11 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         copies: CopyProvider,
         scans_max: int,
         copies_max: int,
+        stalled_s: float,
     ) -> None:
         self.stopping = threading.Event()
+        self.stalled_s = stalled_s
+        self.watchdog = Watchdog()
         self._cluster_id = cluster_id
         self._scans = scans
         self._copies = copies
@@ -116,6 +136,12 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self._copy_places = threading.BoundedSemaphore(copies_max)
         self._may_log = OncePer()
         super().__init__(location)
+
+    def stop(self) -> None:
+        """No stream gives another batch, and none that its reader lets wait holds anything."""
+        self.stopping.set()
+        self.watchdog.close()
+        self.watchdog.cancel_all()
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         try:
@@ -147,7 +173,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             schema, batches, places = self._open(ticket)
         except Exception as exc:  # noqa: BLE001 - the border, as above
             raise self._refused(context, exc, "DoGet") from None
-        return fl.GeneratorStream(schema, _Batches(self, context, batches, places))
+        source = str(context.peer()).rpartition(":")[0]
+        return fl.GeneratorStream(schema, _Batches(self, context, batches, places, source))
 
     def _open(self, ticket: Ticket | CopyTicket) -> tuple[pa.Schema, Iterable[pa.RecordBatch], _Places]:
         places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
@@ -178,37 +205,86 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
 
 class _Batches(Iterator[pa.RecordBatch]):
-    """The batches of one stream; gives its place back when they end or the client has left."""
+    """The batches of one stream; gives its place back when they end, or the client has left or takes nothing."""
 
     def __init__(
-        self, server: _Server, context: Any, batches: Iterable[pa.RecordBatch], places: _Places
+        self,
+        server: _Server,
+        context: Any,
+        batches: Iterable[pa.RecordBatch],
+        places: _Places,
+        source: str,
     ) -> None:
         self._server = server
         self._places = places
         self._context = context
+        self._source = source
         self._batches = iter(batches)
+        self._lock = threading.Lock()
         self._open = True
+        self._making = False
+        self._stalled = False
+        me = weakref.ref(self)  # gRPC lets go of a stream whose client has left, and that must end it at once
+
+        def stall() -> None:
+            stream = me()
+            if stream is not None:
+                stream._stall()
+
+        self._watched = server.watchdog.watch(stall)
 
     def __next__(self) -> pa.RecordBatch:
-        if not self._open:
-            raise StopIteration
+        with self._lock:
+            self._making = True
+            self._watched.due = math.inf
         try:
-            if self._server.stopping.is_set():
-                raise Retryable("the node is stopping; go on at another replica", code=Code.UNAVAILABLE)
-            if self._context.is_cancelled():
-                raise Retryable("the client has left", code=Code.UNAVAILABLE)
-            return next(self._batches)
+            self._go_on()
+            if not self._open:
+                raise StopIteration
+            batch = next(self._batches)
         except StopIteration:
             self.close()
             raise
         except Exception as exc:  # noqa: BLE001 - the border, as above
             self.close()
             raise to_flight_error(as_stele_error(exc, where="DoGet")) from None
+        with self._lock:
+            self._making = False
+            self._watched.due = time.monotonic() + self._server.stalled_s
+        return batch
+
+    def _go_on(self) -> None:
+        if self._server.stopping.is_set():
+            raise Retryable("the node is stopping; go on at another replica", code=Code.UNAVAILABLE)
+        if self._context.is_cancelled():
+            raise Retryable("the client has left", code=Code.UNAVAILABLE)
+        if self._stalled:
+            raise Retryable(
+                f"the reader took nothing for {self._server.stalled_s:g} s, and its place was given to others; "
+                "scan again behind the last row",
+                code=Code.TIMED_OUT,
+            )
+
+    def _stall(self) -> None:
+        """The reader lets the last batch wait; called by the watchdog's thread."""
+        with self._lock:
+            self._stalled = True
+            if self._making or not self._open:
+                return
+            self._close()
+        if not self._server.stopping.is_set():
+            metrics.flight_stalled.inc()
+            log.warning("reader ended: it took nothing", source=self._source, seconds=self._server.stalled_s)
 
     def close(self) -> None:
         """End the stream; a second call does nothing."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._open:
             self._open = False
+            self._server.watchdog.forget(self._watched)
             close = getattr(self._batches, "close", None)
             if close is not None:
                 close()

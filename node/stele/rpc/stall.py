@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, RLock, Thread
 from typing import Any
 
 from stele.model.errors import Code, Retryable
@@ -34,7 +34,7 @@ class Watchdog:
     """One thread, begun with the first stream, that cancels those that are overdue."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # the end of an object may call `forget` wherever memory is taken, in here too
         self._watched: dict[int, Watched] = {}
         self._thread: Thread | None = None
         self._closed = Event()
@@ -58,13 +58,21 @@ class Watchdog:
         """End the thread; nothing is cancelled any more."""
         self._closed.set()
 
+    def cancel_all(self) -> None:
+        """Cancel whatever is under watch, now."""
+        with self._lock:
+            watched, self._watched = list(self._watched.values()), {}
+        for one in watched:
+            one.gone = True
+            one.cancel()
+
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_S):
             now = time.monotonic()
             with self._lock:
-                overdue = [w for w in self._watched.values() if w.due < now]
+                overdue = [w for w in list(self._watched.values()) if w.due < now]
                 for watched in overdue:
-                    del self._watched[id(watched)]
+                    self._watched.pop(id(watched), None)
             for watched in overdue:
                 watched.gone = True
                 watched.cancel()
