@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient
 from stele.model.block import RowOp, encode_block
-from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected
+from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable
 from stele.model.ids import NodeId, ReplicaId, StreamKey, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -122,6 +123,42 @@ async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
             await kv.replace("a", "early")
         assert caught.value.code is Code.CLOCK_AHEAD
         assert await count(client) == 0
+
+
+async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) -> None:
+    """It was told NO_QUORUM for ever: each id that it made was older than those that the tablet had forgotten."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        mark_us = time.time_ns() // 1_000 + 1_200_000_000  # as if this clock were 20 minutes behind
+        for node in cluster.running.values():
+            for replica in node.manager:
+                machine: Any = replica.machine
+                machine._once._mark_us = mark_us
+        for _ in range(2):
+            for write in (lambda: table.put({"id": 1, "name": "late"}), lambda: kv.replace("a", b"late")):
+                with pytest.raises(
+                    Rejected, match=r"this machine's clock is behind: .*set it right"
+                ) as caught:
+                    await write()
+                assert caught.value.code is Code.CLOCK_BEHIND
+        assert await count(client) == 0
+
+
+async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "first"})
+        for node in cluster.running.values():
+            for replica in node.manager:
+                machine: Any = replica.machine
+                if replica.superblock.kind == "table":
+                    await wait_until(lambda machine=machine: machine._once.clients == 1)
+                    machine._once._forget_oldest()
+        with pytest.raises(Retryable, match="has forgotten this client id"):
+            await table.put({"id": 2, "name": "again"})
+        await table.put({"id": 2, "name": "again"})
+        assert await count(client) == 2
 
 
 async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:

@@ -74,6 +74,8 @@ class Sequencer:
 
     client_id: bytes = b""
     made_us: int = 0
+    known: bool = False
+    """Whether the tablet has taken a write under this client id."""
     _next: int = 1
     _unfinished: dict[int, None] = field(default_factory=dict)
     _used_at: float = 0.0
@@ -83,6 +85,7 @@ class Sequencer:
         now = time.monotonic()
         if not self._unfinished and (not self.client_id or now - self._used_at > CLIENT_ID_IDLE_S):
             self.client_id, self.made_us, self._next = os.urandom(16), time.time_ns() // 1_000, 1
+            self.known = False
         self._used_at = now
         sequence = self._next
         self._next += 1
@@ -142,6 +145,7 @@ class TabletClient:
             response = await self._ask(tserver_pb2.ClientRequest(write=request), timeout_s, changes=True)
         finally:
             self._sequencer.finish(sequence)
+        self._sequencer.known = True
         self._observed.saw(response.write.timestamp)
         return response.write
 
@@ -160,9 +164,11 @@ class TabletClient:
             return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=False)).kv
         request.client_id, request.first_attempt_us, request.sequence = self._sequencer.begin()
         try:
-            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=True)).kv
+            answer = await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=True)
         finally:
             self._sequencer.finish(request.sequence)
+        self._sequencer.known = True
+        return answer.kv
 
     async def _ask(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, *, changes: bool
@@ -189,9 +195,17 @@ class TabletClient:
             except SteleError as exc:
                 error = exc
             if error.code is Code.TOO_OLD and not maybe_done:
+                known = self._sequencer.known
                 self._sequencer.forget()
-                raise Retryable(
-                    f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
+                if known:
+                    raise Retryable(
+                        f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
+                    )
+                raise Rejected(
+                    f"this machine's clock is behind: client ids that it makes now are older than those that tablet "
+                    f"{self.place.tablet_id} has forgotten after 15 minutes; set it right, then write again; nothing was "
+                    "done",
+                    code=Code.CLOCK_BEHIND,
                 )
             if error.code in _NOT_PROPOSED and maybe_done:
                 # This attempt was not proposed, and says nothing of those before it.
