@@ -12,7 +12,7 @@ import pytest
 
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import SUPERBLOCK, DataState, write_superblock
-from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.ports import LoadedLog
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
@@ -36,6 +36,20 @@ class HeldNode(TestNode):
             self.read.set()
             await self.go.wait()
         return found
+
+
+class UnreadNode(TestNode):
+    """Its directories have not been looked through before `go`."""
+
+    def __init__(self, network: Network, directory: Path, node_id: NodeId) -> None:
+        super().__init__(network, directory, node_id)
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        if getattr(work, "__name__", "") == "_scan":
+            self.asked.set()
+            await self.go.wait()
+        return await super().in_thread(work, *args)
 
 
 @pytest.mark.parametrize("what", ["create", "delete"])
@@ -148,3 +162,30 @@ async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) ->
         await again.stop()
     finally:
         await node.stop()
+
+
+@pytest.mark.parametrize("replica_id", [0, 1])
+@pytest.mark.parametrize("target", [DataState.TOMBSTONED, DataState.DELETED])
+async def test_an_order_to_delete_waits_until_the_node_knows_its_replicas(
+    tmp_path: Path, target: DataState, replica_id: int
+) -> None:
+    """It was told that nothing was there, and the replica began to serve a moment later."""
+    node = await TestNode(Network(), tmp_path / "n").start()
+    group = await Group([node]).create()
+    await group.write(rows([1]))
+    await node.stop()
+    again = UnreadNode(node.network, node.directory, node.node_id)
+    starting = asyncio.create_task(again.start())
+    try:
+        await asyncio.wait_for(again.asked.wait(), 10)
+        with pytest.raises(Retryable) as early:
+            await again.manager.delete(group.tablet_id, replica_id, target, 1 << 40, "a test")
+        assert early.value.code is Code.NOT_READY
+        again.go.set()
+        await starting
+        await again.manager.delete(group.tablet_id, replica_id, target, 1 << 40, "a test")
+        assert again.manager.current(group.tablet_id) is None
+    finally:
+        again.go.set()
+        await starting
+        await again.stop()

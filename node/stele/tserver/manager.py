@@ -290,6 +290,7 @@ class TabletManager:
 
         Raises:
             Rejected: CAS_FAILED, it knows a newer committed configuration than the order; INVALID_ARGUMENT.
+            Retryable: NOT_READY while replicas are being opened and the one that is meant is not known yet.
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
@@ -305,6 +306,8 @@ class TabletManager:
             wanted = [
                 k for k in dict.fromkeys(keys) if k.tablet_id == tablet_id and replica_id in (0, k.replica_id)
             ]
+            if not (wanted and replica_id):  # it may be on the volume all the same
+                self._refuse_unless_open()
             for key in wanted:
                 await self._delete_one(key, target, cas_config_index, reason)
 
