@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
+from stele.consensus.copy_source import SessionInfo
 from stele.consensus.superblock import DataState
 from stele.model.ids import ReplicaId, StreamKey
 from tests.consensus.cluster import Group, Network, TestNode, make_group, rows, table, wait_until
@@ -64,3 +66,30 @@ async def test_a_delete_whose_caller_went_away_leaves_a_tombstone(tmp_path: Path
         assert key in node.manager.tombstones
     finally:
         await node.stop()
+
+
+@pytest.mark.parametrize("ms", [0, 1, 2, 3, 5, 8, 12, 20])
+@pytest.mark.parametrize("what", ["begin", "end"])
+async def test_a_copy_session_whose_caller_went_away_leaves_nothing(
+    group_of: MakeGroup, what: str, ms: int
+) -> None:
+    """The links were made after they had been removed, and held the rows of dropped tables until the next start."""
+    group, nodes = await group_of(1)
+    for number in range(20):
+        await group.write(rows([number], "x" * 100_000))
+    leader, node = await group.leader(), nodes[0]
+    for _ in range(5):
+        if what == "begin":
+            asked: asyncio.Task[object] = asyncio.create_task(node.sessions.begin(leader))
+        else:
+            info = await node.sessions.begin(leader)
+            asked = asyncio.create_task(node.sessions.end(info.session_id))
+        await asyncio.sleep(ms / 1000)
+        asked.cancel()
+        (got,) = await asyncio.gather(asked, return_exceptions=True)
+        if isinstance(got, SessionInfo):  # it came before
+            await node.sessions.end(got.session_id)
+    for _ in range(3):  # whatever is under way in threads
+        await node.in_thread(time.sleep, 0.05)
+    await wait_until(lambda: not list((node.directory / "copies").glob("*")), 2.0)
+    assert not len(node.sessions) and not node.log.states[leader.superblock.key].anchors

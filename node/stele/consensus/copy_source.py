@@ -8,6 +8,7 @@ Invariant: while a session lives, its files do not change and the log after its 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from stele.consensus.files import make_directory, remove_tree
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
+from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, new_id
@@ -31,6 +33,7 @@ LEASE_MS = 60_000
 FRAME_BYTES = 1 << 20
 _SUM_BYTES = 256 << 10
 SESSIONS_MAX = 16
+_CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class CopySessions:
         self._root = root
         self._host = host
         self._sessions: dict[str, _Session] = {}
+        self._orders = Whole()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -91,11 +95,23 @@ class CopySessions:
         await self._host.in_thread(remove_tree, self._root)
 
     async def begin(self, replica: Replica, at_least: OpId = OPID_NONE) -> SessionInfo:
-        """A checkpoint of `replica` that holds at least `at_least`.
+        """A checkpoint of `replica` that holds at least `at_least`. One whose caller goes away meanwhile is ended.
 
         Raises:
             Retryable: NOT_READY (no rows here, or it has not applied that much), THROTTLED, DISK_FULL.
         """
+        beginning = self._orders.start(self._begin(replica, at_least))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._nobody_reads)
+            raise
+
+    def _nobody_reads(self, begun: asyncio.Future[SessionInfo]) -> None:
+        if not begun.cancelled() and begun.exception() is None:
+            self._orders.start(self._end(begun.result().session_id))
+
+    async def _begin(self, replica: Replica, at_least: OpId) -> SessionInfo:
         if len(self._sessions) >= SESSIONS_MAX:
             raise Retryable(f"{SESSIONS_MAX} copies are being read from this node; wait", code=Code.THROTTLED)
         if replica.machine is None or not replica.running:
@@ -177,6 +193,9 @@ class CopySessions:
 
     async def end(self, session_id: str) -> None:
         """End a session; nothing if it has ended."""
+        await self._orders.run(self._end(session_id))
+
+    async def _end(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.replica.stream.release(f"copy-{session_id}")
@@ -194,6 +213,7 @@ class CopySessions:
 
     async def close(self) -> None:
         """End all."""
+        await self._orders.end(_CLOSE_S)
         for session_id in list(self._sessions):
             await self.end(session_id)
 

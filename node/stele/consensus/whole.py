@@ -20,10 +20,14 @@ class Whole:
 
     async def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end and return, or raise, what came of it."""
+        return await asyncio.shield(self.start(operation))
+
+    def start(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run an operation to its end."""
         task = asyncio.get_running_loop().create_task(operation)
         self._running.add(task)
         task.add_done_callback(self._over)
-        return await asyncio.shield(task)
+        return task
 
     async def end(self, within_s: float) -> None:
         """Let what runs come to its end for so long, then cancel it: the owner ends."""
