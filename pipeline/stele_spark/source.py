@@ -269,7 +269,7 @@ class Writer(ds.DataSourceArrowWriter):
             table = client.open_table(options.table).schema
         types.projection(schema, table)
         none = pa.RecordBatch.from_pylist([], schema=pa.schema(types.arrow_types(schema).items()))
-        fit(none, table, RowOp[options.op.upper()])
+        fit(none, options.table, table, RowOp[options.op.upper()])
 
     @_one_sentence()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

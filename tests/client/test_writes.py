@@ -50,6 +50,14 @@ async def test_what_is_given_later_is_not_written_first(tmp_path: Path) -> None:
         assert await table.scan().count() == 0
 
 
+async def test_columns_that_change_within_a_write_are_told_with_the_table(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("readings", SCHEMA, ONE)
+        batches = [pa.record_batch({"id": [1], "n": [1]}), pa.record_batch({"id": [2]})]
+        with pytest.raises(Rejected, match=r"table readings: .*id, n.*then id"):
+            await table.write_arrow(batches)
+
+
 async def test_a_row_that_is_no_mapping_is_told_and_harms_no_other(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, ONE)
@@ -252,7 +260,7 @@ async def test_columns_that_do_not_fit_are_all_named(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)
         data = pa.table({"colour": ["red"], "n": ["many"]})
-        with pytest.raises(Rejected, match=r"colour.*id is missing.*column n"):
+        with pytest.raises(Rejected, match=r"^INVALID_ARGUMENT: table t: .*colour.*id is missing.*column n"):
             await table.write_arrow(data)
 
 

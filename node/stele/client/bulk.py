@@ -37,8 +37,10 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 """Rows of one tablet, and their positions in the whole input."""
 
 
-def fit(batch: pa.RecordBatch, schema: Schema, op: RowOp) -> tuple[pa.RecordBatch, tuple[int, ...]]:
-    """`batch` with exactly the columns that a block of `op` carries, cast to the table's types; and their ids.
+def fit(
+    batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp
+) -> tuple[pa.RecordBatch, tuple[int, ...]]:
+    """`batch` with exactly the columns that a block of `op` carries, cast to the types of `table`; and their ids.
 
     Raises:
         Rejected: with every fault: unknown columns, missing ones, types that do not convert without loss.
@@ -65,7 +67,8 @@ def fit(batch: pa.RecordBatch, schema: Schema, op: RowOp) -> tuple[pa.RecordBatc
         arrays.append(array)
         ids.append(int(column.id))
     if faults:
-        raise Rejected("rows do not fit the table: " + "; ".join(faults))
+        expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
+        raise Rejected(f"table {table}: the rows do not fit: {'; '.join(faults)}; expected {expected}")
     return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids)
 
 
@@ -113,9 +116,13 @@ class BulkWriter:
         """
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
-            fitted, ids = fit(chunk, self._schema, self._op)
+            fitted, ids = fit(chunk, self.result.table, self._schema, self._op)
             if self._column_ids and ids != self._column_ids:
-                raise Rejected("the columns changed between two batches of one write")
+                before, now = (", ".join(self._schema.to_arrow(c).names) for c in (self._column_ids, ids))
+                raise Rejected(
+                    f"table {self.result.table}: the columns of one write were {before}, then {now}; expected the same "
+                    "in each batch"
+                )
             self._column_ids = ids
             self._row_bytes = max(1, fitted.nbytes // max(1, fitted.num_rows))
             fitted, positions = self._good_rows(fitted, self._fed_rows)
