@@ -124,6 +124,28 @@ def test_a_segment_that_somebody_read_goes_later_and_nothing_is_missing() -> Non
     assert again.stream(key()).last_opid == log.stream(key()).last_opid
 
 
+def test_what_is_held_is_the_sum_of_the_segments_from_there_on() -> None:
+    log = open_still(SimFiles(), replace(SMALL, anchor_bytes_max=60_000))
+    for _ in range(10):
+        for number in range(1, 6):
+            fill(log, number, stream=number)
+    for number in range(1, 6):
+        log.stream(key(number)).set_flushed(9 * number)
+        log.stream(key(number)).anchor("peer", 5 * number)
+
+    def held(number: int, index: int) -> int:
+        runs = log.states[key(number)].runs
+        at = runs.find(index)
+        assert at is not None
+        return sum(s.length for s in log.segments.values() if s.sequence >= runs[at].sequence)
+
+    want = {key(n): held(n, 9 * n + 1) for n in range(1, 6)}
+    assert {p.key: p.bytes for p in log.pins()} == {k: b + log.active_length for k, b in want.items() if b}
+    bound = log.options.anchor_bytes_max - log.active_length
+    past = {key(n) for n in range(1, 6) if held(n, 5 * n) > bound}
+    assert past and {name for name, _, _ in log.collect().dropped} == past
+
+
 def test_an_anchor_past_its_bound_is_dropped_and_reported() -> None:
     log = open_still(SimFiles(), replace(SMALL, anchor_bytes_max=50_000))
     stream = stream_of(log)

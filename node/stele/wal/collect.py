@@ -71,6 +71,15 @@ def _report(
     return Collected(segments, starts, tuple(dropped))
 
 
+def bytes_from_each(log: Log) -> dict[int, int]:
+    """Bytes of the closed segments from each segment on. Once for all streams: the log's lock is held meanwhile."""
+    held, total = {}, 0
+    for sequence in sorted(log.segments, reverse=True):
+        total += log.segments[sequence].length
+        held[sequence] = total
+    return held
+
+
 def _needed_from(state: State) -> int:
     return min([state.flushed + 1, *state.anchors.values()])
 
@@ -104,14 +113,13 @@ def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
 def _drop_anchors(log: Log) -> list[tuple[StreamKey, str, int]]:
     """Anchors that hold more of the log than they may."""
     dropped = []
-    sizes = sorted(((s.sequence, s.length) for s in log.segments.values()), reverse=True)
+    held_from = bytes_from_each(log)
     for state in log.states.values():
         for name, index in list(state.anchors.items()):
             at = state.runs.find(max(index, state.start.index + 1))
             if at is None:
                 continue
-            sequence = state.runs[at].sequence
-            held = log.active_length + sum(length for s, length in sizes if s >= sequence)
+            held = log.active_length + held_from[state.runs[at].sequence]
             if held > log.options.anchor_bytes_max:
                 del state.anchors[name]
                 dropped.append((state.key, name, index))

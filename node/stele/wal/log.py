@@ -21,7 +21,7 @@ from stele.model.ids import NodeId, OpId, StreamKey
 from stele.wal.appender import Appender, Checkpoint
 from stele.wal.aside import Aside
 from stele.wal.cache import EntryCache
-from stele.wal.collect import collect
+from stele.wal.collect import bytes_from_each, collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
 from stele.wal.handover import Handover
@@ -230,16 +230,15 @@ class Log:
     def pins(self) -> list[Pin]:
         """Unflushed stores that hold closed segments, the one that holds most first."""
         with self.lock:
-            pins = []
+            found = []
+            active = self.active_length
+            held_from = bytes_from_each(self)
             for state in self.states.values():
                 gone = state.tombstoned or state.let_go or state.failed is not None
                 at = None if gone else state.runs.find(state.flushed + 1)
-                if at is None:
-                    continue
-                sequence = state.runs[at].sequence
-                held = sum(s.length for s in self.segments.values() if s.sequence >= sequence)
-                if held:
-                    pins.append(Pin(state.key, state.flushed + 1, held + self.active_length))
+                if at is not None:
+                    found.append((state.key, state.flushed + 1, held_from[state.runs[at].sequence]))
+        pins = [Pin(key, index, held + active) for key, index, held in found if held]
         return sorted(pins, key=lambda p: (-p.bytes, p.key))
 
     def collect(self) -> Collected:
