@@ -161,6 +161,17 @@ async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster)
         assert await count(client) == 2
 
 
+async def test_a_client_whose_masters_were_all_replaced_asks_the_nodes(cluster: LocalCluster) -> None:
+    """It had asked no master meanwhile, and its addresses were nobody's: it found none for ever, beside nodes that knew."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "one"})
+        client.masters._given = ["127.0.0.1:1"]
+        client.masters._known = ["127.0.0.1:1"]
+        await table.locations.refresh()
+        assert [info.name for info in await client.list_tables()] == ["t"]
+
+
 async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:
     for name, node in cluster.running.items():
         await wait_until(lambda node=node: not node.health.ready())

@@ -55,7 +55,9 @@ class AsyncClient:
         first_contact_s = arguments.seconds(first_contact_s, "first_contact_s", zero=True)
         self.identity = Identity()
         self.pool = ChannelPool(self.identity)
-        self.masters = Masters(self.pool, parse_masters(masters), first_contact_s=first_contact_s)
+        self.masters = Masters(
+            self.pool, parse_masters(masters), first_contact_s=first_contact_s, nodes=self._node_addresses
+        )
         self._timeout_s = timeout_s
         self._streams = Streams(self.pool)
         self._flight = FlightPool()
@@ -207,6 +209,11 @@ class AsyncClient:
         """Raises what `Masters.call` does; Closed once the client was closed."""
         self._streams.ensure_open()
         return await self.masters.call(method, request, **patience)
+
+    def _node_addresses(self) -> set[str]:
+        """Where the tablets of open tables were last known to be."""
+        tablets = (tablet for locations in list(self._locations) for tablet in locations.tablets)
+        return {replica.address for tablet in tablets for replica in tablet.replicas if replica.address}
 
     async def locate(self, name: str, timeout_s: float) -> Locations:
         """Where the tablets of a table are. Raises Rejected NOT_FOUND."""

@@ -12,15 +12,16 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from stele.model.errors import Advice, Code, NotLeader, Rejected, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.contact import FIRST_CONTACT_S, first_contact
 from stele.rpc.convert import id_from_pb
-from stele.rpc.proto import master_pb2
+from stele.rpc.proto import master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele.rpc.resolve import resolve, split_address
 
 DEFAULT_PORT = 7051
@@ -36,7 +37,9 @@ _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
 
 
 LIST_AGAIN_S = 5.0
-"""So long after a leader was asked who the masters are, the next that answers is asked again."""
+"""So long after a leader was asked who the masters are, the next that answers is asked again; nodes likewise."""
+NODES_ASKED = 3
+"""So many nodes at once are asked who the masters are; some may be gone as well."""
 
 
 def parse_masters(masters: str | Iterable[str]) -> list[str]:
@@ -63,6 +66,7 @@ class Masters:
     """The masters of a cluster. One per client. `timeout_s` and `rounds` hold for calls that name none themselves.
 
     `first_contact_s`: patience until any master has answered once; None for those who were told where masters are.
+    `nodes`: addresses of nodes, which are asked who the masters are when no master answers.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class Masters:
         first_contact_s: float | None = FIRST_CONTACT_S,
         timeout_s: float = 15.0,
         rounds: int | None = None,
+        nodes: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._pool = pool
+        self._nodes = nodes
         self._given = list(addresses)
         self._timeout_s = timeout_s
         self._rounds = rounds
@@ -86,6 +92,7 @@ class Masters:
         self._unmet = (0.0, "")  # when the last attempt to meet one failed, and why
         self._known: list[str] = []  # the presumed leader first
         self._list_again = 0.0
+        self._ask_again = 0.0
         self._by_node: dict[str, str] = {}
         self._rng = rng or random.Random()
 
@@ -183,6 +190,8 @@ class Masters:
             await self._hear_of_others(address, deadline)
             self._lead(address)
             return answer
+        if worst.code in (Code.UNAVAILABLE, Code.TIMED_OUT):
+            await self._ask_nodes(deadline)
         return worst
 
     async def _hear_of_others(self, leader: str, deadline: float) -> None:
@@ -194,6 +203,29 @@ class Masters:
         with contextlib.suppress(SteleError):
             await self._list(leader, min(1.0, deadline - now))
             self.learn(self._by_node.values())
+
+    async def _ask_nodes(self, deadline: float) -> None:
+        """All masters may have been replaced while none was asked; nodes tell each new one that they live."""
+        now, nodes = time.monotonic(), list(self._nodes())
+        if now < self._ask_again or now >= deadline:
+            return
+        self._ask_again = now + LIST_AGAIN_S
+        timeout_s = min(1.0, deadline - now)
+
+        async def ask(address: str) -> list[str]:
+            request = tserver_pb2.GetNodeStatusRequest()
+            try:
+                answer = await self._pool.unary(
+                    address, TabletServerServiceStub, "GetNodeStatus", request, timeout_s=timeout_s
+                )
+            except SteleError:
+                return []
+            return list(answer.masters)
+
+        asked = self._rng.sample(nodes, min(len(nodes), NODES_ASKED))
+        told = itertools.chain.from_iterable(await asyncio.gather(*(ask(address) for address in asked)))
+        # What a node was given at its start is among it, and may be old: nobody is forgotten for it.
+        self._known = list(dict.fromkeys([*self._known, *told]))
 
     async def _list(self, told_by: str, timeout_s: float) -> None:
         answer = await self._pool.unary(

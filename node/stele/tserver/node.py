@@ -444,6 +444,7 @@ class Node:
             http_port=self.http_port,
             format_id=self.volume.record.format_id,
             formed=self.formed,
+            masters=self.heartbeater.addresses,
         )
 
     def copy_source(self, node_id: NodeId, address: str) -> CopySource:
