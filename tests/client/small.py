@@ -50,7 +50,7 @@ from stele.tablet.store import TabletStore
 from stele.tablet.view import key_array
 
 Fault = Callable[[], SteleError | None]
-"""Called before ("before") or after ("after") a write is applied; an error it returns is the answer."""
+"""Called before ("before", "before_read") or after ("after") a write is applied; an error it returns is the answer."""
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Tablet:
     )  # (term, leader) where a node knows no better
     index: int = 0
     before: deque[Fault] = field(default_factory=deque)
+    before_read: deque[Fault] = field(default_factory=deque)  # of a key
     after: deque[Fault] = field(default_factory=deque)
     attempts: list[tserver_pb2.WriteRequest] = field(default_factory=list)
 
@@ -250,6 +251,7 @@ class SmallNode:
         tablet = self._leading(request.tablet_id)
         answer = tserver_pb2.KvResponse()
         if request.op == tserver_pb2.KV_READ:
+            _maybe_fail(tablet.before_read)
             value = tablet.store.read(request.key)
             if value is not None:
                 answer.pairs.add(key=request.key, value=value)

@@ -16,6 +16,8 @@ from stele.client import RowErrors
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import tserver_pb2
 from tests.client.small import small_cluster
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int32", True)], ["id"])
@@ -325,6 +327,30 @@ async def test_key_spaces_and_elections(tmp_path: Path) -> None:
         assert await space.elect("primary", "you") == "me"
         await space.delete("primary")
         assert await space.changed("primary", b"me") is None
+
+
+async def test_who_finds_a_name_given_up_meanwhile_holds_it_only_once_it_is_written(tmp_path: Path) -> None:
+    """Found by tests/linear, seed 100: told to be elected, and the key was not there."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        (tablet,) = cluster.tablets.values()
+        assert await space.elect("primary", "me") == "me"
+
+        def resigns() -> None:
+            request = tserver_pb2.KvRequest(
+                tablet_id=id_to_pb(tablet.tablet_id),
+                op=tserver_pb2.KV_DELETE,
+                key=b"primary",
+                client_id=b"another client, ",
+                sequence=1,
+                first_attempt_us=1,
+            )
+            cluster.nodes[tablet.leader]._kv(request)
+
+        tablet.before_read.append(resigns)
+        assert await space.elect("primary", "you") == "you"
+        assert await space.read("primary") == b"you"
+        assert await space.elect("primary", "me") == "you"
 
 
 async def test_an_attempt_that_was_not_proposed_says_nothing_of_the_one_before(tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
             click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
             if once:
                 return
-            while await space.changed(name, holder.encode()) not in (None, b""):
-                holder = (await space.read(name) or b"").decode("utf-8", "replace")
+            while value := await space.changed(name, holder.encode()):
+                holder = value.decode("utf-8", "replace")
                 click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
 
     with_client(masters, work)

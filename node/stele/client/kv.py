@@ -57,14 +57,16 @@ class KeySpace:
 
     async def elect(self, name: str, candidate: str) -> str:
         """Stand for `name`: become its holder if nobody is. Returns who holds it now."""
-        try:
-            await self.insert(name, candidate)
-            return candidate
-        except Rejected as exc:
-            if exc.code is not Code.ALREADY_PRESENT:
-                raise
-        holder = await self.read(name)
-        return candidate if holder is None else holder.decode("utf-8", "replace")
+        while True:
+            try:
+                await self.insert(name, candidate)
+                return candidate
+            except Rejected as exc:
+                if exc.code is not Code.ALREADY_PRESENT:
+                    raise
+            holder = await self.read(name)
+            if holder is not None:  # else it was given up between the two: nobody holds it, so stand again
+                return holder.decode("utf-8", "replace")
 
     async def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
         """Wait until the value of a key is another than `known`; returns it.
