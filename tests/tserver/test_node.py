@@ -15,9 +15,13 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient
+from stele.client.admin import cluster_view
+from stele.consensus.copy_source import SessionInfo
+from stele.consensus.copy_target import CopyOrder
+from stele.consensus.fetch import CopyFrames
 from stele.model.block import RowOp, encode_block
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable
-from stele.model.ids import NodeId, ReplicaId, StreamKey, new_id
+from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey, TabletId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -237,6 +241,61 @@ async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
         await fill(client, 2100)
         await wait_until(lambda: replica.applied_index >= leader.applied_index)
         assert replica.machine.view().checksum() == leader.machine.view().checksum()  # type: ignore[union-attr]
+
+
+async def test_a_copy_that_fails_before_there_is_a_replica_is_told_of(cluster: LocalCluster) -> None:
+    """Found by tests/linear, seed 101: its source was lost, and a driver waited for its bytes for ever."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        (tablet,) = table.locations.tablets
+        cluster.ids["node-3"] = NodeId(new_id())
+        fresh = await cluster.launch("node-3")
+        await wait_until(lambda: fresh.manager.opened)
+        lost = LostSource()
+        order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), NodeId(new_id()), "127.0.0.1:1")
+        copy = await fresh.manager.start_copy(order, lost)
+        assert copy is not None
+        fresh.changed_key(copy.key)  # as the service does that takes the order
+
+        async def masters_say() -> list[str]:
+            view = await cluster_view(client.masters)
+            return [s.status.copy.state for t in view.tablets for s in t.replicas if s.status.replica_id == 9]
+
+        async def node_says() -> list[str]:
+            asked = pb.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet.tablet_id)])
+            state = await client.pool.unary(fresh.address, ConsensusServiceStub, "GetConsensusState", asked)
+            return [s.copy.state for s in state.replicas]
+
+        async def come_to_say(state: str) -> None:
+            for _ in range(200):
+                if await masters_say() == await node_says() == [state]:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError(f"masters {await masters_say()}, node {await node_says()}: never {state}")
+
+        await come_to_say("Starting")
+        lost.found_out.set()
+        await come_to_say("Failed")
+
+
+class LostSource:
+    """A CopySource that does not answer, and then is known to be gone."""
+
+    def __init__(self) -> None:
+        self.found_out = asyncio.Event()
+
+    async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
+        await self.found_out.wait()
+        raise Rejected("the source is gone", code=Code.NOT_FOUND)
+
+    def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> CopyFrames:
+        raise AssertionError("no session")
+
+    async def keep_alive(self, session_id: str) -> int:
+        raise AssertionError("no session")
+
+    async def end(self, session_id: str, success: bool) -> None:
+        raise AssertionError("no session")
 
 
 async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluster: LocalCluster) -> None:

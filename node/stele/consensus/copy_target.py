@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -124,6 +125,10 @@ class TabletCopy:
         except TimeoutError:
             return False
         return True
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this when it has joined or failed."""
+        self._task.add_done_callback(lambda _: call())
 
     async def wait(self) -> None:
         """Until it is done or failed."""

@@ -62,8 +62,8 @@ class ConsensusService(ConsensusServiceServicer):
         manager = self._node.manager
         reports: list[common_pb2.ReplicaStatusPB]
         if request.tablet_ids:
-            found = [manager.current(id_from_pb(raw)) for raw in request.tablet_ids]
-            maybe = [report_one(manager, r.superblock.key) for r in found if r is not None]
+            keys = [key for raw in request.tablet_ids for key in manager.keys_of(id_from_pb(raw))]
+            maybe = [report_one(manager, key) for key in keys]
             reports = [r for r in maybe if r is not None]
         else:
             reports = all_reports(manager)

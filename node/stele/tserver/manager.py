@@ -41,7 +41,7 @@ ReplicaListener = Callable[[Replica], None]
 
 
 class TabletManager:
-    """`changed(key)` is called when a report of that replica is due. `hold(superblock)`: do not start it yet."""
+    """`hold(superblock)`: do not start it yet. `copy_over(key)` is called when a copy has ended, either way."""
 
     def __init__(
         self,
@@ -51,12 +51,14 @@ class TabletManager:
         options: ReplicaOptions,
         *,
         hold: Callable[[Superblock], bool] = lambda superblock: False,
+        copy_over: Callable[[StreamKey], None] = lambda key: None,
     ) -> None:
         self._directory = directory
         self._node_log = node_log
         self._host = host
         self._options = options
         self._hold = hold
+        self._copy_over = copy_over
         self._replicas: dict[StreamKey, Replica] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self._changing: dict[TabletId, asyncio.Lock] = {}
@@ -83,6 +85,12 @@ class TabletManager:
             if key.tablet_id == tablet_id and (best is None or _rank(replica) > _rank(best)):
                 best = replica
         return best
+
+    def keys_of(self, tablet_id: str) -> list[StreamKey]:
+        """The `current` replica of a tablet, and replicas that are being copied here and are not there yet."""
+        replica = self.current(tablet_id)
+        keys = [replica.superblock.key] if replica is not None else []
+        return keys + [key for key in self.copies if key.tablet_id == tablet_id and key not in keys]
 
     def get(self, tablet_id: str) -> Replica:
         """As `current`.
@@ -438,6 +446,7 @@ class TabletManager:
             else:
                 await self._erase(key)
             copy = TabletCopy(order, source, self, self._host.in_thread, resumed=resumed)
+            copy.when_over(lambda: self._copy_over(key))
             self.copies[key] = copy
             return copy
 

@@ -215,7 +215,12 @@ class Node:
         self.sessions = CopySessions(self.volume.copies_directory, self)
         await self.sessions.clear_debris()
         self.manager = TabletManager(
-            self.volume.tablets_directory, self.log, self, self.options.replica, hold=self._hold
+            self.volume.tablets_directory,
+            self.log,
+            self,
+            self.options.replica,
+            hold=self._hold,
+            copy_over=self.changed_key,
         )
         self.quiet = QuietGroups(self.manager, self.options.replica.raft, self._ping, self.now_ms())
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
