@@ -30,8 +30,11 @@ class MemoryGroup:
         """What becomes of the next proposal: "" committed; "lost" or "unknown": the leader steps down, and it is
         dropped, or committed without an answer."""
 
-    def elect(self, node_id: str) -> None:
-        """Make `node_id` lead a new term ("": nobody)."""
+    def elect(self, node_id: str, *, unknown_to: str = "") -> None:
+        """Make `node_id` lead a new term ("": nobody). The member `unknown_to` is cut off: it hears of nothing more, and
+        if it led it believes so still."""
+        if unknown_to:
+            self.members[unknown_to].cut_off = (self.term, self.leader)
         self.term += 1
         self.leader = node_id
         for member in self.members.values():
@@ -52,6 +55,7 @@ class MemoryLog:
         self._node_id = node_id
         self._listeners: list[Callable[[], None]] = []
         self.key_space: KeySpace | None = key_space
+        self.cut_off: tuple[int, str] | None = None
 
     def tell(self) -> None:
         for listener in self._listeners:
@@ -59,15 +63,15 @@ class MemoryLog:
 
     @property
     def is_leader(self) -> bool:
-        return self._group.leader == self._node_id
+        return self.leader_node == self._node_id
 
     @property
     def term(self) -> int:
-        return self._group.term
+        return self.cut_off[0] if self.cut_off is not None else self._group.term
 
     @property
     def leader_node(self) -> str:
-        return self._group.leader
+        return self.cut_off[1] if self.cut_off is not None else self._group.leader
 
     @property
     def committed_config(self) -> Configuration:
@@ -76,13 +80,12 @@ class MemoryLog:
     async def propose(self, operations: Sequence[KeyOperation]) -> None:
         body = encode_operations(operations)
         header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
-        await asyncio.sleep(0)
-        if not self.is_leader:
-            raise NotLeader("not the leader", leader_hint=self.leader_node)
+        await self.read_barrier()
         fate, self._group.lose_next = self._group.lose_next, ""
         if fate != "lost":
             entry = self._group.append(writeop.encode(header, body))
-            outcomes = {n: m.apply(entry) for n, m in self._group.members.items()}
+            reached = {n: m for n, m in self._group.members.items() if m.cut_off is None}
+            outcomes = {n: m.apply(entry) for n, m in reached.items()}
             code, message = outcomes[self._node_id]
         if fate:
             self._group.elect("")
@@ -100,6 +103,8 @@ class MemoryLog:
         await asyncio.sleep(0)
         if not self.is_leader:
             raise NotLeader("not the leader", leader_hint=self.leader_node)
+        if self.cut_off is not None:
+            raise Retryable("no majority answers", code=Code.NO_QUORUM)
 
     def on_role_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)

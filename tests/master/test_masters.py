@@ -130,6 +130,33 @@ async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> N
         assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
 
 
+async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_tables(tmp_path: Path) -> None:
+    """What it knows is old: neither what it finds nor that it finds nothing is an answer, nor a reason to refuse."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        await w.leader.CreateTable(create_request("old"), None)
+        stale = w.leader
+        w.group.elect(MASTERS[1], unknown_to=MASTERS[0])
+        await until(lambda: w.masters[MASTERS[1]].lead is not None)
+        await ready_again(w)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="old"), None)
+        made = hex_of((await w.leader.CreateTable(create_request("new"), None)).table_id)
+        (tablet,) = w.masters[MASTERS[1]].catalog.tablets_of_table(made)
+        for asked in (
+            stale.ListTables(pb.ListTablesRequest(), None),
+            stale.GetTable(pb.GetTableRequest(name="old"), None),
+            stale.GetTable(pb.GetTableRequest(name="new"), None),
+            stale.GetTableLocations(pb.GetTableLocationsRequest(name="new"), None),
+            stale.GetTabletLocations(
+                pb.GetTabletLocationsRequest(tablet_ids=[id_to_pb(tablet.tablet_id)]), None
+            ),
+            stale.GetClusterView(pb.GetClusterViewRequest(), None),
+            stale.CreateTable(create_request("old"), None),
+            stale.DeleteTable(pb.DeleteTableRequest(name="new"), None),
+        ):
+            assert (await refused(asked)).code is Code.NO_QUORUM
+
+
 @pytest.mark.parametrize("fate", ["lost", "unknown"])
 async def test_a_proposal_without_an_answer_is_unknown_not_failed(tmp_path: Path, fate: str) -> None:
     async with world(tmp_path) as w:

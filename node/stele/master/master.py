@@ -197,6 +197,18 @@ class Master:
             )
         raise NotLeader(f"master {self.node_id} does not lead", leader_hint=self.log.leader_node)
 
+    async def confirmed_lead(self) -> Leadership:
+        """The leadership in force, with everything acknowledged before the call in memory (ReadIndex): for answers and
+        refusals that nothing is proposed for. A master that was replaced, and does not know it yet, has old news.
+
+        Raises:
+            As `require_lead`, and NO_QUORUM or TIMED_OUT.
+        """
+        lead = self.require_lead()
+        await lead.log.read_barrier()
+        lead.check()
+        return lead
+
     def scene(self) -> Scene:
         """What answers are built from, now."""
         self.liveness.awake(self.now_ms())

@@ -92,18 +92,18 @@ class MasterService(MasterServiceServicer):
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
         """One batch; the tablets are placed afterwards."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
         """One batch; the replicas go afterwards."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
         return pb.DeleteTableResponse()
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
         """By id; removed ones only when asked for."""
-        self._master.require_lead()
+        await self._master.confirmed_lead()
         scene = self._master.scene()
         found = (scene.catalog.tables[t] for t in sorted(scene.catalog.tables))
         wanted = (t for t in found if t.state != "REMOVED" or request.include_removed)
@@ -111,7 +111,7 @@ class MasterService(MasterServiceServicer):
 
     async def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
         """By id or name."""
-        self._master.require_lead()
+        await self._master.confirmed_lead()
         scene = self._master.scene()
         table = scene.catalog.table(id_from_pb(request.table_id), request.name)
         return pb.GetTableResponse(table=table_info(scene, table))
@@ -120,7 +120,7 @@ class MasterService(MasterServiceServicer):
         self, request: pb.GetTableLocationsRequest, context: Any
     ) -> pb.GetTableLocationsResponse:
         """The tablets that hold the table's parts now, by ordinal."""
-        self._master.require_lead()
+        await self._master.confirmed_lead()
         scene = self._master.scene()
         table = scene.catalog.table(id_from_pb(request.table_id), request.name)
         rows = scene.catalog.current_tablets(table.table_id)
@@ -134,7 +134,7 @@ class MasterService(MasterServiceServicer):
         self, request: pb.GetTabletLocationsRequest, context: Any
     ) -> pb.GetTabletLocationsResponse:
         """Raises NOT_FOUND if one of them is unknown."""
-        self._master.require_lead()
+        await self._master.confirmed_lead()
         scene = self._master.scene()
         rows = [scene.catalog.tablet(id_from_pb(t)) for t in request.tablet_ids]
         return pb.GetTabletLocationsResponse(tablets=[tablet_locations(scene, r) for r in rows])
@@ -154,8 +154,9 @@ class MasterService(MasterServiceServicer):
         """From the leader; from a follower that knows its leader, if the caller allows FOLLOWER_STALENESS_MS."""
         stale = request.max_staleness_ms >= FOLLOWER_STALENESS_MS and bool(self._master.log.leader_node)
         if not stale:
-            # A master that was replaced without knowing must not show a driver nodes that only it cannot hear.
-            await self._master.require_lead().log.read_barrier()
+            await (
+                self._master.confirmed_lead()
+            )  # else a driver might be shown nodes that only this one cannot hear
         return cluster_view(self._master.scene(), self._master.cluster_id)
 
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
