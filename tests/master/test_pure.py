@@ -102,7 +102,15 @@ def test_placement_uses_every_zone_and_balances_leaders() -> None:
 @pytest.mark.parametrize("rf", [0, 2, 4, 7])
 def test_replication_factors_that_cannot_be(rf: int) -> None:
     with pytest.raises(Rejected):
-        check_replication_factor(rf, 5)
+        check_replication_factor(rf, 5, 5)
+
+
+def test_a_replication_factor_that_waits_for_nodes_that_are_silent_may_be_asked_for_again() -> None:
+    """Found by tests/linear: a table was refused for good because a node restarted."""
+    check_replication_factor(3, 3, 4)
+    with pytest.raises(Retryable, match="of 4 machines with ACTIVE nodes 2 answer") as silent:
+        check_replication_factor(3, 2, 4)
+    assert silent.value.code is Code.NOT_READY
 
 
 def beat(

@@ -132,6 +132,14 @@ class Leadership:
             if n.role == "node" and n.state == "ACTIVE" and self.is_alive(n)
         ]
 
+    def active_machines(self) -> set[str]:
+        """Machines of ACTIVE nodes, silent ones too."""
+        return {
+            n.machine or n.node_id
+            for n in self.catalog.nodes.values()
+            if n.role == "node" and n.state == "ACTIVE"
+        }
+
     def end(self) -> None:
         """Lead no more: nothing new begins. What runs ends with the error that its proposal gets."""
         self.ended = True

@@ -64,16 +64,23 @@ class Placement:
         return [leader, *(n for n in nodes if n != leader)]
 
 
-def check_replication_factor(replication_factor: int, machines: int) -> None:
-    """Refuse what no placement could satisfy.
+def check_replication_factor(replication_factor: int, live: int, active: int) -> None:
+    """Refuse what no placement could satisfy. `live`, `active`: machines with live ACTIVE nodes, with any ACTIVE nodes.
 
     Raises:
-        Rejected: INVALID_ARGUMENT for an even one, or one larger than the machines with live nodes.
+        Rejected: INVALID_ARGUMENT for an even one, or one larger than the machines with nodes.
+        Retryable: NOT_READY if there are enough machines, and too few of them answer now.
     """
     if replication_factor < 1 or replication_factor % 2 == 0:
         raise Rejected(f"replication factor {replication_factor}: expected an odd number, 1 or more")
-    if replication_factor > machines:
+    if replication_factor > active:
         raise Rejected(
-            f"replication factor {replication_factor}: there are live ACTIVE nodes on {machines} machines, and no two "
+            f"replication factor {replication_factor}: there are ACTIVE nodes on {active} machines, and no two "
             "replicas share one; add nodes or ask for less"
+        )
+    if replication_factor > live:
+        raise Retryable(
+            f"replication factor {replication_factor}: of {active} machines with ACTIVE nodes {live} answer, and no two "
+            "replicas share one; try again when more do",
+            code=Code.NOT_READY,
         )

@@ -71,7 +71,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
 
     Raises:
         Rejected: INVALID_ARGUMENT, TOO_LARGE, ALREADY_PRESENT.
-        Retryable: NOT_READY while nodes are still being heard.
+        Retryable: NOT_READY while nodes are still being heard, or too few are.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
     async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}")):
@@ -111,7 +111,9 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
 
 def _check_room(lead: Leadership, table: TableRecord) -> None:
     candidates = lead.candidates()
-    check_replication_factor(table.replication_factor, len({c.machine for c in candidates}))
+    check_replication_factor(
+        table.replication_factor, len({c.machine for c in candidates}), len(lead.active_machines())
+    )
     wanted = PartitionSchema.from_json(table.partitioning).tablets * table.replication_factor
     total = wanted + sum(c.replicas for c in candidates)
     if total > lead.options.tablets_per_node_max * len(candidates):
