@@ -8,7 +8,7 @@ ROUNDS ?= 20
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos bench generate clean
+.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the se
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
 
-test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation and chaos
+test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos and linear
 
 lint: venv
 	$(BIN)/ruff check .
@@ -61,6 +61,9 @@ sim: venv ## the simulator alone; SEEDS=10000 for more
 
 chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+linear: venv ## what clients are told under faults, judged for linearizability; ROUNDS=20, SEED=n to repeat a run
+	$(BIN)/python -m tests.linear --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd and Kudu where they are at hand
 	$(BIN)/python -m bench

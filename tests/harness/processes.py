@@ -26,19 +26,24 @@ from stele.model.ids import new_id
 
 NODE_PORT, MASTER_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
 
-# Linux sends SIGKILL to the child when the thread that started it ends, so clusters are started on the main thread.
+# Linux sends SIGKILL to the child when the thread that started it ends, so clusters are started on the main thread. A
+# change of the group would undo that, so it comes first.
 _LAUNCH = (
     "import ctypes, os, sys\n"
+    "sys.argv[2] == '-' or os.setgid(int(sys.argv[2]))\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
-    "os.execv(sys.executable, [sys.executable, '-m', 'stele.cli', *sys.argv[2:]])\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'stele.cli', *sys.argv[3:]])\n"
 )
 _LOG_TAIL_LINES = 15
+_FIRST_GROUP = 61_000
 
 
 @dataclass
 class Member:
-    """A node or master: its identity and volume stay, its process comes and goes."""
+    """A node or master: its identity and volume stay, its process comes and goes.
+
+    `group`: the group id that its process runs under, by which a packet filter tells its packets (tests/linear)."""
 
     name: str
     role: str
@@ -47,6 +52,7 @@ class Member:
     node_id: str = field(default_factory=new_id)
     machine: str = ""
     zone: str = ""
+    group: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -79,7 +85,8 @@ class Member:
 class Cluster:
     """`masters` (1, 3 or 5) and `nodes` below `directory`; each on a machine of its own, zones in turn.
 
-    `arguments` are added to every process's command line. Use as `async with Cluster(tmp_path) as cluster:`.
+    `arguments` are added to every process's command line. With `groups` (needs root) each runs in a group of its own.
+    Use as `async with Cluster(tmp_path) as cluster:`.
     """
 
     def __init__(
@@ -91,27 +98,31 @@ class Cluster:
         zones: tuple[str, ...] = ("z1", "z2", "z3"),
         arguments: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
+        groups: bool = False,
     ) -> None:
         self.cluster_id = new_id()
         self.directory = directory
+        self._groups = groups
         self.arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
         # Two clusters at once must not meet: 127.64.0.0 to 127.127.255.0, by chance, checked by binding.
         chosen = random.SystemRandom()
-        self._net = f"127.{chosen.randrange(64, 128)}.{chosen.randrange(256)}"
+        self.network = f"127.{chosen.randrange(64, 128)}.{chosen.randrange(256)}"
         self._zones = zones
         self.masters = [self._member("master", n) for n in range(masters)]
         self.nodes = [self._member("node", n) for n in range(nodes)]
 
     def _member(self, role: str, number: int) -> Member:
         name = f"{role}-{number}"
+        last = (1 if role == "master" else 11) + number
         return Member(
             name=name,
             role=role,
-            host=f"{self._net}.{(1 if role == 'master' else 11) + number}",
+            host=f"{self.network}.{last}",
             directory=self.directory / name,
             machine=f"machine-{number}",
             zone=self._zones[number % len(self._zones)] if self._zones else "",
+            group=_FIRST_GROUP + last if self._groups else None,
         )
 
     @property
@@ -179,7 +190,7 @@ class Cluster:
         ]
         with member.log_path.open("ab") as out:
             member.process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, str(os.getpid()), *arguments],
+                [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(member.group or "-"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
