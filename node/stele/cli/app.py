@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from stele.cli.errors import EXIT_CODES, INTERRUPTED, exit_code, listed, told
+from stele.cli.errors import BUG, EXIT_CODES, INTERRUPTED, OK, exit_code, exit_code_of_system, listed, told
 from stele.cli.options import early_options, refuse_unused
 from stele.model.errors import SteleError
 
@@ -95,6 +96,16 @@ class _Lazy(click.Group):
             refuse_unused(ctx, str(name), command)
         return name, command, rest
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command and writes out what it printed. Whoever reads that may have left: then all is done."""
+        try:
+            answer = super().invoke(ctx)
+            sys.stdout.flush()
+            return answer
+        except BrokenPipeError:  # click would end with 1, which says no
+            _drop_output()
+            ctx.exit(OK)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, (super(_Lazy, self).get_command(ctx, name))) for name in super().list_commands(ctx)]
         rows = [(name, command.get_short_help_str()) for name, command in own if command is not None]
@@ -139,13 +150,23 @@ def run(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except SteleError as exc:
         click.echo(f"stele: {told(exc)}", err=True)
         sys.exit(exit_code(exc))
+    except OSError as exc:
+        _drop_output()
+        click.echo(f"stele: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
+        sys.exit(exit_code_of_system(exc))
+    except Exception:  # noqa: BLE001 - Python would end with 1, which says no
+        traceback.print_exc()
+        click.echo("stele: this is a bug of ours; please report it with the lines above", err=True)
+        sys.exit(BUG)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again as the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(exc: click.ClickException) -> str:

@@ -5,6 +5,8 @@ Invariant: an exit code has one meaning for every command; `stele --help` and `s
 
 from __future__ import annotations
 
+import errno
+
 from stele.model.errors import Advice, Corrupt, Rejected, Retryable, SteleError
 
 OK, NO, REFUSED, DISK, BUG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 5, 70, 75, 130
@@ -59,3 +61,8 @@ def exit_code(error: SteleError) -> int:
     if isinstance(error, Corrupt):
         return DISK
     return BUG
+
+
+def exit_code_of_system(error: OSError) -> int:
+    """The exit code for what the system refuses to the command itself: a file to write to, the disk under it."""
+    return TRY_AGAIN if error.errno in (errno.ENOSPC, errno.EDQUOT) else REFUSED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -82,8 +83,9 @@ def scan(
         sink: BinaryIO = open(output, "wb") if output else sys.stdout.buffer  # noqa: SIM115, ASYNC230
         try:
             writer = _writer(form, sink, scanner.plan.arrow_schema)
-            async for batch in scanner.batches():
-                writer(batch)
+            async with aclosing(scanner.batches()) as batches:
+                async for batch in batches:
+                    writer(batch)
             writer(None)
         finally:
             if output:
@@ -94,12 +96,13 @@ def scan(
 
 async def _head(scanner: Any) -> list[pa.RecordBatch]:
     found, rows = [], 0
-    async for batch in scanner.batches():
-        found.append(batch.slice(0, _TABLE_ROWS_MAX - rows))
-        rows += batch.num_rows
-        if rows >= _TABLE_ROWS_MAX:
-            click.echo(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
-            break
+    async with aclosing(scanner.batches()) as batches:
+        async for batch in batches:
+            found.append(batch.slice(0, _TABLE_ROWS_MAX - rows))
+            rows += batch.num_rows
+            if rows >= _TABLE_ROWS_MAX:
+                click.echo(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
+                break
     return found
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ T = TypeVar("T")
 PARALLEL_TABLETS = 4
 _QUEUE_BATCHES = 8
 _BACKOFF_S = 0.05
+_LOOK_S = 0.5  # how often a thread that waits for room looks whether anybody is left to make it
 _DEFINITE = frozenset(
     (
         Code.INVALID_ARGUMENT,
@@ -211,31 +212,46 @@ class Scanner:
             return
         # Batches are handed on as they come, so a scan that breaks must be able to resume: key order.
         plan = replace(self.plan, spec=replace(self.plan.spec, ordered=True))
-        queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue(_QUEUE_BATCHES)
+        queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()
+        room, stopped = Semaphore(_QUEUE_BATCHES), Event()
         scans = self._scans(plan)
         places = asyncio.Semaphore(PARALLEL_TABLETS)
         loop = asyncio.get_running_loop()
 
+        def hand(item: pa.RecordBatch | BaseException | None) -> bool:
+            """In a reading thread: give the reader of the batches something; False if it will take nothing more.
+
+            The thread waits for no coroutine: a loop that ends, with a scan that nobody closed, runs no more of them.
+            """
+            while not stopped.is_set() and not loop.is_closed():
+                if room.acquire(timeout=_LOOK_S):
+                    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                        loop.call_soon_threadsafe(queue.put_nowait, item)
+                        return True
+            return False
+
         def pump(scan: TabletScan) -> None:
             try:
                 for batch in scan:
-                    asyncio.run_coroutine_threadsafe(queue.put(batch), loop).result()
+                    if not hand(batch):
+                        return
             except Exception as exc:  # noqa: BLE001 - told to whoever reads the batches
-                asyncio.run_coroutine_threadsafe(queue.put(exc), loop).result()
-            asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+                hand(exc)
+            hand(None)
 
         async def run(scan: TabletScan) -> None:
             async with places:
                 try:
                     await self._pool.run(pump, scan)
                 except Closed as exc:
-                    await queue.put(exc)
+                    queue.put_nowait(exc)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         left, limit = len(scans), self.plan.spec.limit
         try:
             while left and (limit is None or limit > 0):
                 item = await queue.get()
+                room.release()
                 if item is None:
                     left -= 1
                 elif isinstance(item, BaseException):
@@ -246,15 +262,11 @@ class Scanner:
                         limit -= item.num_rows
                     yield item
         finally:
+            stopped.set()
             for scan in scans:
                 scan.stop()
-            ended = asyncio.gather(*tasks, return_exceptions=True)
-            while (
-                not ended.done()
-            ):  # threads wait for room in the queue; make it until they see that they may stop
-                while not queue.empty():
-                    queue.get_nowait()
-                await asyncio.wait([ended], timeout=0.01)
+                room.release()  # its thread looks whether it may stop
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches` does."""
