@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import decimal
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from stele.model.partition import HashPartition, PartitionSchema
@@ -88,3 +92,116 @@ raise told
     async with wide_table(tmp_path / "data") as cluster:
         code, _, err = await shell(cluster, f'"{sys.executable}" {tmp_path / "program.py"}')
         assert (code, err.splitlines()[-1]) == (1, "RuntimeError: enough")
+
+
+KINDS = {
+    "flag": "bool",
+    "small": "int8",
+    "ratio": "float",
+    "amount": "double",
+    "price": "decimal(38,6)",
+    "text": "string",
+    "raw": "binary",
+    "day": "date",
+    "moment": "timestamp",
+}
+KEY = Schema.make([("id", "int64"), *((name, kind, True) for name, kind in KINDS.items())], ["id"])
+NAN = float("nan")
+ROWS = [
+    {"id": 1, "text": "", "raw": b"", "flag": False, "small": -128, "ratio": NAN, "amount": -0.0},
+    {"id": 2, "text": "NA", "raw": b"NA", "amount": float("-inf"), "day": dt.date(1, 1, 1)},
+    {
+        "id": 3,
+        "text": 'a,"b"\r\n\x1b[31mc',
+        "raw": b'\0\xff"\n',
+        "amount": 1e300,
+        "price": decimal.Decimal("-1.5"),
+    },
+    {"id": 4, "text": " \u00e9 ", "raw": b"\xc3", "moment": dt.datetime(1900, 1, 1, 0, 0, 0, 1, dt.UTC)},
+    {"id": 5, "day": dt.date(9999, 12, 31), "moment": dt.datetime(2024, 3, 31, 1, 30, tzinfo=dt.UTC)},
+]
+
+
+async def test_what_a_scan_wrote_is_loaded_as_it_was(tmp_path: Path) -> None:
+    """Empty text is not null, the word NA neither, and bytes need be no text."""
+    async with small_cluster(tmp_path / "data") as (cluster, client):
+        for name in ("kinds", "copy"):
+            table = await client.create_table(name, KEY, SPREAD)
+            if name == "kinds":
+                await table.write_arrow(pa.Table.from_pylist(ROWS, schema=table.arrow_schema))
+        expected = await (await client.open_table("kinds")).scan(ordered=True).to_table()
+        for form, suffix in (("csv", "csv"), ("arrow", "arrows")):
+            path = tmp_path / f"kinds.{suffix}"
+            line = f"stele table scan kinds --format {form} -o {path} && stele table load copy {path}"
+            code, out, err = await shell(cluster, line)
+            assert (code, out.partition(" ")[0]) == (0, "5"), err
+            copied = await table.scan(ordered=True).to_table()
+            assert str(copied.to_pylist()) == str(expected.to_pylist())  # as text, in which NaN equals itself
+            await table.write_arrow(pa.table({"id": [row["id"] for row in ROWS]}), op="delete")
+
+
+async def test_rows_are_told_in_words_of_json_and_without_orders_to_the_terminal(tmp_path: Path) -> None:
+    def refused(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    async with small_cluster(tmp_path / "data") as (cluster, client):
+        table = await client.create_table("kinds", KEY, SPREAD)
+        await table.write_arrow(pa.Table.from_pylist(ROWS, schema=table.arrow_schema))
+        _, out, _ = await shell(cluster, "stele table scan kinds --ordered --format json")
+        found = [json.loads(line, parse_constant=refused) for line in out.splitlines()]
+        assert [row["ratio"] for row in found] == ["NaN", None, None, None, None]
+        assert [row["amount"] for row in found] == [-0.0, "-Infinity", 1e300, None, None]
+        _, out, _ = await shell(cluster, "stele table scan kinds --ordered --columns id,text")
+        assert out.splitlines()[3] == r'3   a,"b"\r\n\x1b[31mc'
+
+
+async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.parquet"
+    parquet.write_table(
+        pa.table({"id": np.arange(100_000), "text": [f"x{i}" for i in range(100_000)]}), whole
+    )
+    damaged = bytearray(whole.read_bytes())
+    damaged[1_000:1_400] = bytes(byte ^ 0xFF for byte in damaged[1_000:1_400])
+    (tmp_path / "damaged.parquet").write_bytes(damaged)
+    (tmp_path / "cut.parquet").write_bytes(whole.read_bytes()[:5_000])
+    (tmp_path / "few.csv").write_text("id,text\n1,x\nmany,y\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\0")
+    (tmp_path / "null.yaml").write_text("spec:\nmetadata: {name: x}\n")
+    async with small_cluster(tmp_path / "data") as (cluster, client):
+        await client.create_table("wide", WIDE, SPREAD)
+        few, cut, damaged_file = (tmp_path / name for name in ("few.csv", "cut.parquet", "damaged.parquet"))
+        binary, null = tmp_path / "binary.yaml", tmp_path / "null.yaml"
+        for line, code, told in (
+            (
+                "table scan wide --format csv -o /nowhere/x.csv",
+                2,
+                "/nowhere/x.csv: No such file or directory",
+            ),
+            ("table scan wide --format csv > /dev/full", 75, "No space left on device"),
+            ("table list > /dev/full", 75, "No space left on device"),
+            ("table scan wide -o x", 2, "--output goes with --format csv, json or arrow"),
+            (
+                "table scan wide --count -o x --format csv",
+                2,
+                "--output goes with --format csv, json or arrow",
+            ),
+            (f"table load wide {damaged_file}", 2, "damaged.parquet: "),
+            (f"table load wide {cut}", 2, "cut.parquet: "),
+            (
+                f"table load wide {few} {cut}",
+                2,
+                "few.csv line 3: INVALID_ARGUMENT column id: 'many' is no int64",
+            ),
+            (f"table create {binary}", 2, "no YAML or JSON"),
+            (f"table create {null}", 2, "expected mappings below spec and metadata"),
+            (f"table create {null} --hash id:3", 2, "--key and --hash go with --column"),
+            ("table scan wide --snapshot ²", 2, "--snapshot ²: expected a hybrid time"),
+            (
+                "table create x --column id:int64 --key id --hash id:²",
+                2,
+                "--hash id:²: expected NAME,...:BUCKETS",
+            ),
+        ):
+            ended, _, err = await shell(cluster, f"stele {line}")
+            assert (ended, "Traceback" in err) == (code, False), (line, err)
+            assert told in err, err

@@ -1,7 +1,8 @@
 """CSV files to record batches, value by value. Called by load.py.
 
 Values are read as bytes and cast by column; where a column does not cast, its bad values are found by halving. Invariant:
-a bad value or a line with too few or too many values costs its own row, and every such row is told with its line.
+a bad value or a line with too few or too many values costs its own row, and every such row is told with its line. What
+`table scan --format csv` wrote is read as it was: text in quotes is never null, and null is written without any.
 """
 
 from __future__ import annotations
@@ -66,24 +67,30 @@ def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> I
     reader = pa_csv.open_csv(
         path,
         read_options=pa_csv.ReadOptions(use_threads=False),  # else bad lines come without their number
-        parse_options=pa_csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=lines.skip),
+        parse_options=pa_csv.ParseOptions(
+            ignore_empty_lines=False, newlines_in_values=True, invalid_row_handler=lines.skip
+        ),
         convert_options=pa_csv.ConvertOptions(
             column_types=dict.fromkeys(schema.by_name, pa.binary()),
             null_values=list(nulls),
             strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         ),
     )
+    spelt = pa.array([word.encode() for word in nulls], pa.binary())
     for batch in reader:
-        yield _convert(batch, schema, lines)
+        yield _convert(batch, schema, spelt, lines)
 
 
-def _convert(batch: pa.RecordBatch, schema: Schema, lines: Lines) -> pa.RecordBatch:
+def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Lines) -> pa.RecordBatch:
     faults: dict[int, str] = {}
     empty = pa.array([True] * batch.num_rows)
     arrays = []
     for name, values in zip(batch.schema.names, batch.columns):
         empty = pc.and_(empty, pc.is_null(values))
         column = schema.by_name.get(name)
+        if column is not None and not _is_text(column):  # programs that quote all values quote null as well
+            values = pc.if_else(pc.is_in(values, nulls), pa.scalar(None, values.type), values)
         arrays.append(values if column is None else _cast(values, column, 0, faults))
     blank = pc.indices_nonzero(empty).to_pylist()
     lines.take(batch.num_rows, faults, blank)
@@ -92,6 +99,10 @@ def _convert(batch: pa.RecordBatch, schema: Schema, lines: Lines) -> pa.RecordBa
         return converted
     bad = {*faults, *blank}
     return converted.filter(pa.array([row not in bad for row in range(batch.num_rows)]))
+
+
+def _is_text(column: Column) -> bool:
+    return pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)
 
 
 def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:

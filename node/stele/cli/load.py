@@ -28,7 +28,12 @@ _ERRORS_SHOWN = 20
     "--op", type=click.Choice(("upsert", "insert", "insert_ignore")), default="upsert", show_default=True
 )
 @click.option(
-    "--null", "nulls", multiple=True, default=("", "NA"), show_default=True, help="What null is in CSV."
+    "--null",
+    "nulls",
+    multiple=True,
+    default=("", "NA"),
+    show_default=True,
+    help="What null is in CSV; in columns of text only where it stands without quotes.",
 )
 @masters_option
 @timeout_option
@@ -66,11 +71,14 @@ def load(
             written += result.rows_written
             faults.add(source, result.row_errors)
 
-    with rows_progress() as progress:
-        with_client(masters, work, timeout_s)
-    seconds = time.monotonic() - started
-    click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
-    faults.tell(written)
+    try:
+        with rows_progress() as progress:
+            with_client(masters, work, timeout_s)
+    finally:  # of a later file there may be nothing to tell but that it cannot be read
+        seconds = time.monotonic() - started
+        click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
+        faults.tell()
+    faults.refuse(written)
 
 
 class Faults:
@@ -88,20 +96,19 @@ class Faults:
             self._told.append(f"{Path(source.path).name} {source.unit} {place}: {why}")
         self._count += len(refused)
 
-    def tell(self, written: int) -> None:
-        """One line for each of the first rows.
-
-        Raises:
-            Rejected: if there was one; with their number.
-        """
-        from stele.model.errors import Rejected
-
-        if not self._count:
-            return
+    def tell(self) -> None:
+        """One line for each of the first rows."""
         for line in self._told:
             click.echo(line, err=True)
         if self._count > len(self._told):
             click.echo(f"... and {self._count - len(self._told)} more", err=True)
+
+    def refuse(self, written: int) -> None:
+        """Raises Rejected if there was one; with their number."""
+        from stele.model.errors import Rejected
+
+        if not self._count:
+            return
         raise Rejected(f"{self._count} of {written + self._count} rows were refused, the others are written")
 
 
@@ -138,7 +145,7 @@ class Source:
                 yield from read_csv(self.path, self._schema, self._nulls, self.lines)
             else:
                 yield from _batches(self.path)
-        except (pa.ArrowInvalid, pa.ArrowKeyError) as exc:
+        except (pa.ArrowException, OSError) as exc:
             raise Rejected(f"{self.path}: {str(exc).splitlines()[0]}") from exc
 
 
@@ -157,7 +164,7 @@ def _rows(path: str) -> int | None:
 
     try:
         return int(parquet.read_metadata(path).num_rows)
-    except pa.ArrowInvalid as exc:
+    except (pa.ArrowException, OSError) as exc:
         raise Rejected(f"{path}: {str(exc).splitlines()[0]}") from exc
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient
 
 _TABLE_ROWS_MAX = 1_000
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @click.command()
@@ -63,6 +65,9 @@ def scan(
       stele table scan flights --count
     """
     from stele.client.where import parse_where
+
+    if output and (only_count or form == "table"):
+        raise click.UsageError("--output goes with --format csv, json or arrow")
 
     async def work(client: AsyncClient) -> None:
         table = await client.open_table(name)
@@ -121,7 +126,8 @@ def _cell(value: Any) -> str:
         return value.hex()
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    return str(value)
+    # A line is a row, and the terminal takes no orders from rows.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
 
 
 def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
@@ -133,23 +139,49 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
 
         def write_json(batch: pa.RecordBatch | None) -> None:
             for row in batch.to_pylist() if batch is not None else ():
-                values = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()}
-                sink.write(json.dumps(values, default=_json_value).encode() + b"\n")
+                values = {name: _json_value(value) for name, value in row.items()}
+                sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 
         return write_json
-    writer = pa_csv.CSVWriter(sink, schema) if form == "csv" else pa.ipc.new_stream(sink, schema)
+    shape = (lambda batch: batch) if form == "arrow" else _bytes_as_they_are
+    shaped = shape(pa.RecordBatch.from_pylist([], schema)).schema
+    writer = pa.ipc.new_stream(sink, shaped) if form == "arrow" else pa_csv.CSVWriter(sink, shaped)
 
     def write(batch: pa.RecordBatch | None) -> None:
         if batch is None:
             writer.close()
         else:
-            writer.write_batch(batch)
+            writer.write_batch(shape(batch))
 
     return write
 
 
-def _json_value(value: Any) -> str:
-    return value.isoformat() if isinstance(value, (datetime.date, datetime.datetime)) else str(value)
+def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same, with columns of bytes called text: Arrow would refuse to write bytes that are no UTF-8 into CSV."""
+    import pyarrow as pa
+
+    arrays = [
+        pa.Array.from_buffers(pa.string(), len(array), array.buffers(), offset=array.offset)
+        if pa.types.is_binary(array.type)
+        else array
+        for array in batch.columns
+    ]
+    return pa.record_batch(arrays, names=batch.schema.names)
+
+
+def _json_value(value: Any) -> Any:
+    """What JSON has no word for is a string; NaN and Infinity too, which most readers refuse bare."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else _NOT_FINITE[str(value)]
+        case bytes():
+            return value.hex()
+        case datetime.date():
+            return value.isoformat()
+        case _:
+            return str(value)
 
 
 def _snapshot(text: str) -> int | None:
@@ -158,7 +190,7 @@ def _snapshot(text: str) -> int | None:
 
     if not text:
         return None
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)

@@ -40,6 +40,8 @@ def table_from_file(path: str) -> TableDefinition:
         raise Rejected(
             f"{path}: {exc.strerror}; name a YAML or JSON file, or give the columns with --column"
         ) from exc
+    except UnicodeDecodeError as exc:
+        raise Rejected(f"{path}: no YAML or JSON: {exc}") from exc
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as exc:
@@ -47,7 +49,9 @@ def table_from_file(path: str) -> TableDefinition:
     if not isinstance(document, dict):
         raise Rejected(f"{path}: expected a TabletGroup, or a mapping with columns and primaryKey")
     spec = document.get("spec", document)
-    metadata = document.get("metadata", {})
+    metadata = document.get("metadata") or {}
+    if not isinstance(spec, dict) or not isinstance(metadata, dict):
+        raise Rejected(f"{path}: expected mappings below spec and metadata, as in a TabletGroup")
     name = spec.get("tableName") or spec.get("name") or metadata.get("name") or Path(path).stem
     return _from_spec(str(name), spec, path)
 
@@ -66,7 +70,7 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
     parts = []
     for text in hashes:
         names, _, buckets = text.rpartition(":")
-        if not names or not buckets.isdigit():
+        if not names or not buckets.isdecimal():
             faults.append(f"--hash {text}: expected NAME,...:BUCKETS, like id:8")
             continue
         parts.append({"columns": names.split(","), "buckets": int(buckets)})

@@ -119,6 +119,10 @@ def create(
 
     if columns:
         table = table_from_options(source, columns, key, hashes)
+    elif key or hashes:
+        raise click.UsageError(
+            "--key and --hash go with --column; in a file they are primaryKey and partitioning"
+        )
     else:
         table = table_from_file(source)
     table.name = named or table.name
