@@ -81,8 +81,8 @@ async def stream(
             refusal = expired(f"too old resource version: {start} ({store.oldest(kind.key)})")
             yield {"type": "ERROR", "object": refusal.body()}
             return
+        version = store.version  # taken first: what is written while the reader takes its time comes by the queue
         if not start:
-            version = store.version
             for obj in store.objects(kind.key, options.namespace):
                 if options.chosen(obj):
                     yield {"type": "ADDED", "object": obj}
@@ -92,7 +92,6 @@ async def stream(
             for change in store.since(kind.key, start):
                 if event := _event(change, options):
                     yield event
-            version = store.version
         deadline = loop.time() + options.timeout_seconds
         bookmark_at = _next_bookmark(loop.time(), deadline)
         while not ended():
