@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from stele_local import processes
-from stele_local.cluster import LocalCluster, Settings
+from stele_local.cluster import FolderTaken, LocalCluster, Settings, runs_in
 
 Json = dict[str, Any]
 START_SECONDS = 20.0
@@ -79,13 +79,17 @@ def _settings(function: Any) -> Any:
 @click.pass_obj
 def run(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     """Run the cluster here, until Ctrl-C."""
-    asyncio.run(_run(folder, Settings(machines=machines, zones=zones, node_grace_seconds=node_grace)))
+    settings = Settings(machines=machines, zones=zones, node_grace_seconds=node_grace)
+    try:
+        asyncio.run(_run(folder, settings))
+    except FolderTaken as error:
+        raise click.ClickException(str(error)) from error
 
 
 async def _run(folder: Path, settings: Settings) -> None:
     async with LocalCluster(folder, settings) as cluster:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, cluster.stopped.set)
         click.echo(f"export KUBECONFIG={cluster.kubeconfig}")
         await cluster.stopped.wait()
@@ -96,11 +100,11 @@ async def _run(folder: Path, settings: Settings) -> None:
 @click.pass_obj
 def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     """Start the cluster in the background; print the line that points kubectl at it."""
-    if (folder / "cluster.json").exists() and _alive(_access(folder)["pid"]):
+    folder.mkdir(parents=True, exist_ok=True)
+    if runs_in(folder):
         raise click.ClickException(
             f"a cluster runs in {folder} already: `stele-local down` first, or give another --folder"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "cluster.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
     command += ["--machines", str(machines), "--zones", str(zones), "--node-grace", str(node_grace)]
@@ -117,30 +121,28 @@ def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     click.echo(f"export KUBECONFIG={folder / 'kubeconfig'}")
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return b"stele_local" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 @main.command()
 @click.pass_obj
 def down(folder: Path) -> None:
     """Stop the cluster and all its processes, also after it was killed."""
     path = folder / "cluster.json"
     if path.exists():
-        pid = _access(folder)["pid"]
-        with contextlib.suppress(click.ClickException):
-            _control(folder, "down")
-        until = time.monotonic() + STOP_SECONDS
-        while _alive(pid) and time.monotonic() < until:
-            time.sleep(0.05)
-        if _alive(pid):
-            os.kill(pid, signal.SIGKILL)
+        if runs_in(folder):
+            _end(folder, _access(folder)["pid"])
         path.unlink(missing_ok=True)
     left = processes.sweep(folder)
     click.echo(f"down{f', {left} processes were left over' if left else ''}")
+
+
+def _end(folder: Path, pid: int) -> None:
+    """Ends the cluster of the folder and the process it runs in."""
+    with contextlib.suppress(click.ClickException):
+        _control(folder, "down")
+    until = time.monotonic() + STOP_SECONDS
+    while (runs_in(folder) or Path(f"/proc/{pid}").exists()) and time.monotonic() < until:
+        time.sleep(0.05)
+    if runs_in(folder):
+        os.kill(pid, signal.SIGKILL)
 
 
 @main.command()

@@ -4,12 +4,13 @@
         await cluster.off("n2")
 
 Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariant: when the context is
-left, also by an exception or Ctrl-C, none of those processes is left."""
+left, also by an exception or Ctrl-C, none of those processes is left; and a folder has one cluster at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -53,6 +54,10 @@ class Settings:
     backoff: Backoff = field(default_factory=Backoff)
 
 
+class FolderTaken(Exception):
+    """Another cluster runs in the folder. Its processes would be taken for what an earlier owner left behind."""
+
+
 class LocalCluster:
     """One cluster in this process's event loop. To be entered from the main thread: pods die with that thread."""
 
@@ -65,6 +70,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.folder)
         processes.sweep(self.folder)  # what an earlier owner left behind holds the addresses
         self._claim, network = _claim_network()
         settings = self.settings
@@ -114,6 +120,7 @@ class LocalCluster:
         processes.sweep(self.folder)
         with contextlib.suppress(FileNotFoundError):
             (self.folder / "cluster.json").unlink()
+        os.close(self._lock)
 
     async def _listen(self, address: str) -> None:
         self._runner = web.AppRunner(self._server.app, access_log=None, shutdown_timeout=0.5)
@@ -213,6 +220,30 @@ class LocalCluster:
                 return self.status()
         known = ", ".join(machine.name for machine in self.machines)
         raise bad_request(f"{' '.join(words)}: expected status, down, or off, on, wipe with one of {known}")
+
+
+def _lock(folder: Path) -> int:
+    """Makes the folder ours until the descriptor is closed, or we die. Raises FolderTaken."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise FolderTaken(
+            f"a cluster runs in {folder} already: `stele-local down` first, or give another --folder"
+        ) from None
+    return descriptor
+
+
+def runs_in(folder: Path) -> bool:
+    """Whether a cluster runs in the folder."""
+    try:
+        os.close(_lock(folder))
+    except FolderTaken:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _claim_network() -> tuple[socket.socket, str]:

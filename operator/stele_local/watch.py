@@ -81,7 +81,9 @@ async def stream(
             refusal = expired(f"too old resource version: {start} ({store.oldest(kind.key)})")
             yield {"type": "ERROR", "object": refusal.body()}
             return
-        version = store.version  # taken first: what is written while the reader takes its time comes by the queue
+        version = (
+            store.version
+        )  # taken first: what is written while the reader takes its time comes by the queue
         if not start:
             for obj in store.objects(kind.key, options.namespace):
                 if options.chosen(obj):

@@ -169,6 +169,7 @@ async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> Non
     (tmp_path / "null.yaml").write_text("spec:\nmetadata: {name: x}\n")
     async with small_cluster(tmp_path / "data") as (cluster, client):
         await client.create_table("wide", WIDE, SPREAD)
+        await client.create_keyspace("keys")
         few, cut, damaged_file = (tmp_path / name for name in ("few.csv", "cut.parquet", "damaged.parquet"))
         binary, null = tmp_path / "binary.yaml", tmp_path / "null.yaml"
         for line, code, told in (
@@ -195,6 +196,9 @@ async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> Non
             (f"table create {binary}", 2, "no YAML or JSON"),
             (f"table create {null}", 2, "expected mappings below spec and metadata"),
             (f"table create {null} --hash id:3", 2, "--key and --hash go with --column"),
+            ("table list >&-", 0, ""),
+            ("kv get keys $'\\xff' >&-", 2, "expected text that is UTF-8, or bytes"),
+            ("table scan wide --snapshot 0001-01-01", 2, "--snapshot 0001-01-01: expected a hybrid time"),
             ("table scan wide --snapshot ²", 2, "--snapshot ²: expected a hybrid time"),
             (
                 "table create x --column id:int64 --key id --hash id:²",

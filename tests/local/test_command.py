@@ -103,3 +103,19 @@ def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
     _until(lambda: len(processes.left_over(folder)) == 1, "the stray is left")
     assert "1 processes were left over" in _run(folder, "down")
     assert processes.left_over(folder) == []
+
+
+def test_a_folder_has_one_cluster_at_a_time(folder: Path) -> None:
+    """Else the second would end the first one's processes as what an earlier owner left behind. However it was started."""
+    started = "import runpy; runpy.run_module('stele' + '_local', run_name='__main__')"
+    command = [sys.executable, "-c", started, "--folder", str(folder), "run", "--machines", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+        _until((folder / "cluster.json").exists, "it is up")
+        _create_pod(folder, pod("a"))
+        _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
+        before = processes.left_over(folder)
+        for words in (("up",), ("run",)):
+            assert "a cluster runs in" in _run(folder, *words, code=1)
+        assert processes.left_over(folder) == before and _owner(folder) == first.pid
+        first.send_signal(signal.SIGHUP)  # its terminal was closed
+        assert first.wait(WAIT_SECONDS) == 0 and processes.left_over(folder) == []

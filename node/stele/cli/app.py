@@ -138,6 +138,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every error is one line. Ends with SystemExit, which has the exit code."""
     # gRPC's C core writes to standard error whenever a port answers with something else.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if sys.stdout is None:  # closed by the shell (>&-)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
     try:
         code = cli.main(arguments, prog_name="stele", standalone_mode=False)
     except click.exceptions.Abort:

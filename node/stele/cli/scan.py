@@ -194,8 +194,8 @@ def _snapshot(text: str) -> int | None:
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)
-    except ValueError as exc:
+        if moment.tzinfo is None:
+            moment = moment.astimezone()
+    except (ValueError, OverflowError) as exc:
         raise Rejected(f"--snapshot {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
-    if moment.tzinfo is None:
-        moment = moment.astimezone()
     return from_physical_us(int(moment.timestamp() * 1_000_000))

@@ -80,7 +80,10 @@ def names(given: Any, what: str) -> list[str]:
 def raw(given: Any, what: str) -> bytes:
     """A key or value of a key space; str is taken as UTF-8."""
     if isinstance(given, str):
-        return given.encode()
+        try:
+            return given.encode()
+        except UnicodeEncodeError:  # bytes of a shell that are no UTF-8
+            raise refusal(what, given, "text that is UTF-8, or bytes") from None
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
     raise refusal(what, given, "bytes or str")

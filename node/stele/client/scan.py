@@ -35,6 +35,7 @@ _DEFINITE = frozenset(
         Code.INVALID_ARGUMENT,
         Code.SCHEMA_MISMATCH,
         Code.SNAPSHOT_TOO_OLD,
+        Code.CLOCK_AHEAD,
         Code.UNSUPPORTED_VERSION,
         Code.WRONG_CLUSTER,
         Code.PERMISSION_DENIED,
