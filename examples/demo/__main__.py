@@ -268,6 +268,8 @@ def main(keep: bool, kube: bool, folder: Path | None) -> None:
     folder = folder or Path(tempfile.mkdtemp(prefix="stele-demo-"))
     started = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _interrupt)
     console.rule(f"[bold]1/{_STEPS}[/bold]  Stele, installed in {sys.prefix}", align="left")
     try:
         with place_of(kube, folder, keep) as place:
@@ -315,7 +317,7 @@ def place_of(kube: bool, folder: Path, keep: bool) -> Iterator[Place]:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # SIGTERM ends the demo as Ctrl-C does: nothing is left running
+    raise KeyboardInterrupt  # SIGTERM and a closed terminal end the demo as Ctrl-C does: nothing is left running
 
 
 def _print_lines_to_try(console: Console, place: Place) -> None:

@@ -9,6 +9,7 @@ to keep them.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -185,6 +186,8 @@ class LocalPlace:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._local("up")
+        except RuntimeError:  # it has left nothing; what runs in the folder already is somebody else's
+            raise
         except BaseException:
             self._local("down", check=False)
             raise
@@ -207,13 +210,7 @@ class LocalPlace:
         """Start the operator with the place's kubeconfig; returns its process id."""
         with open(self.folder / "operator.log", "ab") as log:
             self._operator = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "stele_operator", "run"),
-                    *("--kubeconfig", str(self.kubeconfig)),
-                    *("--namespace", "default"),
-                    *("--metrics-host", "127.0.0.1", "--metrics-port", "0"),
-                    *("--identity", "the-demo's"),
-                ],
+                self._operator_command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -221,6 +218,15 @@ class LocalPlace:
             )
         (self.folder / "operator.pid").write_text(str(self._operator.pid))
         return self._operator.pid
+
+    def _operator_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "stele_operator", "run"),
+            *("--kubeconfig", str(self.kubeconfig)),
+            *("--namespace", "default"),
+            *("--metrics-host", "127.0.0.1", "--metrics-port", "0"),
+            *("--identity", "the-demo's"),
+        ]
 
     def stop_operator(self) -> None:
         """Ask the operator to stop and wait until it is gone."""
@@ -313,7 +319,8 @@ class LocalPlace:
     def lines_to_try(self) -> str:
         """For one who kept it running."""
         bin_folder = Path(sys.prefix) / "bin"
-        stop = f"kill {(self.folder / 'operator.pid').read_text()}; {bin_folder}/stele-local --folder {self.folder} down"
+        pid, log = self.folder / "operator.pid", self.folder / "operator.log"
+        stop = f"kill $(cat {pid}); {bin_folder}/stele-local --folder {self.folder} down"
         heading = "To stop it" + (
             " and remove its data" if self._ours else f"; its data stay in {self.folder}"
         )
@@ -326,6 +333,9 @@ class LocalPlace:
   stele-local --folder {self.folder} status
   stele-local --folder {self.folder} on {self._off or "n1"}      # power for the lost machine, empty: the waiting node starts there
   stele-local --folder {self.folder} off n4     # lose another
+
+The operator is process {pid.read_text()}. Nothing starts it again if it ends, as a Deployment would; this does:
+  {shlex.join(self._operator_command())} >> {log} 2>&1 & echo $! > {pid}
 
 {heading}:
   {stop}{f"; rm -r {self.folder}" if self._ours else ""}

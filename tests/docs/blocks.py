@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +47,24 @@ def run(chosen: list[Block], names: dict[str, Any]) -> dict[str, Any]:
     assert chosen
     for block in chosen:
         shifted = "\n" * (block.line - 1) + block.code
-        exec(compile(shifted, str(block.document), "exec", dont_inherit=True), names)
+        tree = ast.fix_missing_locations(_Expecting().visit(ast.parse(shifted)))
+        exec(compile(tree, str(block.document), "exec", dont_inherit=True), names)
     return names
+
+
+class _Expecting(ast.NodeTransformer):
+    """An `except` that asserts something of its error shows an error that comes: without it the block fails."""
+
+    def visit_Try(self, node: ast.Try) -> ast.Try:
+        """With `else: raise`, which readers are spared."""
+        self.generic_visit(node)
+        asserts = (isinstance(child, ast.Assert) for handler in node.handlers for child in handler.body)
+        if any(asserts) and not node.orelse:
+            fails = ast.parse(
+                f"raise AssertionError('no error came from the try in line {node.lineno}')"
+            ).body
+            node.orelse = [ast.copy_location(fails[0], node)]
+        return node
 
 
 def make_table(client: Client, example: str) -> None:
