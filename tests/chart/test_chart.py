@@ -105,12 +105,20 @@ def test_the_operator_runs_restricted_with_probes_and_a_limit() -> None:
         ("image.pullpolicy=Always", "pullpolicy"),
         ("namespaces={Data}", "namespaces"),
         ("nodeReplicas=3", "nodeReplicas"),
+        ("fullnameOverride=Stele", "fullnameOverride"),
     ],
 )
 def test_bad_values_are_refused_by_name(setting: str, sentence: str) -> None:
     done = helm("template", "stele", str(CHART), "--kube-version", "1.33.0", "--set", setting)
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+def test_no_name_is_longer_than_kubernetes_takes() -> None:
+    for setting in (f"fullnameOverride={'a' * 63}", f"nameOverride={'b' * 63}"):
+        for made in rendered(setting):
+            if made["kind"] != "CustomResourceDefinition":
+                assert len(made["metadata"]["name"]) <= (63 if made["kind"] == "Service" else 253)
 
 
 def test_every_value_is_described() -> None:
