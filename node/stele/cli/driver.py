@@ -16,9 +16,24 @@ if TYPE_CHECKING:
 @click.command()
 @masters_option
 @click.option("--until-healthy", is_flag=True, help="End when there is nothing to do.")
-@click.option("--dead-after", "dead_after_s", default=30.0, show_default=True, help="Seconds of silence.")
-@click.option("--copies", default=4, show_default=True, help="Copies at once, at most.")
-@click.option("--max-lost-nodes", default=1, show_default=True, help="With more silent nodes, do nothing.")
+@click.option(
+    "--dead-after",
+    "dead_after_s",
+    type=click.FloatRange(min=0, max=86_400),
+    default=30.0,
+    show_default=True,
+    help="Seconds of silence.",
+)
+@click.option(
+    "--copies", type=click.IntRange(min=1), default=4, show_default=True, help="Copies at once, at most."
+)
+@click.option(
+    "--max-lost-nodes",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="With more silent nodes, do nothing.",
+)
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
 def run(
     masters: str,
@@ -36,9 +51,15 @@ def run(
     """
     from stele.driver.main import run as drive
     from stele.driver.policy import Policy
+    from stele.model.errors import Rejected
+    from stele.model.ids import is_id
     from stele.rpc.logging import setup
     from stele.rpc.masters import parse_masters
 
+    if wrong := [node for node in lost if not is_id(node)]:
+        raise Rejected(
+            f"--lost {wrong[0]}: expected all 32 digits of a node's id, as `stele ksck --json` has it"
+        )
     setup(level="warning")  # standard output has each step already
     policy = Policy(
         dead_after_ms=int(dead_after_s * 1_000),

@@ -15,6 +15,8 @@ from stele.model.block import RowOp
 from stele.model.errors import Rejected
 from stele.model.schema import shown
 
+_YEAR_S = 365 * 86_400.0
+
 
 def refusal(what: str, given: object, expected: str) -> Rejected:
     """The error of a wrong argument."""
@@ -40,9 +42,9 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
     if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
         raise refusal(what, given, "a number of seconds")
     found = float(given)
-    if found > 0 or (zero and found == 0):
+    if 0 < found <= _YEAR_S or (zero and found == 0):
         return found
-    raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0")
+    raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0, of a year at most")
 
 
 def seconds_or(given: Any, otherwise: float, what: str) -> float:
