@@ -88,8 +88,8 @@ def _lowest_needed(log: Log) -> int:
     """The lowest segment that holds an entry that someone needs; never above the active one."""
     lowest = log.active_sequence
     for state in log.states.values():
-        if state.tombstoned or state.let_go or state.failed is not None:
-            continue  # nobody reads a damaged stream again; what may hold something of it is set aside
+        if state.needs_nothing:
+            continue
         at = state.runs.find(max(_needed_from(state), state.start.index + 1))
         if at is not None:
             lowest = min(lowest, state.runs[at].sequence)
@@ -115,6 +115,8 @@ def _drop_anchors(log: Log) -> list[tuple[StreamKey, str, int]]:
     dropped = []
     held_from = bytes_from_each(log)
     for state in log.states.values():
+        if state.needs_nothing:
+            continue  # its entries may stand in segments that are gone
         for name, index in list(state.anchors.items()):
             at = state.runs.find(max(index, state.start.index + 1))
             if at is None:

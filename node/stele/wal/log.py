@@ -234,8 +234,7 @@ class Log:
             active = self.active_length
             held_from = bytes_from_each(self)
             for state in self.states.values():
-                gone = state.tombstoned or state.let_go or state.failed is not None
-                at = None if gone else state.runs.find(state.flushed + 1)
+                at = None if state.needs_nothing else state.runs.find(state.flushed + 1)
                 if at is not None:
                     found.append((state.key, state.flushed + 1, held_from[state.runs[at].sequence]))
         pins = [Pin(key, index, held + active) for key, index, held in found if held]

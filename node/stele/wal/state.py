@@ -213,6 +213,11 @@ class State:
         self.configs.clear()
         self.anchors.clear()
 
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether nobody reads an entry of it again. What may tell of a damaged one is set aside (see `stele.wal.aside`)."""
+        return self.tombstoned or self.let_go or self.failed is not None
+
     # --- entries, once written
 
     def index_snapshot(self, start_index: int, keep: bool) -> None:
