@@ -75,7 +75,9 @@ async def play(folder: Path, plan: Plan, tell: Callable[[str], None]) -> Record:
                 finally:
                     await nemesis.end()
                 say("all faults are over")
-                await _settle(cluster, load, plan, nemesis.lost)
+                await _settle(cluster, load, nemesis.lost)
+                if driver is not None and driver.done():
+                    raise Failure(f"the driver ended by itself: {driver.exception()!r}")
                 say("all rows were read again")
             finally:
                 if driver is not None:
@@ -99,7 +101,7 @@ async def _heal(cluster: Cluster, say: Callable[[str], None]) -> None:
     await drive(cluster.master_addresses, _POLICY, holder="linear", on_progress=progress)
 
 
-async def _settle(cluster: Cluster, load: Workload, plan: Plan, lost: set[str]) -> None:
+async def _settle(cluster: Cluster, load: Workload, lost: set[str]) -> None:
     living = [member for member in cluster.members if member.name not in lost]
     try:
         await cluster.wait_ready(*living, timeout_s=SETTLED_WITHIN_S)
@@ -170,7 +172,7 @@ def run(folder: Path, seed: int, seconds: float, *, cutting: bool) -> str:
     try:
         record = asyncio.run(play(folder, plan, tell))
         faults = judge(record)
-    except Failure as exc:
+    except (Failure, SteleError) as exc:
         faults, record = [str(exc)], None
     if faults:
         shown = "\n".join((head, *story, "", *faults))
