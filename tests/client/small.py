@@ -23,7 +23,7 @@ from stele.model import writeop
 from stele.model.block import decode_block
 from stele.model.clock import HybridClock
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, NotLeader, Rejected, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.partition import partitions
 from stele.rpc.budget import ByteBudget
@@ -82,6 +82,8 @@ class SmallCluster:
         self.cluster_id = ClusterId(new_id())
         self.clock = HybridClock(lambda: time.time_ns() // 1_000)
         self.tables: dict[str, master_pb2.TableInfoPB] = {}
+        self.removed: set[bytes] = set()  # table ids
+        self.deletes_next = False  # what is created next is deleted by another, and no answer comes
         self.tablets: dict[str, Tablet] = {}
         self.loop = asyncio.get_running_loop()
         self.nodes = [SmallNode(self, number) for number in range(nodes)]
@@ -333,6 +335,8 @@ class _Master(MasterServiceServicer):
     async def CreateTable(self, request: Any, context: Any) -> Any:
         self._leads()
         cluster = self.cluster
+        if request.table_id in cluster.removed:
+            raise Rejected("made, and removed since", code=Code.TABLET_DELETED)
         if request.name in cluster.tables:
             if cluster.tables[request.name].table_id == request.table_id:
                 return master_pb2.CreateTableResponse(table_id=request.table_id)
@@ -360,11 +364,16 @@ class _Master(MasterServiceServicer):
             info.tablets += 1
             info.tablets_running += 1
         cluster.tables[request.name] = info
+        if cluster.deletes_next:
+            cluster.deletes_next = False
+            await self.DeleteTable(request, context)
+            raise Retryable("the answer is lost", code=Code.UNKNOWN_OUTCOME)
         return master_pb2.CreateTableResponse(table_id=request.table_id)
 
     async def DeleteTable(self, request: Any, context: Any) -> Any:
         info = self._find(request)
         del self.cluster.tables[info.name]
+        self.cluster.removed.add(info.table_id)
         return master_pb2.DeleteTableResponse()
 
     async def ListTables(self, request: Any, context: Any) -> Any:

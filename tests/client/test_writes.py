@@ -353,6 +353,18 @@ async def test_who_finds_a_name_given_up_meanwhile_holds_it_only_once_it_is_writ
         assert await space.elect("primary", "me") == "you"
 
 
+async def test_what_was_made_and_deleted_by_another_before_the_answer_came_is_not_there(
+    tmp_path: Path,
+) -> None:
+    """Rather than there already: nothing is."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        cluster.deletes_next = True
+        with pytest.raises(Rejected) as told:
+            await client.create_keyspace("settings")
+        assert told.value.code is Code.NOT_FOUND
+        await client.create_keyspace("settings")
+
+
 async def test_an_attempt_that_was_not_proposed_says_nothing_of_the_one_before(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         space = await client.create_keyspace("settings")

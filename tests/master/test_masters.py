@@ -77,6 +77,20 @@ async def test_create_is_idempotent_by_table_id(tmp_path: Path) -> None:
         assert again.code is Code.ALREADY_PRESENT
 
 
+async def test_a_create_that_is_tried_again_after_the_table_was_deleted_is_not_told_that_it_was_never_done(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        await w.leader.CreateTable(request, None)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        again = await refused(w.leader.CreateTable(request, None))
+        assert again.code is Code.TABLET_DELETED
+        other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
+        assert other.code is Code.ALREADY_PRESENT
+
+
 async def test_bad_tables_are_refused_with_every_fault(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w, 3)

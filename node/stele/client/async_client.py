@@ -107,7 +107,8 @@ class AsyncClient:
         """Create a table; with `wait`, until every tablet has a leader.
 
         Raises:
-            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
+            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault; NOT_FOUND if it
+                was made, and somebody has deleted it already.
             Retryable: no master leads, or the tablets have no leaders yet after `timeout_s`.
         """
         arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make gives")
@@ -126,7 +127,7 @@ class AsyncClient:
             table_id=id_to_pb(new_id()),
         )
         timeout_s = arguments.seconds(timeout_s, "timeout_s")
-        await self._ask("CreateTable", request, timeout_s=timeout_s)
+        await self._make(request, timeout_s)
         table = await self.open_table(name)
         if wait:
             await table.wait_ready(timeout_s=timeout_s)
@@ -143,7 +144,7 @@ class AsyncClient:
             table_id=id_to_pb(new_id()),
         )
         timeout_s = arguments.seconds(timeout_s, "timeout_s")
-        await self._ask("CreateTable", request, timeout_s=timeout_s)
+        await self._make(request, timeout_s)
         locations = await self.locate(name, timeout_s)
         deadline = time.monotonic() + timeout_s
         while wait and not (locations.complete and locations.info.tablets_running):
@@ -155,6 +156,15 @@ class AsyncClient:
             await asyncio.sleep(0.05)
             await locations.refresh()
         return await self.keyspace(name)
+
+    async def _make(self, request: master_pb2.CreateTableRequest, timeout_s: float) -> None:
+        try:
+            await self._ask("CreateTable", request, timeout_s=timeout_s)
+        except Rejected as exc:
+            if (
+                exc.code is not Code.TABLET_DELETED
+            ):  # made by an attempt whose answer was lost, and deleted since
+                raise
 
     async def delete_table(self, name: str) -> None:
         """Delete a table or key space, for good. Raises Rejected NOT_FOUND if there is none of this name."""

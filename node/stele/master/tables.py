@@ -70,7 +70,8 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, TOO_LARGE, ALREADY_PRESENT.
+        Rejected: INVALID_ARGUMENT, TOO_LARGE, ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
+            is removed by now.
         Retryable: NOT_READY while nodes are still being heard, or too few are.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
@@ -102,8 +103,14 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
         same = replace(before, created_us=table.created_us, state="RUNNING") == table
         if same and before.state != "REMOVED":
             return True
-        why = "has been removed" if before.state == "REMOVED" else "is another one"
-        raise Rejected(f"table id {table.table_id} {why}; choose a new id", code=Code.ALREADY_PRESENT)
+        if same:  # a retry of what was done; its name may be another's by now
+            raise Rejected(
+                f"table id {table.table_id}: made, and removed since; choose a new id",
+                code=Code.TABLET_DELETED,
+            )
+        raise Rejected(
+            f"table id {table.table_id} is another one; choose a new id", code=Code.ALREADY_PRESENT
+        )
     if table.name in lead.catalog.table_by_name:
         raise Rejected(f"table {table.name!r} is present already", code=Code.ALREADY_PRESENT)
     return False
