@@ -32,7 +32,7 @@ from stele.client import Client, Table
 from stele.client.bulk import fit
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
 from stele.model.block import RowOp
-from stele.model.errors import Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
@@ -208,9 +208,10 @@ class Reader(ds.DataSourceReader):
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._columns = types.projection(schema, table.schema)
+            types.check_nulls(schema, table.schema)
             _check(_plan(table, options, self._columns), options)
         arrow = types.arrow_types(schema)
-        # Spark checks nullability too, and calls every column of a schema given by the user nullable.
+        # Spark compares nullability too, and a schema of the user's may call any column nullable.
         self._arrow = pa.schema([pa.field(f.name, arrow[f.name], f.nullable) for f in schema])
 
     @_one_sentence()
@@ -221,8 +222,14 @@ class Reader(ds.DataSourceReader):
         return [TabletPartition(replace(plan, tablets=(tablet,))) for tablet in plan.tablets]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Rows of one tablet as record batches, in exactly the columns asked for."""
-        assert isinstance(partition, TabletPartition)
+        """Rows of one tablet as record batches, in exactly the columns asked for.
+
+        Raises:
+            Rejected: NOT_FOUND, the table was deleted, or deleted and made anew.
+            SteleError: no replica served it in time.
+        """
+        if not isinstance(partition, TabletPartition):  # Spark's own, where no tablet can hold a wanted row
+            return
         (tablet,) = partition.plan.tablets
         pool = FlightPool()
         failed = 0
@@ -237,9 +244,16 @@ class Reader(ds.DataSourceReader):
                 with Client(
                     self._options.masters, timeout_s=_LOCATE_TIMEOUT_S, first_contact_s=_LOCATE_TIMEOUT_S
                 ) as client:
-                    for fresh in client.open_table(self._options.table).asynchronous.locations.tablets:
-                        if fresh.tablet_id == tablet.tablet_id:
-                            tablet.update(fresh)
+                    locations = client.open_table(self._options.table).asynchronous.locations
+                    there = {fresh.tablet_id: fresh for fresh in locations.tablets}
+                    if tablet.tablet_id in there:
+                        tablet.update(there[tablet.tablet_id])
+                    elif locations.complete:
+                        raise Rejected(
+                            f"table {self._options.table} was deleted and made anew since this frame was planned; "
+                            "load() it again",
+                            code=Code.NOT_FOUND,
+                        )
             except Retryable:
                 # The masters may be away; the nodes are asked again.
                 time.sleep(_LOCATE_TIMEOUT_S * random.random())
@@ -276,7 +290,7 @@ class Writer(ds.DataSourceArrowWriter):
         """Write a task's batches and wait until all of it is durable on a majority.
 
         Raises:
-            RowErrors: if rows were refused; the first few are named, the others are written.
+            RowErrors: if rows of a batch were refused; the first few are named, the others of the batch are written.
         """
         rows = 0
         with Client(self._options.masters) as client:

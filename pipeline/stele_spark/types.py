@@ -5,6 +5,8 @@ Invariant: a type that Stele has maps to exactly one Spark type, whose Arrow for
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pyarrow as pa
 from pyspark.sql import types as T
 
@@ -47,13 +49,16 @@ def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
 
 
 def projection(asked: T.StructType, table: Schema) -> list[str]:
-    """Names of the columns that a read with the user's schema wants, in its order.
+    """Names of the columns of a frame that is read with the user's schema, or written, in its order.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH, naming every column that the table lacks or has with another type.
+        Rejected: SCHEMA_MISMATCH, naming every column that the table lacks, has with another type, or that is given twice.
     """
     have = {field.name: field.dataType for field in spark_schema(table)}
     faults = []
+    for name in dict.fromkeys(asked.names):
+        if asked.names.count(name) > 1:
+            faults.append(f"{name!r} is given twice")
     for field in asked:
         if field.name not in have:
             faults.append(f"{field.name!r} is no column of the table")
@@ -62,11 +67,32 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
                 f"{field.name!r} is {have[field.name].simpleString()} in the table, "
                 f"not {field.dataType.simpleString()}"
             )
+    _refuse(faults, have)
+    return list(asked.names)
+
+
+def check_nulls(asked: T.StructType, table: Schema) -> None:
+    """Check a read's schema against nulls: Spark takes a column at its word, and fails at the first null or drops it.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH, naming every column that may hold null and is asked for as one that does not.
+    """
+    have = {field.name: field for field in spark_schema(table)}
+    _refuse(
+        [
+            f"{field.name!r} may be null in the table: leave NOT NULL out"
+            for field in asked
+            if have[field.name].nullable and not field.nullable
+        ],
+        have,
+    )
+
+
+def _refuse(faults: Sequence[str], have: Iterable[str]) -> None:
     if faults:
         raise Rejected(
             f"schema: {'; '.join(faults)}; the table has {', '.join(have)}", code=Code.SCHEMA_MISMATCH
         )
-    return [field.name for field in asked]
 
 
 def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:

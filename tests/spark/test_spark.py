@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import decimal
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 
 from stele.client import Client
 from stele.model.errors import Rejected
-from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.keys import encode_tuple
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Column, Schema
 from tests.harness.standing import standing
 
@@ -106,6 +108,37 @@ def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
     assert found == ROWS
 
 
+def test_a_table_that_was_made_anew_is_told_from_one_whose_nodes_are_away(masters: str) -> None:
+    """Its tablets are not those that were planned, and no waiting brings these back."""
+    from stele_spark.source import Options, Reader
+    from stele_spark.types import spark_schema
+
+    with Client(masters) as client:
+        again = Schema.make([("id", "int64")], ["id"])
+        client.create_table("again", again)
+        reader = Reader(Options.parse({"masters": masters, "table": "again"}), spark_schema(again))
+        (partition,) = reader.partitions()
+        client.delete_table("again")
+        client.create_table("again", again)
+    begun = time.monotonic()
+    with pytest.raises(Rejected, match="again was deleted and made anew"):
+        while time.monotonic() - begun < 30:  # until the nodes have dropped the tablet
+            list(reader.read(partition))
+            time.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_read_that_no_tablet_can_answer_is_empty(spark: Any, masters: str) -> None:
+    with Client(masters) as client:
+        schema = Schema.make([("id", "int64")], ["id"])
+        splits = tuple(encode_tuple([n], [pa.int64()]) for n in (10, 20))
+        client.create_table("ranges", schema, PartitionSchema(range=RangePartition((0,), splits)))
+        client.open_table("ranges").write_arrow(pa.table({"id": list(range(30))}))
+    reader = spark.read.format("stele").options(masters=masters, table="ranges")
+    assert reader.load().count() == 30
+    assert reader.option("where", "id > 25 AND id < 5").load().collect() == []
+
+
 @pytest.mark.filterwarnings("default")
 def test_source_and_sink(spark: Any, masters: str, tmp_path: Path) -> None:
     def read(table: str = "kinds", **options: str) -> Any:
@@ -187,6 +220,13 @@ def test_what_cannot_be_read_is_refused_at_load(spark: Any, masters: str, told: 
     # With a schema of the user's Spark asks nobody before it reads.
     asked = spark.read.format("stele").options(**given).schema("id string, who long").load()
     told("'who' is no column of the table", asked.collect)
+
+    def ask(columns: str) -> Callable[[], object]:
+        return spark.read.format("stele").options(**given).schema(columns).load().collect
+
+    told("'name' may be null in the table: leave NOT NULL out", ask("id long NOT NULL, name string NOT NULL"))
+    told("'id' is given twice", ask("id long, id long"))
+    assert len(ask("amount double, id long NOT NULL")()) >= ROWS  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("default")

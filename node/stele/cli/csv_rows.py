@@ -102,7 +102,7 @@ def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Line
 
 
 def _is_text(column: Column) -> bool:
-    return pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)
+    return bool(pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow))
 
 
 def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:

@@ -143,7 +143,7 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
                 sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 
         return write_json
-    shape = (lambda batch: batch) if form == "arrow" else _bytes_as_they_are
+    shape = _as_it_is if form == "arrow" else _bytes_as_they_are
     shaped = shape(pa.RecordBatch.from_pylist([], schema)).schema
     writer = pa.ipc.new_stream(sink, shaped) if form == "arrow" else pa_csv.CSVWriter(sink, shaped)
 
@@ -154,6 +154,10 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
             writer.write_batch(shape(batch))
 
     return write
+
+
+def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:

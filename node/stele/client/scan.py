@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event, Semaphore
@@ -199,7 +199,7 @@ class Scanner:
         self._ordered = ordered
         self._timeout_s = timeout_s
 
-    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Record batches as they come, from several tablets at once, with a bounded number in memory.
 
         In key order if the scan is ordered (then tablets of a hashed table are merged in memory first).
