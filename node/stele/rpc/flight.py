@@ -7,6 +7,8 @@ and a reader that takes nothing for STALLED_S is none of them any more.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import threading
 import time
@@ -75,6 +77,18 @@ class CopyProvider(Protocol):
         ...
 
 
+@functools.cache
+def keep_grpc() -> None:
+    """Called before anything of Flight is made, in the process that uses it: keeps Flight's gRPC until the process ends.
+
+    With its last object it frees what its threads share, though one of them may still look after a stream whose reader
+    took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc); that thread then brings the process down. So there is
+    one object, which connects to nobody, that is never freed.
+    """
+    client = fl.FlightClient("grpc+tcp://127.0.0.1:9")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+
 class FlightServer:
     """A Flight server with a thread of its own. `host` and `port` as for --listen; port 0 picks one."""
 
@@ -90,6 +104,7 @@ class FlightServer:
         copies_max: int = COPIES_MAX,
         stalled_s: float = STALLED_S,
     ) -> None:
+        keep_grpc()
         location = f"grpc+tcp://{join_address(host, port)}"
         try:
             self._server = _Server(location, cluster_id, scans, copies, scans_max, copies_max, stalled_s)

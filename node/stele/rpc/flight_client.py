@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from stele.model.errors import Closed, Code, Retryable
-from stele.rpc.flight import from_flight_error
+from stele.rpc.flight import from_flight_error, keep_grpc
 from stele.rpc.resolve import split_address
 from stele.rpc.stall import Watchdog, open_stream, silent, stopped
 
@@ -62,6 +62,7 @@ class FlightConnections:
             socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
         except OSError as exc:
             raise Retryable(f"{address}: {exc.strerror or exc}", code=Code.UNAVAILABLE) from exc
+        keep_grpc()
         client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
         with self._lock:
             if not self.closed:
