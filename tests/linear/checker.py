@@ -48,10 +48,8 @@ def contradiction(history: Sequence[Operation], start: State = None) -> Contradi
     if linearizable(history, start):
         return None
     ends = sorted({o.ended for o in history if o.complete})
-    low, high = (
-        0,
-        len(ends) - 1,
-    )  # a prefix of a linearizable history is linearizable: look for the first that is not
+    # A prefix of a linearizable history is linearizable: look for the first that is not.
+    low, high = 0, len(ends) - 1
     while low < high:
         middle = (low + high) // 2
         if linearizable(until(history, ends[middle]), start):

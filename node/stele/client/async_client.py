@@ -161,9 +161,8 @@ class AsyncClient:
         try:
             await self._ask("CreateTable", request, timeout_s=timeout_s)
         except Rejected as exc:
-            if (
-                exc.code is not Code.TABLET_DELETED
-            ):  # made by an attempt whose answer was lost, and deleted since
+            # TABLET_DELETED: it was made by an attempt whose answer was lost, and somebody has deleted it since.
+            if exc.code is not Code.TABLET_DELETED:
                 raise
 
     async def delete_table(self, name: str) -> None:

@@ -154,9 +154,8 @@ class MasterService(MasterServiceServicer):
         """From the leader; from a follower that knows its leader, if the caller allows FOLLOWER_STALENESS_MS."""
         stale = request.max_staleness_ms >= FOLLOWER_STALENESS_MS and bool(self._master.log.leader_node)
         if not stale:
-            await (
-                self._master.confirmed_lead()
-            )  # else a driver might be shown nodes that only this one cannot hear
+            # Else a driver might be shown nodes that only this master cannot hear.
+            await self._master.confirmed_lead()
         return cluster_view(self._master.scene(), self._master.cluster_id)
 
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
