@@ -30,8 +30,10 @@ from stele.model.schema import Schema
 from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
+from stele.tserver.log_space import LogSpace
 from stele.tserver.manager import TabletManager
 from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
 from stele.wal.log import Log
 from stele.wal.options import LogOptions
 
@@ -92,7 +94,9 @@ class TestNode:
         self._threads = ThreadPoolExecutor(4)
         self._task: asyncio.Task[None] | None = None
         self.log: Any = None
+        self.replicas = Replicas()
         self.manager: TabletManager
+        self.log_space: LogSpace
         self.sessions: CopySessions
         self.quiet: QuietGroups | None = None
 
@@ -108,7 +112,8 @@ class TestNode:
             return Log.open(self.directory / "wal", LOG_OPTIONS, self.node_id, dispatch, files=self.files)
 
         self.log = await self.in_thread(open_log)
-        self.manager = TabletManager(self.directory / "tablets", self.log, self, OPTIONS)
+        self.manager = TabletManager(self.replicas, self.directory / "tablets", self.log, self, OPTIONS)
+        self.log_space = LogSpace(self.replicas, self.log, self)
         self.sessions = CopySessions(self.directory / "copies", self)
         await self.sessions.clear_debris()
         self.network.nodes[self.node_id] = self
@@ -119,7 +124,7 @@ class TestNode:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(0.01)
-            self.manager.tick(self.now_ms())
+            self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
 
@@ -129,7 +134,7 @@ class TestNode:
         def ping(to: NodeId, *told: Any) -> None:
             self.network.ping(self, to, *told)
 
-        self.quiet = QuietGroups(self.manager, PATIENT, ping, self.now_ms())
+        self.quiet = QuietGroups(self.replicas, PATIENT, ping, self.now_ms())
 
     def pinged(self, from_node: NodeId, *told: Any) -> None:
         if self.quiet is not None:
@@ -174,7 +179,7 @@ class TestNode:
     ) -> None:
         if self.quiet is not None:
             self.quiet.heard(from_node)
-        replica = self.manager.route(tablet, to)
+        replica = self.replicas.route(tablet, to)
         if replica is not None and not (quiet and self._rests(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 
@@ -224,13 +229,13 @@ class Group:
         return self
 
     def replicas(self) -> list[Replica]:
-        found = [n.manager.current(self.tablet_id) for n in self.nodes if not n.stopped]
+        found = [n.replicas.current(self.tablet_id) for n in self.nodes if not n.stopped]
         return [r for r in found if r is not None]
 
     def replica(self, replica_id: int) -> Replica:
         for node in self.nodes:
             if not node.stopped:
-                replica = node.manager.by_key(StreamKey(self.tablet_id, ReplicaId(replica_id)))
+                replica = node.replicas.by_key(StreamKey(self.tablet_id, ReplicaId(replica_id)))
                 if replica is not None:
                     return replica
         raise AssertionError(f"no replica {replica_id}")

@@ -61,9 +61,9 @@ async def test_a_delete_whose_caller_went_away_leaves_a_tombstone(tmp_path: Path
         await asyncio.sleep(ms / 1000)
         order.cancel()
         await asyncio.gather(order, return_exceptions=True)
-        await wait_until(lambda: key in node.manager.tombstones or node.manager.by_key(key) is not None)
+        await wait_until(lambda: key in node.replicas.tombstones or node.replicas.by_key(key) is not None)
         await node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "again")
-        assert key in node.manager.tombstones
+        assert key in node.replicas.tombstones
     finally:
         await node.stop()
 

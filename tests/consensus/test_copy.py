@@ -66,7 +66,7 @@ class DirectSource:
 
     async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
         self.begun += 1
-        return await self.node.sessions.begin(self.node.manager.get(tablet_id), at_least)
+        return await self.node.sessions.begin(self.node.replicas.get(tablet_id), at_least)
 
     def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> DirectFrames:
         return DirectFrames(self, stop, session_id, name, offset, length)
@@ -109,11 +109,11 @@ def member_type(replica: Replica, replica_id: int) -> MemberType | None:
 async def test_a_copy_joins_as_pre_follower_and_is_promoted(group_of: MakeGroup) -> None:
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(1000)))
-    await group.caught_up(nodes[1].manager.get(group.tablet_id))
+    await group.caught_up(nodes[1].replicas.get(group.tablet_id))
     copy = await start(group, nodes[1], nodes[3], 4)
     await installed(copy)
     assert copy.progress.bytes_done == copy.progress.bytes_total > 0
-    replica = nodes[3].manager.get(group.tablet_id)
+    replica = nodes[3].replicas.get(group.tablet_id)
     assert replica.role is Role.NON_PARTICIPANT and len(table(replica)) == 1000
     await group.write(rows([5000]))
     await add(group, nodes[3], 4, member_type=MemberType.NON_VOTER, promote=True)
@@ -155,7 +155,7 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
         order(group, source.node, 4, witness=True, witness_start=started), source
     )
     assert copy is not None and await copy.wait_prepared(10) and copy.witness_start == started
-    witness = nodes[3].manager.get(group.tablet_id)
+    witness = nodes[3].replicas.get(group.tablet_id)
     assert witness.running and witness.machine is None
     peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=started)
     await leader.change_config(ChangeType.ADD, peer, config.opid_index)
@@ -167,25 +167,25 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
     await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
     await group.caught_up(witness)
     assert len(table(witness)) == 501
-    assert nodes[3].manager.get(group.tablet_id) is witness
+    assert nodes[3].replicas.get(group.tablet_id) is witness
 
 
 async def test_a_broken_connection_is_resumed(group_of: MakeGroup) -> None:
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(3000), "a long name to have some bytes "))
-    await group.caught_up(nodes[0].manager.get(group.tablet_id))
+    await group.caught_up(nodes[0].replicas.get(group.tablet_id))
     source = DirectSource(nodes[0], breaks=3, damage=True)
     copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
     assert copy is not None
     await installed(copy)
     assert source.breaks == 0 and source.begun == 1
-    assert len(table(nodes[3].manager.get(group.tablet_id))) == 3000
+    assert len(table(nodes[3].replicas.get(group.tablet_id))) == 3000
 
 
 async def test_a_lost_session_is_begun_anew(group_of: MakeGroup) -> None:
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(3000)))
-    await group.caught_up(nodes[0].manager.get(group.tablet_id))
+    await group.caught_up(nodes[0].replicas.get(group.tablet_id))
     source = DirectSource(nodes[0])
     source.hold = Event()
     copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
@@ -216,7 +216,7 @@ async def test_a_crash_leaves_the_old_or_the_new(group_of: MakeGroup, step: str,
         await wait_until(lambda: copy.progress.state != "Fetching")
     await copy.cancel()
     node = await nodes[3].restart()
-    here = node.manager.current(group.tablet_id)
+    here = node.replicas.current(group.tablet_id)
     if here is not None:
         assert here.running
         assert here.superblock.data_state is DataState.READY or here.superblock.young_witness
@@ -228,7 +228,7 @@ async def test_a_crash_leaves_the_old_or_the_new(group_of: MakeGroup, step: str,
     again = await node.manager.start_copy(what, DirectSource(source.node))
     if again is not None:
         await installed(again)
-    replica = node.manager.get(group.tablet_id)
+    replica = node.replicas.get(group.tablet_id)
     assert replica.running and len(table(replica)) == 100
 
 
@@ -259,11 +259,11 @@ async def test_a_crash_before_a_witness_has_a_stream_leaves_nothing(group_of: Ma
     await asyncio.wait_for(home.asked.wait(), 10)
     await copy.cancel()
     node = await target.restart()
-    assert node.manager.current(group.tablet_id) is None
+    assert node.replicas.current(group.tablet_id) is None
     again = await node.manager.start_copy(what, DirectSource(source))
     assert again is not None
     await installed(again)
-    assert len(table(node.manager.get(group.tablet_id))) == 100
+    assert len(table(node.replicas.get(group.tablet_id))) == 100
 
 
 async def test_a_copy_goes_over_a_failed_replica_but_not_over_a_live_one(group_of: MakeGroup) -> None:
@@ -279,12 +279,12 @@ async def test_a_copy_goes_over_a_failed_replica_but_not_over_a_live_one(group_o
     victim.fail("damaged by a test")
     copy = await start(group, source, node, 4)
     await installed(copy)
-    fresh = node.manager.get(group.tablet_id)
+    fresh = node.replicas.get(group.tablet_id)
     assert fresh.replica_id == 4 and fresh.state is not ReplicaState.FAILED
     await node.manager.delete(group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED, 10**9, "test")
     node = await node.restart()
-    assert node.manager.get(group.tablet_id).replica_id == 4
-    assert StreamKey(group.tablet_id, victim.replica_id) in node.manager.tombstones
+    assert node.replicas.get(group.tablet_id).replica_id == 4
+    assert StreamKey(group.tablet_id, victim.replica_id) in node.replicas.tombstones
     assert nodes
 
 
@@ -304,10 +304,10 @@ async def test_tombstones(group_of: MakeGroup) -> None:
     await node.manager.delete(*tombstone, config.opid_index, "evicted")
     await node.manager.delete(*tombstone, config.opid_index, "evicted")
     with pytest.raises(Rejected) as gone:
-        node.manager.get(group.tablet_id)
+        node.replicas.get(group.tablet_id)
     assert gone.value.code is Code.TABLET_DELETED
     node = await node.restart()
-    assert list(node.manager.tombstones)
+    assert list(node.replicas.tombstones)
     with pytest.raises(Rejected):
         await node.manager.create(group.superblock(int(victim.replica_id)), group.config)
     await node.manager.delete(group.tablet_id, 0, DataState.DELETED, -1, "table removed")
@@ -341,7 +341,7 @@ async def test_a_witness_is_ready_only_once_its_log_has_reached_the_checkpoint(g
     await wait_until(lambda: copy.progress.state == "Installing")
     await asyncio.sleep(0.3)  # no leader sends it anything: it is in no configuration yet
     node = await nodes[3].restart()
-    witness = node.manager.get(group.tablet_id)
+    witness = node.replicas.get(group.tablet_id)
     assert witness.running and witness.superblock.young_witness, witness.error
     leader = await group.leader()
     again = await node.manager.start_copy(
@@ -368,11 +368,11 @@ async def test_a_witness_that_waits_for_its_log_can_be_taken_back(group_of: Make
     await wait_until(lambda: copy.progress.state == "Installing")
     deleted = nodes[3].manager.delete(group.tablet_id, 4, DataState.TOMBSTONED, 10**9, "evicted")
     await asyncio.wait_for(deleted, 10)
-    assert copy.failed and StreamKey(group.tablet_id, ReplicaId(4)) in nodes[3].manager.tombstones
+    assert copy.failed and StreamKey(group.tablet_id, ReplicaId(4)) in nodes[3].replicas.tombstones
     leader = await group.leader()
     fresh = await start(group, group.node_of(leader), nodes[3], 5)
     await installed(fresh)
-    assert len(table(nodes[3].manager.get(group.tablet_id))) == 100
+    assert len(table(nodes[3].replicas.get(group.tablet_id))) == 100
 
 
 async def test_a_witness_that_fails_while_it_waits_ends_its_copy(group_of: MakeGroup) -> None:
@@ -380,7 +380,7 @@ async def test_a_witness_that_fails_while_it_waits_ends_its_copy(group_of: MakeG
     await group.write(rows(range(50)))
     copy, _ = await young_witness(group, nodes[3], rows_after=50)
     await wait_until(lambda: copy.progress.state == "Installing")
-    nodes[3].manager.get(group.tablet_id).fail("damaged by a test")
+    nodes[3].replicas.get(group.tablet_id).fail("damaged by a test")
     await wait_until(lambda: copy.failed)
     assert "damaged by a test" in copy.progress.error
 
@@ -406,7 +406,7 @@ async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of:
     peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
     await leader.change_config(ChangeType.ADD, peer, config.opid_index)
     await group.write(rows([1000]))
-    witness = nodes[3].manager.get(group.tablet_id)
+    witness = nodes[3].replicas.get(group.tablet_id)
     await wait_until(lambda: witness.committed_opid >= leader.committed_opid)
     in_thread, faults = nodes[3].in_thread, [Retryable("the disk did not answer")]
 

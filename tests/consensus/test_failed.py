@@ -12,7 +12,6 @@ from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.ids import OpId, ReplicaId, TableId, TabletId, new_id
 from stele.raft.events import ChangeType
-from stele.tserver.manager import TabletManager
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -54,7 +53,7 @@ async def test_a_damaged_file_fails_its_replica_alone(group_of: MakeGroup, relat
     with pytest.raises(SteleError):
         await victim.snapshot_ready(1)
     other.nodes = group.nodes
-    sound = node.manager.get(other.tablet_id)
+    sound = node.replicas.get(other.tablet_id)
     await other.caught_up(sound)
     assert len(table(sound)) == 5
     await group.write(rows([100]))
@@ -90,8 +89,7 @@ async def test_a_store_ahead_of_its_log_is_failed(group_of: MakeGroup) -> None:
     for path in (node.directory / "wal").iterdir():
         path.unlink()
     fresh = await node.restart()
-    found: TabletManager = fresh.manager
-    assert found.get(group.tablet_id).state is ReplicaState.FAILED
+    assert fresh.replicas.get(group.tablet_id).state is ReplicaState.FAILED
 
 
 def test_superblocks_round_trip_and_refuse_damage() -> None:
@@ -157,19 +155,19 @@ async def test_a_failed_replica_lets_go_of_a_log_that_a_majority_holds_without_i
     first = node.log.states[held.key].runs[0].sequence
     other = await Group([node]).create()
     await write_much(other)
-    await node.manager.collect_log()
+    await node.log_space.collect()
     assert (
         first in node.log.segments and held.last_opid.index > 0
     )  # it may be one of those who made the majority
     await group.write(rows([100]))
     await wait_until(lambda: victim.committed_elsewhere > held.last_opid.index)
-    await node.manager.collect_log()
+    await node.log_space.collect()
     assert first not in node.log.segments
     fresh = await node.restart()
     group.nodes[group.nodes.index(node)] = fresh
     again = group.replica(victim.replica_id)
     assert again.state is ReplicaState.FAILED  # never started with less than it acknowledged
-    assert fresh.manager.get(other.tablet_id).running
+    assert fresh.replicas.get(other.tablet_id).running
 
 
 async def test_a_failed_replica_that_nobody_stands_in_for_keeps_its_log(group_of: MakeGroup) -> None:
@@ -180,7 +178,7 @@ async def test_a_failed_replica_that_nobody_stands_in_for_keeps_its_log(group_of
     replica.fail("a disk had no space for a moment")
     first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
     await write_much(other)
-    await nodes[0].manager.collect_log()
+    await nodes[0].log_space.collect()
     assert first in nodes[0].log.segments
     group.nodes = [await nodes[0].restart()]
     again = await group.leader()

@@ -83,14 +83,14 @@ async def test_a_replica_that_lost_its_superblock_is_failed_and_kept(group_of: M
     await node.stop()
     (victim.directory / SUPERBLOCK).unlink()
     fresh = await node.restart()
-    found = fresh.manager.get(group.tablet_id)
+    found = fresh.replicas.get(group.tablet_id)
     assert found.state is ReplicaState.FAILED and "superblock" in found.error
     assert (victim.directory / "store").exists()
     term = victim.term
     await fresh.manager.delete(group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED, 1 << 40, "test")
     assert fresh.log.stream(victim.superblock.key).hard_state.term >= term
     again = await fresh.restart()
-    assert victim.superblock.key in again.manager.tombstones
+    assert victim.superblock.key in again.replicas.tombstones
 
 
 async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: MakeGroup) -> None:
@@ -104,7 +104,7 @@ async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: M
     copy = await node.manager.start_copy(order(group, source, 4), DirectSource(source))
     assert copy is not None
     await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
-    node.manager.get(group.tablet_id).fail("damaged by a test, too")
+    node.replicas.get(group.tablet_id).fail("damaged by a test, too")
     with pytest.raises(SteleError) as late:
         await node.manager.start_copy(order(group, source, int(victim.replica_id)), DirectSource(source))
     assert isinstance(late.value, Rejected) and late.value.code is Code.ALREADY_PRESENT
@@ -124,13 +124,13 @@ async def test_a_replica_removed_while_it_starts_stays_removed(tmp_path: Path) -
     starting = asyncio.create_task(slow.start())
     try:
         await asyncio.wait_for(slow.read.wait(), 10)
-        coming = slow.manager.by_key(replica.superblock.key)
+        coming = slow.replicas.by_key(replica.superblock.key)
         assert coming is not None
         await slow.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
         slow.go.set()
         await starting
         assert coming.state is ReplicaState.STOPPED and coming.machine is None and coming.core is None
-        assert slow.manager.current(group.tablet_id) is None
+        assert slow.replicas.current(group.tablet_id) is None
     finally:
         await slow.stop()
 
@@ -146,7 +146,7 @@ async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) ->
     node = await node.restart()
     alive.nodes = [node]
     try:
-        assert list(node.manager.tombstones) == [replica.superblock.key]
+        assert list(node.replicas.tombstones) == [replica.superblock.key]
         assert [p.name for p in replica.directory.iterdir()] == [SUPERBLOCK]
         stream = node.log.stream(replica.superblock.key)
         assert stream.tombstoned and stream.hard_state.term > 0
@@ -184,7 +184,7 @@ async def test_an_order_to_delete_waits_until_the_node_knows_its_replicas(
         again.go.set()
         await starting
         await again.manager.delete(group.tablet_id, replica_id, target, 1 << 40, "a test")
-        assert again.manager.current(group.tablet_id) is None
+        assert again.replicas.current(group.tablet_id) is None
     finally:
         again.go.set()
         await starting

@@ -45,9 +45,9 @@ async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
     node = Node(options)
     await node.start()
     try:
-        await until(lambda: node.manager.holds(CATALOG_TABLET_ID))
+        await until(lambda: node.replicas.holds(CATALOG_TABLET_ID))
         await node.confirm_formation([(ID, node.volume.record.format_id)])
-        log = ReplicaCatalogLog(lambda: node.manager.current(CATALOG_TABLET_ID))
+        log = ReplicaCatalogLog(lambda: node.replicas.current(CATALOG_TABLET_ID))
         log.watch()
         await until(lambda: log.is_leader)
         yield log

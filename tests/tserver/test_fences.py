@@ -39,7 +39,7 @@ class Alone:
     async def start(self) -> None:
         self.node = Node(self.options)
         await self.node.start()
-        await wait_until(lambda: self.node.manager.opened)
+        await wait_until(lambda: self.node.replicas.opened)
 
     async def restart(self) -> None:
         await self.node.stop()
@@ -99,7 +99,7 @@ async def test_orders_of_a_replaced_catalog_leader_are_refused(alone: Alone) -> 
     assert await stale(alone.create(two, OpId(6, 99)))
     assert await stale(alone.delete(one, OpId(6, 99), DataState.DELETED))
     await alone.create(two, OpId(7, 1))
-    assert len(alone.node.manager) == 2
+    assert len(alone.node.replicas) == 2
 
 
 async def test_an_older_order_about_the_same_tablet_is_refused(alone: Alone) -> None:
@@ -109,7 +109,7 @@ async def test_an_older_order_about_the_same_tablet_is_refused(alone: Alone) -> 
     await alone.delete(one, OpId(7, 9), DataState.DELETED)
     assert await stale(alone.create(one, OpId(7, 6)))
     await alone.create(two, OpId(7, 8))
-    assert not alone.node.manager.holds(one) and alone.node.manager.holds(two)
+    assert not alone.node.replicas.holds(one) and alone.node.replicas.holds(two)
 
 
 async def test_a_tablet_that_was_deleted_is_not_made_again_after_a_restart(alone: Alone) -> None:
@@ -118,7 +118,7 @@ async def test_a_tablet_that_was_deleted_is_not_made_again_after_a_restart(alone
     await alone.delete(tablet, OpId(7, 9), DataState.DELETED)
     await alone.restart()
     assert await stale(alone.create(tablet, OpId(7, 6)))
-    assert not alone.node.manager.holds(tablet)
+    assert not alone.node.replicas.holds(tablet)
 
 
 async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:

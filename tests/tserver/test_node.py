@@ -136,7 +136,7 @@ async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) 
         kv = await client.create_keyspace("k")
         mark_us = time.time_ns() // 1_000 + 1_200_000_000  # as if this clock were 20 minutes behind
         for node in cluster.running.values():
-            for replica in node.manager:
+            for replica in node.replicas:
                 machine: Any = replica.machine
                 machine._once._mark_us = mark_us
         for _ in range(2):
@@ -154,7 +154,7 @@ async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster)
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         await table.put({"id": 1, "name": "first"})
         for node in cluster.running.values():
-            for replica in node.manager:
+            for replica in node.replicas:
                 machine: Any = replica.machine
                 if replica.superblock.kind == "table":
                     await wait_until(lambda machine=machine: machine._once.clients == 1)
@@ -184,7 +184,7 @@ async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:
         await client.create_table("t", SCHEMA, HASHED)
         await fill(client, 50)
         await cluster.stop("node-0", hand_over=True)
-        leaders = [r for n in cluster.running.values() for r in n.manager if r.is_leader]
+        leaders = [r for n in cluster.running.values() for r in n.replicas if r.is_leader]
         assert len(leaders) == 5  # four tablets and the catalog
         await fill(client, 60)
         assert await count(client) == 60
@@ -206,11 +206,14 @@ async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
         # A fourth node joins and gets a replica of its own.
         cluster.ids["node-3"] = NodeId(new_id())
         fresh = await cluster.launch("node-3")
-        await wait_until(lambda: fresh.manager.opened)
+        await wait_until(lambda: fresh.replicas.opened)
         source = next(
-            n for n in cluster.running.values() for r in n.manager if r.is_leader and n.options.role == "node"
+            n
+            for n in cluster.running.values()
+            for r in n.replicas
+            if r.is_leader and n.options.role == "node"
         )
-        leader = next(r for r in source.manager if r.is_leader)
+        leader = next(r for r in source.replicas if r.is_leader)
         order = pb.StartTabletCopyRequest(
             tablet_id=id_to_pb(leader.tablet_id),
             replica_id=9,
@@ -236,7 +239,7 @@ async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
         change.peer.promote = True
         changed = await client.pool.unary(source.address, ConsensusServiceStub, "BulkChangeConfig", change)
         assert id_from_pb(changed.committed.peers[-1].node_id) == fresh.node_id
-        replica = fresh.manager.get(leader.tablet_id)
+        replica = fresh.replicas.get(leader.tablet_id)
         await wait_until(lambda: leader.committed_config.peer(9).member_type == 1)  # type: ignore[union-attr]
         await fill(client, 2100)
         await wait_until(lambda: replica.applied_index >= leader.applied_index)
@@ -250,7 +253,7 @@ async def test_a_copy_that_fails_before_there_is_a_replica_is_told_of(cluster: L
         (tablet,) = table.locations.tablets
         cluster.ids["node-3"] = NodeId(new_id())
         fresh = await cluster.launch("node-3")
-        await wait_until(lambda: fresh.manager.opened)
+        await wait_until(lambda: fresh.replicas.opened)
         lost = LostSource()
         order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), NodeId(new_id()), "127.0.0.1:1")
         copy = await fresh.manager.start_copy(order, lost)
@@ -304,11 +307,11 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
         await fill(client, 5000)
         cluster.ids["node-3"] = NodeId(new_id())
         fresh = await cluster.launch("node-3")
-        await wait_until(lambda: fresh.manager.opened)
+        await wait_until(lambda: fresh.replicas.opened)
         name, source = next(
-            (name, n) for name, n in cluster.running.items() if name != "master" and len(n.manager) == 1
+            (name, n) for name, n in cluster.running.items() if name != "master" and len(n.replicas) == 1
         )
-        replica = next(iter(source.manager))
+        replica = next(iter(source.replicas))
         order = pb.StartTabletCopyRequest(
             tablet_id=id_to_pb(replica.tablet_id),
             replica_id=9,
@@ -318,7 +321,7 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
         )
         call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
         await client.pool.unary(*call)
-        copy = fresh.manager.copies[StreamKey(replica.tablet_id, ReplicaId(9))]
+        copy = fresh.replicas.copies[StreamKey(replica.tablet_id, ReplicaId(9))]
         await wait_until(lambda: 0 < copy.progress.bytes_done < copy.progress.bytes_total)
         (session,) = source.sessions._sessions
         for change, code in (
@@ -354,7 +357,7 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
         await wait_until(lambda: copy.progress.state in ("Done", "Failed"), timeout_s=60)
         assert copy.progress.state == "Done", copy.progress.error
         assert copy.progress.bytes_done == copy.progress.bytes_total
-        machine, copied = (n.manager.get(replica.tablet_id).machine for n in (source, fresh))
+        machine, copied = (n.replicas.get(replica.tablet_id).machine for n in (source, fresh))
         assert machine is not None and copied is not None
         assert machine.view().checksum() == copied.view().checksum()  # type: ignore[attr-defined]
 

@@ -30,13 +30,13 @@ class MasterNode(Node):
         self._master_options = master_options or MasterOptions(
             heartbeat_interval_ms=int(options.heartbeat_s * 1000)
         )
-        self._catalog_log = ReplicaCatalogLog(lambda: self.manager.current(CATALOG_TABLET_ID))
+        self._catalog_log = ReplicaCatalogLog(lambda: self.replicas.current(CATALOG_TABLET_ID))
         self.master: Master | None = None
 
     async def start(self) -> None:
         """As Node; the master follows the catalog's replica from its start on."""
         await super().start()
-        self.manager.add_replica_listener(self._replica_started)
+        self.replicas.add_listener(self._replica_started)
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """As Node; the master leads no more once leadership is handed over."""

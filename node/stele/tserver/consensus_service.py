@@ -38,7 +38,7 @@ class ConsensusService(ConsensusServiceServicer):
         await self._node.fences.check_epoch(request.driver_epoch)
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
             raise Rejected("a change names its type and its peer")
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         config = await replica.change_config(
             ChangeType(request.type), peer_from_pb(request.peer), request.cas_config_opid_index
         )
@@ -47,7 +47,7 @@ class ConsensusService(ConsensusServiceServicer):
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
         """Hand leadership to a node, or to whoever is most advanced."""
         await self._node.fences.check_epoch(request.driver_epoch)
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         target: ReplicaId | None = None
         if request.target_node:
             peer = replica.config.peer_on(id_from_pb(request.target_node))
@@ -59,14 +59,14 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
         """What the replicas here know; all of them if none is named."""
-        manager = self._node.manager
+        replicas = self._node.replicas
         reports: list[common_pb2.ReplicaStatusPB]
         if request.tablet_ids:
-            keys = [key for raw in request.tablet_ids for key in manager.keys_of(id_from_pb(raw))]
-            maybe = [report_one(manager, key) for key in keys]
+            keys = [key for raw in request.tablet_ids for key in replicas.keys_of(id_from_pb(raw))]
+            maybe = [report_one(replicas, key) for key in keys]
             reports = [r for r in maybe if r is not None]
         else:
-            reports = all_reports(manager)
+            reports = all_reports(replicas)
         return pb.GetConsensusStateResponse(
             node_id=id_to_pb(self._node.node_id), incarnation=self._node.incarnation, replicas=reports
         )

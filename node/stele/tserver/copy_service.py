@@ -35,7 +35,7 @@ class TabletCopyService(TabletCopyServiceServicer):
 
     async def BeginTabletCopySession(self, request: pb.BeginTabletCopySessionRequest, context: Any) -> Any:
         """Flush, link, sum, anchor."""
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         info = await self._node.sessions.begin(replica, opid_from_pb(request.at_least))
         return pb.BeginTabletCopySessionResponse(
             session_id=info.session_id,

@@ -176,7 +176,7 @@ async def confirm(node: Node, masters: Sequence[tuple[str, str]]) -> None:
         raise Rejected("the masters listed are not those that --first-masters named")
     if record.formed:
         return
-    if not node.manager.holds(CATALOG_TABLET_ID):
+    if not node.replicas.holds(CATALOG_TABLET_ID):
         raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
     await node.in_thread(lambda: node.volume.update(formed=True))
     await node.manager.release_held()

@@ -31,7 +31,7 @@ class NodeHealth:
 
     def started(self) -> str:
         """Whether replay is done."""
-        return "" if self._node.manager.opened else "replicas are being opened"
+        return "" if self._node.replicas.opened else "replicas are being opened"
 
     def ready(self) -> str:
         """Serving and caught up."""
@@ -40,7 +40,7 @@ class NodeHealth:
             return "stopping"
         if node.failed.done():
             return str(node.failed.result())
-        if not node.manager.opened:
+        if not node.replicas.opened:
             return "replicas are being opened"
         if not node.formed:
             return "formation is not confirmed"
@@ -50,7 +50,7 @@ class NodeHealth:
 
     def _behind(self) -> str:
         node = self._node
-        waiting = [r for r in node.manager if r.state is ReplicaState.CONFIGURING]
+        waiting = [r for r in node.replicas if r.state is ReplicaState.CONFIGURING]
         if waiting and node.now_ms() - node.opened_ms < READY_AFTER_MS:
             return f"{len(waiting)} replicas have not caught up"
         if node.options.role == "node" and node.options.masters and not node.heartbeater.leader_heard:

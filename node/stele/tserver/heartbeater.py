@@ -210,14 +210,14 @@ class _MasterLoop:
         node = self._node
         told = self._count
         full = self._full_due
-        has_report = node.manager.opened and self._leader_term > 0
+        has_report = node.replicas.opened and self._leader_term > 0
         tablets: list[common_pb2.ReplicaStatusPB] = []
         removed: list[StreamKey] = []
         if has_report and full:
-            tablets = all_reports(node.manager)
+            tablets = all_reports(node.replicas)
         elif has_report:
             for key in list(self._dirty):
-                report = report_one(node.manager, key)
+                report = report_one(node.replicas, key)
                 if report is not None:
                     tablets.append(report)
                 else:
@@ -254,5 +254,5 @@ class _MasterLoop:
         new_leader = response.term != self._leader_term
         self._leader_term = response.term
         self._full_due = new_leader or response.needs_full_report or (self._full_due and not full)
-        if self._register_due or (self._full_due and self._node.manager.opened):
+        if self._register_due or (self._full_due and self._node.replicas.opened):
             self._wake.set()

@@ -65,7 +65,7 @@ class Maintenance:
                 await self._flush_due()
                 self._start_compaction()
                 if number % _SLOW_EVERY == 0:
-                    await self._node.manager.collect_log()
+                    await self._node.log_space.collect()
                     await self._node.sessions.expire()
             except SteleError as exc:
                 log.warning("maintenance", error=str(exc))
@@ -75,7 +75,7 @@ class Maintenance:
     async def _flush_due(self) -> None:
         now = self._node.now_ms()
         pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
-        for replica in self._node.manager:
+        for replica in self._node.replicas:
             if self._is_due(replica, now, replica.superblock.key in pinned):
                 await self._flush(replica)
 
@@ -107,7 +107,7 @@ class Maintenance:
     def _start_compaction(self) -> None:
         if self._compaction is not None and not self._compaction.done():
             return
-        for replica in self._node.manager:
+        for replica in self._node.replicas:
             machine: Any = replica.machine
             if machine is None or not replica.running or not hasattr(machine, "plan_compaction"):
                 continue

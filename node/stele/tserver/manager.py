@@ -1,4 +1,4 @@
-"""All replicas of a node: opened at start, created, deleted, found, and told of messages and time.
+"""Changes which replicas are on this node: opened at start, created, copied, deleted.
 
 Owns the directories tablets/<tablet_id>/<replica_id>. Decides no membership; obeys orders that pass its checks.
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -27,7 +28,8 @@ from stele.consensus.superblock import DataState, Superblock, read_superblock, w
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
-from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
+from stele.tserver.replicas import Replicas
 
 log = structlog.get_logger("stele.tserver")
 
@@ -36,15 +38,13 @@ _LOG_LOOK_S = 0.5
 _CLOSE_S = 2.0
 """How long an order under way may take to end when the node stops; the next start removes what it left."""
 
-T = TypeVar("T")
-ReplicaListener = Callable[[Replica], None]
-
 
 class TabletManager:
     """`hold(superblock)`: do not start it yet. `copy_over(key)` is called when a copy has ended, either way."""
 
     def __init__(
         self,
+        replicas: Replicas,
         directory: Path,
         node_log: Any,
         host: Host,
@@ -53,93 +53,15 @@ class TabletManager:
         hold: Callable[[Superblock], bool] = lambda superblock: False,
         copy_over: Callable[[StreamKey], None] = lambda key: None,
     ) -> None:
+        self._here = replicas
         self._directory = directory
         self._node_log = node_log
         self._host = host
         self._options = options
         self._hold = hold
         self._copy_over = copy_over
-        self._replicas: dict[StreamKey, Replica] = {}
-        self._routes: dict[tuple[bytes, int], Replica] = {}
-        self._changing: dict[TabletId, asyncio.Lock] = {}
-        self._listeners: list[ReplicaListener] = []
+        self._changing: WeakValueDictionary[TabletId, asyncio.Lock] = WeakValueDictionary()
         self._orders = Whole()
-        self._log_starts: dict[StreamKey, OpId] = {}
-        self.tombstones: dict[StreamKey, Superblock] = {}
-        self.copies: dict[StreamKey, TabletCopy] = {}
-        self.held: dict[StreamKey, Superblock] = {}
-        self.opened = False
-
-    # --- finding
-
-    def __iter__(self) -> Iterator[Replica]:
-        return iter(list(self._replicas.values()))
-
-    def __len__(self) -> int:
-        return len(self._replicas)
-
-    def current(self, tablet_id: str) -> Replica | None:
-        """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
-        best: Replica | None = None
-        for key, replica in self._replicas.items():
-            if key.tablet_id == tablet_id and (best is None or _rank(replica) > _rank(best)):
-                best = replica
-        return best
-
-    def keys_of(self, tablet_id: str) -> list[StreamKey]:
-        """The `current` replica of a tablet, and replicas that are being copied here and are not there yet."""
-        replica = self.current(tablet_id)
-        keys = [replica.superblock.key] if replica is not None else []
-        return keys + [key for key in self.copies if key.tablet_id == tablet_id and key not in keys]
-
-    def get(self, tablet_id: str) -> Replica:
-        """As `current`.
-
-        Raises:
-            Rejected: NOT_FOUND, or TABLET_DELETED where only a tombstone is left.
-            Retryable: NOT_READY while replicas are still being opened.
-        """
-        replica = self.current(tablet_id)
-        if replica is not None:
-            return replica
-        if not self.opened:
-            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
-        if any(key.tablet_id == tablet_id for key in self.tombstones):
-            raise Rejected(
-                f"tablet {tablet_id} was removed from this node; ask the masters where it is",
-                code=Code.TABLET_DELETED,
-            )
-        raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
-
-    def holds(self, tablet_id: str) -> bool:
-        """Whether a replica of the tablet is here, started or held back."""
-        return any(key.tablet_id == tablet_id for key in (*self._replicas, *self.held))
-
-    def by_key(self, key: StreamKey) -> Replica | None:
-        """The replica with exactly this id."""
-        return self._replicas.get(key)
-
-    def add_replica_listener(self, listener: ReplicaListener) -> None:
-        """Call `listener(replica)` for every replica that starts, and now for those that run."""
-        self._listeners.append(listener)
-        for replica in self:
-            listener(replica)
-
-    # --- events
-
-    def route(self, tablet: bytes, to: int) -> Replica | None:
-        """The replica a message is for; one that is not here is not answered."""
-        return self._routes.get((tablet, to))
-
-    def tick(self, now_ms: int) -> None:
-        """Time has passed."""
-        for replica in self._replicas.values():
-            replica.tick(now_ms)
-
-    def peer_node_failed(self, node_id: NodeId) -> None:
-        """The connection to a node was reset."""
-        for replica in self._replicas.values():
-            replica.peer_node_failed(node_id)
 
     # --- start and stop
 
@@ -153,8 +75,8 @@ class TabletManager:
                 await self._open(key, superblock, error)
 
         await asyncio.gather(*(open_one(*one) for one in found))
-        self.opened = True
-        log.info("replicas opened", running=len(self._replicas), tombstones=len(self.tombstones))
+        self._here.opened = True
+        log.info("replicas opened", running=len(self._here), tombstones=len(self._here.tombstones))
 
     def _scan(self) -> list[tuple[StreamKey, Superblock | None, str]]:
         make_directory(self._directory)
@@ -185,10 +107,10 @@ class TabletManager:
             replica.fail(error)
         elif superblock.data_state is DataState.TOMBSTONED:
             await self._bury(key)  # a crash may have come between its superblock and the rest
-            self.tombstones[key] = superblock
+            self._here.tombstones[key] = superblock
         elif superblock.data_state is DataState.READY or superblock.young_witness:
             if self._hold(superblock):
-                self.held[key] = superblock
+                self._here.held[key] = superblock
                 return
             await self.start_replica(superblock)
         else:
@@ -206,39 +128,25 @@ class TabletManager:
             self._options,
             replica=replica,
         )
-        for listener in self._listeners:
-            listener(replica)
+        self._here.started(replica)
 
     async def release_held(self) -> None:
         """Start the replicas that were held back."""
-        held, self.held = self.held, {}
+        held, self._here.held = self._here.held, {}
         for superblock in held.values():
             await self.start_replica(superblock)
 
     def _add(self, superblock: Superblock) -> Replica:
         replica = Replica(superblock, self.replica_directory(superblock.key), self._host, self._options)
-        self._replicas[superblock.key] = replica
-        self._routes[bytes.fromhex(superblock.tablet_id), superblock.replica_id] = replica
+        self._here.add(replica)
         return replica
-
-    async def hand_over_leadership(self, timeout_s: float) -> None:
-        """Give all leaderships away; what cannot be given in time is left."""
-
-        async def hand_over(replica: Replica) -> None:
-            try:
-                await asyncio.wait_for(replica.transfer_leadership(), timeout_s)
-            except (SteleError, TimeoutError) as exc:
-                log.info("leadership kept", tablet=replica.tablet_id, error=str(exc) or "timed out")
-
-        leaders = [r for r in self if r.is_leader and len(r.config.voters) > 1]
-        await asyncio.gather(*(hand_over(r) for r in leaders))
 
     async def close(self) -> None:
         """Stop orders, copies and replicas."""
         await self._orders.end(_CLOSE_S)
-        for copy in list(self.copies.values()):
+        for copy in list(self._here.copies.values()):
             await copy.cancel()
-        await asyncio.gather(*(replica.stop() for replica in self))
+        await asyncio.gather(*(replica.stop() for replica in self._here))
 
     # --- orders
 
@@ -258,10 +166,10 @@ class TabletManager:
     async def _create(self, superblock: Superblock, config: Configuration) -> None:
         key = superblock.key
         async with self._lock(key.tablet_id):
-            self._refuse_unless_open()
-            if key in self._replicas or key in self.held:
+            self._here.refuse_unless_open()
+            if self._here.by_key(key) is not None or key in self._here.held:
                 return
-            others = [k for k in (*self._replicas, *self.tombstones) if k.tablet_id == key.tablet_id]
+            others = [k for k in (*self._here.keys(), *self._here.tombstones) if k.tablet_id == key.tablet_id]
             if others:
                 raise Rejected(
                     f"replica {others[0].replica_id} of tablet {key.tablet_id} is or was here; copy to this "
@@ -283,7 +191,7 @@ class TabletManager:
             ready = superblock.with_state(DataState.READY)
             await self._host.in_thread(write_superblock, directory, ready)
             if self._hold(ready):
-                self.held[key] = ready
+                self._here.held[key] = ready
             else:
                 await self.start_replica(ready)
 
@@ -308,19 +216,19 @@ class TabletManager:
         self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
     ) -> None:
         async with self._lock(tablet_id):
-            keys = [*self._replicas, *self.copies, *self.held]
+            keys = [*self._here.keys(), *self._here.copies, *self._here.held]
             if target is DataState.DELETED:
-                keys += list(self.tombstones)
+                keys += list(self._here.tombstones)
             wanted = [
                 k for k in dict.fromkeys(keys) if k.tablet_id == tablet_id and replica_id in (0, k.replica_id)
             ]
             if not (wanted and replica_id):  # it may be on the volume all the same
-                self._refuse_unless_open()
+                self._here.refuse_unless_open()
             for key in wanted:
                 await self._delete_one(key, target, cas_config_index, reason)
 
     async def _delete_one(self, key: StreamKey, target: DataState, cas: int, reason: str) -> None:
-        replica = self._replicas.get(key)
+        replica = self._here.by_key(key)
         if target is DataState.TOMBSTONED and replica is not None:
             index = replica.committed_config.opid_index
             if index > cas:
@@ -330,16 +238,16 @@ class TabletManager:
                     code=Code.CAS_FAILED,
                 )
         log.info("deleting replica", replica=str(key), target=target.name, reason=reason)
-        copy = self.copies.pop(key, None)
+        copy = self._here.copies.pop(key, None)
         if copy is not None:
             await copy.cancel()
-            replica = self._replicas.get(key)
+            replica = self._here.by_key(key)
         if replica is not None:
             await replica.stop()
-            self._drop(key)
-        self.held.pop(key, None)
+            self._here.drop(key)
+        self._here.held.pop(key, None)
         if target is DataState.DELETED:
-            self.tombstones.pop(key, None)
+            self._here.tombstones.pop(key, None)
             await self._erase(key)
         elif replica is not None:
             await self._tombstone(key, replica)
@@ -360,7 +268,7 @@ class TabletManager:
         )
         await self._host.in_thread(write_superblock, self.replica_directory(key), superblock)
         await self._bury(key)
-        self.tombstones[key] = superblock
+        self._here.tombstones[key] = superblock
 
     async def _bury(self, key: StreamKey) -> None:
         """Of a replica whose superblock is a tombstone its rows go, and its entries in the log."""
@@ -396,16 +304,8 @@ class TabletManager:
             if failed is not None and not future.done():
                 raise Corrupt(f"the node's log has failed: {failed}", code=Code.IO_ERROR)
 
-    def _drop(self, key: StreamKey) -> None:
-        self._replicas.pop(key, None)
-        self._routes.pop((bytes.fromhex(key.tablet_id), key.replica_id), None)
-
     def _lock(self, tablet_id: TabletId) -> asyncio.Lock:
         return self._changing.setdefault(tablet_id, asyncio.Lock())
-
-    def _refuse_unless_open(self) -> None:
-        if not self.opened:
-            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
 
     # --- copies (CopyHome)
 
@@ -420,21 +320,21 @@ class TabletManager:
     async def _start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         key = StreamKey(order.tablet_id, order.replica_id)
         async with self._lock(order.tablet_id):
-            self._refuse_unless_open()
-            running = self.copies.get(key)
+            self._here.refuse_unless_open()
+            running = self._here.copies.get(key)
             if running is not None and not running.failed:
                 return running
-            if key in self.tombstones:
+            if key in self._here.tombstones:
                 raise Rejected(
                     f"replica {key} is a tombstone; an id is never used again", code=Code.ALREADY_PRESENT
                 )
-            here = self._replicas.get(key)
+            here = self._here.by_key(key)
             if here is not None and here.state is ReplicaState.FAILED:
                 raise Rejected(
                     f"replica {key} has FAILED ({here.error}); copy under a new replica_id",
                     code=Code.ALREADY_PRESENT,
                 )
-            live = self.current(order.tablet_id)
+            live = self._here.current(order.tablet_id)
             if live is not None and live.state is ReplicaState.FAILED and live.replica_id != order.replica_id:
                 live = None
             refuse_over_live(order, live.replica_id if live is not None else None)
@@ -447,19 +347,19 @@ class TabletManager:
                 await self._erase(key)
             copy = TabletCopy(order, source, self, self._host.in_thread, resumed=resumed)
             copy.when_over(lambda: self._copy_over(key))
-            self.copies[key] = copy
+            self._here.copies[key] = copy
             return copy
 
     def log_reaches(self, key: StreamKey, opid: OpId) -> bool:
         """Whether the log of a running witness holds `opid` durably."""
-        replica = self._replicas.get(key)
+        replica = self._here.by_key(key)
         if replica is None:
             raise Retryable("the witness was removed meanwhile")
         return replica.log_reaches(opid)
 
     async def rows_arrived(self, superblock: Superblock) -> None:
         """The store of a running witness is in place."""
-        replica = self._replicas.get(superblock.key)
+        replica = self._here.by_key(superblock.key)
         if replica is None:
             raise Retryable("the witness was removed meanwhile")
         machine = await self._host.in_thread(open_machine, superblock, self.replica_directory(superblock.key))
@@ -470,42 +370,9 @@ class TabletManager:
             raise
         replica.superblock = superblock  # before, a repeated order copies again what did not come into use
         self._host.changed(replica)
-        for listener in self._listeners:
-            listener(replica)
+        self._here.started(replica)
 
     def joined(self, key: StreamKey) -> bool:
         """Whether a committed configuration that the replica knows names it."""
-        replica = self._replicas.get(key)
+        replica = self._here.by_key(key)
         return replica is None or replica.committed_config.peer(key.replica_id) is not None
-
-    # --- the log
-
-    async def collect_log(self) -> None:
-        """Let the log drop what nobody needs, and tell the replicas whose log now begins later."""
-        now_ms = self._host.now_ms()
-        for replica in self:
-            if replica.running:
-                replica.anchor_log(now_ms)
-            elif replica.state is ReplicaState.FAILED:
-                self._let_go_of_log(replica)
-        await self._host.in_thread(self._node_log.collect)
-        for key, replica in list(self._replicas.items()):
-            stream = replica.stream
-            if stream is not None and replica.running and self._log_starts.get(key) != stream.start:
-                self._log_starts[key] = stream.start
-                if stream.start != OPID_NONE:
-                    replica.log_collected(stream.start)
-
-    def _let_go_of_log(self, replica: Replica) -> None:
-        """What a FAILED replica's log holds is held by a majority without it once more is committed than it ever had:
-        it did not acknowledge that. Until then it may be one of a majority, and the only one that is left of it."""
-        if replica.superblock.young_witness:
-            return
-        with contextlib.suppress(Rejected):  # what created its stream may have been lost
-            stream = self._node_log.stream(replica.superblock.key)
-            if replica.committed_elsewhere > stream.last_opid.index:
-                stream.let_go()
-
-
-def _rank(replica: Replica) -> tuple[bool, int]:
-    return replica.state is not ReplicaState.FAILED, replica.replica_id

@@ -59,11 +59,13 @@ from stele.tserver.copy_service import CopyFiles, TabletCopyService
 from stele.tserver.fences import Fences
 from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeater import Heartbeater
+from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
@@ -98,7 +100,9 @@ class Node:
         self.volume: Volume
         self.fences: Fences
         self.log: Any = None
+        self.replicas = Replicas()
         self.manager: TabletManager
+        self.log_space: LogSpace
         self.quiet: QuietGroups
         self.sessions: CopySessions
         self.heartbeater: Heartbeater
@@ -215,6 +219,7 @@ class Node:
         self.sessions = CopySessions(self.volume.copies_directory, self)
         await self.sessions.clear_debris()
         self.manager = TabletManager(
+            self.replicas,
             self.volume.tablets_directory,
             self.log,
             self,
@@ -222,7 +227,8 @@ class Node:
             hold=self._hold,
             copy_over=self.changed_key,
         )
-        self.quiet = QuietGroups(self.manager, self.options.replica.raft, self._ping, self.now_ms())
+        self.log_space = LogSpace(self.replicas, self.log, self)
+        self.quiet = QuietGroups(self.replicas, self.options.replica.raft, self._ping, self.now_ms())
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
         self.heartbeater.log_found = found
         self.transport = PeerTransport(
@@ -330,7 +336,7 @@ class Node:
         if self._maintenance is not None:
             await self._maintenance.close()
         if hand_over and not self.failed.done():
-            await self.manager.hand_over_leadership(HAND_OVER_S)
+            await self.replicas.hand_over_leadership(HAND_OVER_S)
         await self.heartbeater.close()
         if self._server is not None:
             await rpc_server.stop(self._server, 0.2)
@@ -363,19 +369,19 @@ class Node:
         if self._low_space and had_space:
             log.warning("the disk is nearly full; writes are refused", free_bytes=self._disk_bytes[0])
             # Once: if the others have no space either, leaders would go round and round.
-            self._leaving = self._loop.create_task(self.manager.hand_over_leadership(HAND_OVER_S))
+            self._leaving = self._loop.create_task(self.replicas.hand_over_leadership(HAND_OVER_S))
         self._count()
         if self.log.failed is not None:
             self.fail(self.log.failed)
 
     def _count(self) -> None:
-        states = Counter(r.state for r in self.manager)
+        states = Counter(r.state for r in self.replicas)
         for state in ReplicaState:
             metrics.replicas.labels(state.name).set(states[state])
-        metrics.replicas_leading.set(sum(r.is_leader for r in self.manager))
+        metrics.replicas_leading.set(sum(r.is_leader for r in self.replicas))
         metrics.replicas_resting.set(self.quiet.resting)
         metrics.store_files.set(
-            sum(len(r.machine.files) for r in self.manager if isinstance(r.machine, TabletStore))
+            sum(len(r.machine.files) for r in self.replicas if isinstance(r.machine, TabletStore))
         )
         metrics.wal_bytes.set(self.log.bytes_on_disk)
         metrics.disk_free_bytes.set(self._disk_bytes[0])
@@ -444,7 +450,7 @@ class Node:
             role=self.options.role,
             resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             disk_free_bytes=self._disk_bytes[0],
-            replicas=len(self.manager),
+            replicas=len(self.replicas),
             flight_address=self.flight_address,
             http_port=self.http_port,
             format_id=self.volume.record.format_id,
@@ -466,7 +472,7 @@ class Node:
             log.debug("callbacks of a closed loop dropped", count=len(callbacks))
 
     def _address_of(self, node_id: NodeId) -> str:
-        for replica in self.manager:
+        for replica in self.replicas:
             peer = replica.config.peer_on(node_id)
             if peer is not None and peer.address:
                 return peer.address
@@ -477,7 +483,7 @@ class Node:
         if envelope.HasField("resting"):
             self.quiet.told(from_node, envelope.resting)
             return
-        replica = self.manager.route(envelope.tablet_id, envelope.to_replica)
+        replica = self.replicas.route(envelope.tablet_id, envelope.to_replica)
         if replica is None or envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
             return
         try:
@@ -491,8 +497,8 @@ class Node:
 
     def _on_disconnect(self, node_id: NodeId) -> None:
         self.quiet.lost(node_id)
-        self.manager.peer_node_failed(node_id)
+        self.replicas.peer_node_failed(node_id)
 
     def _tick(self, now_ms: int) -> None:
-        self.manager.tick(now_ms)
+        self.replicas.tick(now_ms)
         self.quiet.tick(now_ms)

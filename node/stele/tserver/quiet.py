@@ -24,7 +24,7 @@ from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 from stele.rpc.proto import consensus_pb2
-from stele.tserver.manager import TabletManager
+from stele.tserver.replicas import Replicas
 
 log = structlog.get_logger("stele.tserver")
 
@@ -50,12 +50,12 @@ class QuietGroups:
 
     def __init__(
         self,
-        manager: TabletManager,
+        replicas: Replicas,
         options: RaftOptions,
         ping: Callable[[NodeId, consensus_pb2.RestingPB], None],
         now_ms: int,
     ) -> None:
-        self._manager = manager
+        self._replicas = replicas
         self._options = options
         self._ping = ping
         self._now_ms = now_ms
@@ -118,7 +118,7 @@ class QuietGroups:
             self._wake_and_ping()
         if now_ms >= self._look_due_ms:
             self._look_due_ms = now_ms + _LOOK_MS
-            for replica in self._manager:
+            for replica in self._replicas:
                 if begin_quiet(replica, self.lives):
                     self._rests(replica)
 
@@ -131,7 +131,7 @@ class QuietGroups:
     def _wake_and_ping(self) -> None:
         sums: dict[NodeId, tuple[int, int]] = {}
         for key, rest in list(self._resting.items()):
-            replica = self._manager.by_key(key)
+            replica = self._replicas.by_key(key)
             runtime = replica.runtime if replica is not None and replica.running else None
             if runtime is None or not runtime.quiet:
                 del self._resting[key]
@@ -174,14 +174,14 @@ class QuietGroups:
         for key, rest in list(self._resting.items()):
             if node_id in rest.nodes and rest.group in named:
                 del self._resting[key]
-                replica = self._manager.by_key(key)
+                replica = self._replicas.by_key(key)
                 if replica is not None and replica.runtime is not None:
                     replica.runtime.wake()
                     log.info("awake: a peer does not rest", tablet=replica.tablet_id, peer_node=node_id)
 
     def _resting_now(self) -> Iterator[_Rest]:
         for key, rest in self._resting.items():
-            replica = self._manager.by_key(key)
+            replica = self._replicas.by_key(key)
             if replica is not None and replica.running and replica.runtime and replica.runtime.quiet:
                 yield rest
 

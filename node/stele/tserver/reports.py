@@ -10,7 +10,7 @@ from stele.consensus.superblock import Superblock
 from stele.model.ids import StreamKey
 from stele.rpc.convert import id_to_pb, opid_to_pb
 from stele.rpc.proto import common_pb2
-from stele.tserver.manager import TabletManager
+from stele.tserver.replicas import Replicas
 
 
 def tombstone_status(superblock: Superblock) -> common_pb2.ReplicaStatusPB:
@@ -40,14 +40,14 @@ def copy_progress(copy: TabletCopy) -> common_pb2.CopyProgressPB:
     )
 
 
-def report_one(manager: TabletManager, key: StreamKey) -> common_pb2.ReplicaStatusPB | None:
+def report_one(replicas: Replicas, key: StreamKey) -> common_pb2.ReplicaStatusPB | None:
     """The report of one replica; None: it is not here (any more)."""
-    replica = manager.by_key(key)
-    copy = manager.copies.get(key)
+    replica = replicas.by_key(key)
+    copy = replicas.copies.get(key)
     if replica is not None:
         status = replica.status()
-    elif key in manager.tombstones:
-        return tombstone_status(manager.tombstones[key])
+    elif key in replicas.tombstones:
+        return tombstone_status(replicas.tombstones[key])
     elif copy is not None:
         status = common_pb2.ReplicaStatusPB(
             tablet_id=id_to_pb(key.tablet_id),
@@ -63,13 +63,13 @@ def report_one(manager: TabletManager, key: StreamKey) -> common_pb2.ReplicaStat
     return status
 
 
-def all_keys(manager: TabletManager) -> list[StreamKey]:
+def all_keys(replicas: Replicas) -> list[StreamKey]:
     """Every replica a full report has to name."""
-    keys = [replica.superblock.key for replica in manager]
-    return list(dict.fromkeys([*keys, *manager.tombstones, *manager.copies]))
+    keys = [replica.superblock.key for replica in replicas]
+    return list(dict.fromkeys([*keys, *replicas.tombstones, *replicas.copies]))
 
 
-def all_reports(manager: TabletManager) -> list[common_pb2.ReplicaStatusPB]:
+def all_reports(replicas: Replicas) -> list[common_pb2.ReplicaStatusPB]:
     """A full report."""
-    reports = (report_one(manager, key) for key in all_keys(manager))
+    reports = (report_one(replicas, key) for key in all_keys(replicas))
     return [report for report in reports if report is not None]

@@ -72,13 +72,13 @@ class Scans:
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
     async def _describe(self, command: ScanCommand) -> tuple[Schema, int]:
-        replica = self._node.manager.get(command.tablet_id)
+        replica = self._node.replicas.get(command.tablet_id)
         machine = _table(replica)
         snapshot = command.snapshot or int(await replica.latest_snapshot())
         return machine.schema, snapshot
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, Any, Schema]:
-        replica = self._node.manager.get(ticket.tablet_id)
+        replica = self._node.replicas.get(ticket.tablet_id)
         machine = _table(replica)
         schema: Schema = machine.schema
         if ticket.schema_version != schema.version:

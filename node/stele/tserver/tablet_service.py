@@ -66,7 +66,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def write(self, request: pb.WriteRequest) -> pb.WriteResponse:
         """Propose a block and wait for its outcome."""
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         _check_incarnation(replica, request.tablet_incarnation)
         replica.check_leader()
         block = request.block
@@ -87,7 +87,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or the latest."""
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "table")
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot)
@@ -99,7 +99,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "keyspace")
         machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
@@ -169,7 +169,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""
-        return pb.ListTabletsResponse(replicas=all_reports(self._node.manager))
+        return pb.ListTabletsResponse(replicas=all_reports(self._node.replicas))
 
     async def GetNodeStatus(self, request: pb.GetNodeStatusRequest, context: Any) -> pb.GetNodeStatusResponse:
         """The node itself."""
@@ -177,7 +177,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
         """Checksum of a tablet's rows and exactly-once state."""
-        replica = self._node.manager.get(id_from_pb(request.tablet_id))
+        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot)
             snapshot = int(request.snapshot)

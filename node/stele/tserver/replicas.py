@@ -1,0 +1,158 @@
+"""What replicas are on this node: found, routed to, and told of time and of lost connections.
+
+Filled by the tablet manager alone; read by everything that serves. Never waits.
+
+Invariant: a key is here once at most: as a replica, as a tombstone, or held back; a copy may run under the key of the
+replica that it fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, KeysView
+
+import structlog
+
+from stele.consensus.copy_target import TabletCopy
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import Superblock
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import NodeId, StreamKey
+
+log = structlog.get_logger("stele.tserver")
+
+ReplicaListener = Callable[[Replica], None]
+
+
+class Replicas:
+    """Iterating gives the replicas that were started, FAILED ones too.
+
+    `tombstones` were removed and have voted; `held` are not started yet; `copies` are filled or were just now. `opened`:
+    what is on the volume is known.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[StreamKey, Replica] = {}
+        self._routes: dict[tuple[bytes, int], Replica] = {}
+        self._listeners: list[ReplicaListener] = []
+        self.tombstones: dict[StreamKey, Superblock] = {}
+        self.copies: dict[StreamKey, TabletCopy] = {}
+        self.held: dict[StreamKey, Superblock] = {}
+        self.opened = False
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    # --- finding
+
+    def keys(self) -> KeysView[StreamKey]:
+        """Of the replicas that were started."""
+        return self._by_key.keys()
+
+    def by_key(self, key: StreamKey) -> Replica | None:
+        """The replica with exactly this id."""
+        return self._by_key.get(key)
+
+    def route(self, tablet: bytes, to: int) -> Replica | None:
+        """The replica a message is for; one that is not here is not answered."""
+        return self._routes.get((tablet, to))
+
+    def current(self, tablet_id: str) -> Replica | None:
+        """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
+        best: Replica | None = None
+        for key, replica in self._by_key.items():
+            if key.tablet_id == tablet_id and (best is None or _rank(replica) > _rank(best)):
+                best = replica
+        return best
+
+    def get(self, tablet_id: str) -> Replica:
+        """As `current`.
+
+        Raises:
+            Rejected: NOT_FOUND, or TABLET_DELETED where only a tombstone is left.
+            Retryable: NOT_READY while replicas are still being opened.
+        """
+        replica = self.current(tablet_id)
+        if replica is not None:
+            return replica
+        self.refuse_unless_open()
+        if any(key.tablet_id == tablet_id for key in self.tombstones):
+            raise Rejected(
+                f"tablet {tablet_id} was removed from this node; ask the masters where it is",
+                code=Code.TABLET_DELETED,
+            )
+        raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
+
+    def refuse_unless_open(self) -> None:
+        """Nothing once it is known what is on the volume.
+
+        Raises:
+            Retryable: NOT_READY.
+        """
+        if not self.opened:
+            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
+
+    def keys_of(self, tablet_id: str) -> list[StreamKey]:
+        """The `current` replica of a tablet, and replicas that are being copied here and are not there yet."""
+        replica = self.current(tablet_id)
+        keys = [replica.superblock.key] if replica is not None else []
+        return keys + [key for key in self.copies if key.tablet_id == tablet_id and key not in keys]
+
+    def holds(self, tablet_id: str) -> bool:
+        """Whether a replica of the tablet is here, started or held back."""
+        return any(key.tablet_id == tablet_id for key in (*self._by_key, *self.held))
+
+    # --- events
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        for replica in self._by_key.values():
+            replica.tick(now_ms)
+
+    def peer_node_failed(self, node_id: NodeId) -> None:
+        """The connection to a node was reset."""
+        for replica in self._by_key.values():
+            replica.peer_node_failed(node_id)
+
+    async def hand_over_leadership(self, timeout_s: float) -> None:
+        """Give all leaderships away; what cannot be given in time is left."""
+
+        async def hand_over(replica: Replica) -> None:
+            try:
+                await asyncio.wait_for(replica.transfer_leadership(), timeout_s)
+            except (SteleError, TimeoutError) as exc:
+                log.info("leadership kept", tablet=replica.tablet_id, error=str(exc) or "timed out")
+
+        leaders = [r for r in self if r.is_leader and len(r.config.voters) > 1]
+        await asyncio.gather(*(hand_over(r) for r in leaders))
+
+    def add_listener(self, listener: ReplicaListener) -> None:
+        """Call `listener(replica)` for every replica that starts, and now for those that run."""
+        self._listeners.append(listener)
+        for replica in self:
+            listener(replica)
+
+    # --- for the tablet manager
+
+    def add(self, replica: Replica) -> None:
+        """It is here, and messages reach it."""
+        key = replica.superblock.key
+        self._by_key[key] = replica
+        self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
+
+    def drop(self, key: StreamKey) -> None:
+        """It is here no longer. Nothing if it was not."""
+        self._by_key.pop(key, None)
+        self._routes.pop((bytes.fromhex(key.tablet_id), key.replica_id), None)
+
+    def started(self, replica: Replica) -> None:
+        """Tell the listeners."""
+        for listener in self._listeners:
+            listener(replica)
+
+
+def _rank(replica: Replica) -> tuple[bool, int]:
+    return replica.state is not ReplicaState.FAILED, replica.replica_id
