@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stele.consensus.replica import ReplicaState
 from stele.model.block import RowOp
+from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, NotLeader, Rejected, Retryable
+from stele.model.ids import ReplicaId
+from stele.raft.events import ChangeType
+from stele.wal.files import OsFiles
 from tests.consensus.cluster import OPTIONS, pairs, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -215,6 +221,39 @@ async def test_too_large_and_disk_full_are_refused_before_the_log(group_of: Make
     with pytest.raises(Retryable) as full:
         leader.submit(rows([1]))
     assert full.value.code is Code.DISK_FULL
+
+
+class ScarceFiles(OsFiles):
+    """A volume with 700 MiB free."""
+
+    def free_bytes(self, directory: Path) -> int:
+        return 700 << 20
+
+
+async def test_a_group_whose_disks_are_all_nearly_full_elects_and_is_read(group_of: MakeGroup) -> None:
+    """A node hands its leaders over when its disk fills: nobody could lead, where the first entry was refused."""
+    group, nodes = await group_of(spare=1)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    for node in nodes:
+        node.log.files = ScarceFiles()
+        node.log.options = replace(node.log.options, low_space_bytes=1 << 30)
+        node.log.refresh_space()
+        node.low = node.log.low_space
+        assert node.low
+    await leader.transfer_leadership()
+    other = await group.leader()
+    assert other is not leader
+    await other.linearizable_read()
+    assert table(other) == {1: "x1"}
+    snapshot = other.timestamps.now()
+    await other.snapshot_ready(snapshot)
+    with pytest.raises(Retryable) as full:
+        await other.propose(rows([2]))
+    assert full.value.code is Code.DISK_FULL
+    added = Peer(nodes[3].node_id, ReplicaId(4), "n4:1", MemberType.NON_VOTER)
+    config = await other.change_config(ChangeType.ADD, added, other.committed_config.opid_index)
+    assert config.peer(ReplicaId(4)) == added
 
 
 async def test_a_key_space_on_the_same_replica_code(group_of: MakeGroup) -> None:

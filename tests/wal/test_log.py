@@ -110,7 +110,7 @@ def test_a_full_queue_throttles_entries_but_not_hard_state() -> None:
     assert log.stats.throttled == 1
 
 
-def test_low_space_refuses_entries_and_loses_nothing() -> None:
+def test_low_space_is_told_before_it_refuses_entries_and_loses_nothing() -> None:
     files = SimFiles()
     log = open_still(files, replace(SMALL, low_space_bytes=1 << 20))
     stream = stream_of(log)
@@ -119,14 +119,18 @@ def test_low_space_refuses_entries_and_loses_nothing() -> None:
     files.free = 1 << 19
     log.refresh_space()
     assert log.low_space
+    stream.append_entries((entry(1, 2),))
+    files.free -= 1
+    log.refresh_space()
+    assert log.low_space
     with pytest.raises(Retryable, match="DISK_FULL"):
-        stream.append_entries((entry(1, 2),))
+        stream.append_entries((entry(1, 3),))
     stream.append_vote(7, ReplicaId(1))
     log.turn()
     log.close()
     log = open_still(files)
     assert loaded(log.stream(key())).hard_state.term == 7
-    assert loaded(log.stream(key())).entries == (entry(1, 1),)
+    assert loaded(log.stream(key())).entries == (entry(1, 1), entry(1, 2))
 
 
 def test_a_segment_that_cannot_be_prepared_is_no_failure() -> None:

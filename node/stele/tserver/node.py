@@ -180,7 +180,7 @@ class Node:
 
     def low_space(self) -> bool:
         """Whether writes must be refused."""
-        return self._low_space
+        return bool(self.log.low_space)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread."""
@@ -389,7 +389,7 @@ class Node:
 
     async def _measure_disk(self) -> None:
         self._disk_bytes = await self.in_thread(self.volume.disk_bytes)
-        self._low_space = bool(self.log.low_space)
+        self._low_space = self.low_space()
 
     # --- formation
 

@@ -58,6 +58,7 @@ class Log:
         self.stats = LogStats()
         self.failed: Exception | None = None
         self.low_space = False
+        self.no_space = False
         self.on_failure: Callable[[Exception], None] | None = None
         # for the other modules, guarded by `lock`
         self.lock = threading.Lock()
@@ -283,7 +284,7 @@ class Log:
     # --- for the other modules: the queue (call with `lock` held)
 
     def admit(self, size: int) -> None:
-        """Refuse entries while the queue is full or space is low."""
+        """Refuse entries while the queue is full, or where there is no space left but for hard state."""
         if self.failed is not None or self.handover.closing:
             self.admit_control()
         if self.handover.queued_bytes + size > self.options.queue_bytes_max and self.handover.queue:
@@ -293,10 +294,10 @@ class Log:
                 "try again",
                 code=Code.THROTTLED,
             )
-        if self.low_space:
+        if self.no_space:
             self.stats.refused_disk_full += 1
             raise Retryable(
-                f"log {self.directory}: less than {self.options.low_space_bytes} bytes are free; "
+                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes are free; "
                 "delete data or grow the volume",
                 code=Code.DISK_FULL,
             )
@@ -379,7 +380,11 @@ class Log:
 
     def refresh_space(self) -> None:
         """Look at the free space."""
-        self.low_space = self.files.free_bytes(self.directory) < self.options.low_space_bytes
+        free = self.files.free_bytes(self.directory)
+        self.low_space = free < self.options.low_space_bytes
+        # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is
+        # told long before, and a new leader's first entry, which reads wait for, does not need a disk with space.
+        self.no_space = free < self.options.low_space_bytes // 2
 
     def checkpoint(self) -> Checkpoint:
         """The streams' states at a synced place of the log. Blocks.

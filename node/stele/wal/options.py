@@ -30,7 +30,9 @@ class LogOptions:
     THROTTLED. `group_bytes_max`: a batch is cut into groups of about that. `append_bytes_max`: the largest append, which
     is whole or absent after a crash.
     `cache_bytes_max`: recent entries of all streams kept in memory. `compression`: None, "lz4" or "zstd".
-    `low_space_bytes`: with less free space than this, entries are refused with DISK_FULL while hard state still goes.
+    `low_space_bytes`: with less free space than this, `Log.low_space` asks the owner to take no more writes. What it has
+    taken, and what leaders say among themselves, still goes, down to half of it; from there on entries are refused with
+    DISK_FULL, while hard state still goes.
     `anchor_bytes_max`: an anchor that holds more log than this is dropped and reported. `prepare`: whether segments are
     made ready in the background. `pool_segments_max`: collected segments kept for use again.
     """

@@ -39,7 +39,7 @@ class StreamLog:
     """Implements `stele.raft.ports.LogPort` (structurally). Every method may be called from any thread.
 
     Appends raise:
-        Retryable: THROTTLED, the queue is full; DISK_FULL, space is low (entries only).
+        Retryable: THROTTLED, the queue is full; DISK_FULL, there is no space (entries only).
         Corrupt: IO_ERROR after a failed write or sync of the log; CORRUPT for a damaged stream.
         InvariantViolation: entries that do not fit what is there.
     """
