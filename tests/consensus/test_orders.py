@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import pytest
@@ -49,6 +51,18 @@ class UnreadNode(TestNode):
         if getattr(work, "__name__", "") == "_scan":
             self.asked.set()
             await self.go.wait()
+        return await super().in_thread(work, *args)
+
+
+class FullNode(TestNode):
+    """Once, a step of that name finds no space."""
+
+    fails = ""
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        if self.fails and getattr(work, "__name__", "") == self.fails:
+            self.fails = ""
+            raise OSError(errno.ENOSPC, "No space left on device")
         return await super().in_thread(work, *args)
 
 
@@ -189,3 +203,62 @@ async def test_an_order_to_delete_waits_until_the_node_knows_its_replicas(
         again.go.set()
         await starting
         await again.stop()
+
+
+@pytest.mark.parametrize(
+    ("target", "fails"),
+    [
+        (DataState.TOMBSTONED, "write_superblock"),
+        (DataState.TOMBSTONED, "remove"),
+        (DataState.DELETED, "remove_tree"),
+    ],
+)
+async def test_an_order_to_delete_that_was_cut_short_is_carried_out_when_it_is_given_again(
+    tmp_path: Path, target: DataState, fails: str
+) -> None:
+    """The second one was told that nothing was there: rows and log stayed, on a disk that was full, until a restart."""
+    node = FullNode(Network(), tmp_path / "n")
+    await node.start()
+    try:
+        group = await Group([node]).create()
+        await group.write(rows([1]))
+        replica = await group.leader()
+        await replica.flush()
+        key = replica.superblock.key
+        node.fails = fails
+        with pytest.raises(OSError, match="No space"):
+            await node.manager.delete(group.tablet_id, 1, target, 1 << 40, "a test")
+        assert not replica.running
+        await node.manager.delete(group.tablet_id, 1, target, 1 << 40, "a test")
+        assert not (replica.directory / "store").exists()
+        assert node.replicas.by_key(key) is None
+        assert (key in node.replicas.tombstones) == (target is DataState.TOMBSTONED)
+        assert key not in node.log.states or node.log.stream(key).tombstoned
+        again = await node.restart()
+        assert (key in again.replicas.tombstones) == (target is DataState.TOMBSTONED)
+        await again.stop()
+    finally:
+        await node.stop()
+
+
+async def test_a_copy_whose_removal_was_cut_short_is_removed_when_it_is_ordered_again(tmp_path: Path) -> None:
+    network = Network()
+    source, target = await TestNode(network, tmp_path / "a").start(), FullNode(network, tmp_path / "b")
+    await target.start()
+    try:
+        group = await Group([source]).create()
+        await group.write(rows([1]))
+        stalled = DirectSource(source)
+        stalled.hold = Event()
+        copy = await target.manager.start_copy(order(group, source, 2), stalled)
+        assert copy is not None
+        await wait_until(lambda: (target.manager.replica_directory(copy.key) / SUPERBLOCK).exists())
+        target.fails = "remove_tree"
+        with pytest.raises(OSError, match="No space"):
+            await target.manager.delete(group.tablet_id, 2, DataState.TOMBSTONED, 1 << 40, "a test")
+        await target.manager.delete(group.tablet_id, 2, DataState.TOMBSTONED, 1 << 40, "a test")
+        assert not target.manager.replica_directory(copy.key).exists()
+        assert not target.replicas.copies
+    finally:
+        await target.stop()
+        await source.stop()

@@ -238,25 +238,26 @@ class TabletManager:
                     code=Code.CAS_FAILED,
                 )
         log.info("deleting replica", replica=str(key), target=target.name, reason=reason)
-        copy = self._here.copies.pop(key, None)
+        copy = self._here.copies.get(key)
         if copy is not None:
             await copy.cancel()
             replica = self._here.by_key(key)
         if replica is not None:
             await replica.stop()
-            self._here.drop(key)
         self._here.held.pop(key, None)
-        if target is DataState.DELETED:
-            self._here.tombstones.pop(key, None)
-            await self._erase(key)
-        elif replica is not None:
-            await self._tombstone(key, replica)
+        # It stays known until it is gone for good: an order that a full disk cut short is given again, and were it told
+        # that nothing is here, the rows would stay, and what they hold of the log.
+        if replica is not None and target is DataState.TOMBSTONED:
+            self._here.tombstones[key] = await self._tombstone(key, replica)
         else:
             await self._erase(key)
+            self._here.tombstones.pop(key, None)
+        self._here.copies.pop(key, None)
+        self._here.drop(key)
         if replica is not None:
             self._host.changed(replica)
 
-    async def _tombstone(self, key: StreamKey, replica: Replica) -> None:
+    async def _tombstone(self, key: StreamKey, replica: Replica) -> Superblock:
         status = replica.core.status() if replica.core is not None else None
         superblock = replace(
             replica.superblock,
@@ -268,7 +269,7 @@ class TabletManager:
         )
         await self._host.in_thread(write_superblock, self.replica_directory(key), superblock)
         await self._bury(key)
-        self._here.tombstones[key] = superblock
+        return superblock
 
     async def _bury(self, key: StreamKey) -> None:
         """Of a replica whose superblock is a tombstone its rows go, and its entries in the log."""
