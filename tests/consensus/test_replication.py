@@ -6,6 +6,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -14,9 +15,10 @@ from stele.model.block import RowOp
 from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ReplicaId
+from stele.raft.effects import Role
 from stele.raft.events import ChangeType
-from stele.wal.files import OsFiles
-from tests.consensus.cluster import OPTIONS, pairs, rows, table, wait_until
+from stele.wal.files import OsFile, OsFiles
+from tests.consensus.cluster import OPTIONS, Group, Network, TestNode, pairs, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
 
@@ -254,6 +256,57 @@ async def test_a_group_whose_disks_are_all_nearly_full_elects_and_is_read(group_
     added = Peer(nodes[3].node_id, ReplicaId(4), "n4:1", MemberType.NON_VOTER)
     config = await other.change_config(ChangeType.ADD, added, other.committed_config.opid_index)
     assert config.peer(ReplicaId(4)) == added
+
+
+class StallingFile(OsFile):
+    """Its syncs wait for `go`."""
+
+    def __init__(self, fd: int, go: Event) -> None:
+        super().__init__(fd)
+        self._go = go
+
+    def data_sync(self) -> None:
+        self._go.wait()
+        super().data_sync()
+
+    def full_sync(self) -> None:
+        self._go.wait()
+        super().full_sync()
+
+
+class StallingFiles(OsFiles):
+    """A disk that stands still while `go` is cleared."""
+
+    def __init__(self) -> None:
+        self.go = Event()
+        self.go.set()
+
+    def create(self, path: Path) -> StallingFile:
+        return StallingFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), self.go)
+
+    def open(self, path: Path) -> StallingFile:
+        return StallingFile(os.open(path, os.O_RDWR), self.go)
+
+
+async def test_who_waits_for_its_disk_does_not_campaign_however_long_it_lasts(tmp_path: Path) -> None:
+    """It campaigned again an election timeout after it was told, and raised its term again and again."""
+    node = TestNode(Network(), tmp_path / "n")
+    files = node.files = StallingFiles()
+    await node.start()
+    try:
+        group = await Group([node]).create()
+        leader = await group.leader()
+        term = leader.term
+        files.go.clear()
+        leader.submit(rows([2]))
+        await wait_until(lambda: leader.role is not Role.LEADER)
+        await asyncio.sleep(8 * OPTIONS.raft.election_max_ms / 1000)
+        assert leader.core is not None and leader.core.term == term
+        files.go.set()
+        await group.write(rows([3]))
+    finally:
+        files.go.set()
+        await node.stop()
 
 
 async def test_a_key_space_on_the_same_replica_code(group_of: MakeGroup) -> None:

@@ -85,7 +85,7 @@ class CoreRuntime:
         self._durable = 0
         self._appends: deque[Callable[[], None]] = deque()
         self._unsynced: deque[tuple[int, int]] = deque()  # persist id, when it was handed to the log
-        self._stall_told = False
+        self._stall_told_ms = 0
         self._stall_ms = core.options.election_min_ms
         self._reads: set[asyncio.Task[None]] = set()
         self._quiet_since_ms: int | None = None
@@ -132,8 +132,8 @@ class CoreRuntime:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
-        if self._unsynced and not self._stall_told and now_ms - self._unsynced[0][1] > self._stall_ms:
-            self._stall_told = True
+        if self._unsynced and now_ms - max(self._unsynced[0][1], self._stall_told_ms) > self._stall_ms:
+            self._stall_told_ms = now_ms
             self.post(SyncStalled())
         if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self.deadline_ms:
             self.post(Tick(now_ms - self._quiet_ms))
@@ -231,7 +231,6 @@ class CoreRuntime:
         self._durable = max(self._durable, persist_id)
         while self._unsynced and self._unsynced[0][0] <= persist_id:
             self._unsynced.popleft()
-            self._stall_told = False
         while self._held and self._held[0].after <= persist_id:
             send = self._held.popleft()
             self._sink.send(send.to, send.message)
