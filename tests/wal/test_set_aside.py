@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from stele.wal import Log
+from stele.wal.keeper import make_next
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
 from tests.wal.support import fill, key, open_still
@@ -95,3 +96,19 @@ def test_a_segment_without_a_header_is_collected_like_any() -> None:
     assert min(log.segments) == first
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
+
+
+def test_restarts_beside_a_damaged_stream_leave_no_segments_behind() -> None:
+    """Each left the one that had been made ready: a node that was restarted often filled its disk with zeros."""
+    files = SimFiles()
+    log = _damaged(files)
+    for _ in range(5):
+        sequence = log.wanted_sequence()
+        assert sequence is not None
+        log.offer_next(make_next(log, sequence))  # as the keeper does
+        files = files.crash(random.Random(1))
+        log = open_still(files)
+        assert log.recovery.failed.keys() == {key(2)}
+    unknown = [p.name for p in files.paths() if sequence_of(p.name) not in {None, *log.segments}]
+    assert not unknown
+    assert len([p for p in files.paths() if p.name.startswith("prepared-")]) <= 1

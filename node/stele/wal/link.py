@@ -8,7 +8,6 @@ offset that was synced, is damage; it is never cut.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stele.wal.format import FooterRow, GroupHeader, GroupKind
 from stele.wal.metadata import Metadata
@@ -43,7 +42,7 @@ class Linked:
 
     parts: list[Part] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
-    spare: list[Path] = field(default_factory=list)
+    spare: list[Scan] = field(default_factory=list)
     cut: list[tuple[Scan, Gap, list[GroupHeader]]] = field(default_factory=list)
     prev: tuple[int, int] = (0, 0)
     synced_offset: int = HEADER_BYTES
@@ -66,7 +65,7 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
         default=-1,
     )
     for scan in scans[last + 1 :]:
-        linked.spare.append(scan.path)
+        linked.spare.append(scan)
         linked.cut += [(scan, gap, []) for gap in scan.gaps]
     if expected and (last < 0 or scans[last].sequence < expected):
         linked.damages.append(
@@ -101,7 +100,7 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
             at = _predecessor(scans, at, named[0], linked, metadata, scan.sequence)
     linked.parts.reverse()
     used = {p.scan.sequence for p in linked.parts}
-    linked.spare += [s.path for s in scans if s.sequence not in used and s.path not in linked.spare]
+    linked.spare += [s for s in scans[: last + 1] if s.sequence not in used]
     _set_prev(linked)
     return linked
 

@@ -302,17 +302,19 @@ def _opids(log: Log, scan: Scan, groups: list[GroupHeader]) -> str:
 
 
 def _settle_tail(log: Log, linked: Linked, rows: FooterRows, failed: bool) -> None:
-    """Close the old tail at its synced offset; give files that nobody needs to the pool. Damaged files stay."""
+    """Close the old tail at its synced offset; give files that nobody needs to the pool. Damaged files stay, and those
+    that may tell of damage while a stream is FAILED."""
     tail = linked.parts[-1] if linked.parts else None
+    spare = [s for s in linked.spare if not failed or not (s.groups or s.gaps or s.header is None)]
     if tail is not None and tail.scan.header is not None and not tail.damages:
         if not tail.groups:
             linked.parts.pop()
-            linked.spare.append(tail.scan.path)
+            if not failed or not tail.scan.gaps:
+                spare.append(tail.scan)  # all that it held stands in the new segment
         elif tail.groups[-1].kind != GroupKind.FOOTER:
             _close(log, tail, rows)
-    if not failed:
-        for path in linked.spare:
-            log.pool.adopt(path)
+    for scan in spare:
+        log.pool.adopt(scan.path)
 
 
 def _close(log: Log, tail: Part, rows: FooterRows) -> None:
