@@ -90,6 +90,7 @@ class TestNode:
         self.low = False
         self.files: Any = None
         self.skew_us = 0
+        self.changed_keys: list[StreamKey] = []
         self._random = random.Random(self.node_id)
         self._threads = ThreadPoolExecutor(4)
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +113,14 @@ class TestNode:
             return Log.open(self.directory / "wal", LOG_OPTIONS, self.node_id, dispatch, files=self.files)
 
         self.log = await self.in_thread(open_log)
-        self.manager = TabletManager(self.replicas, self.directory / "tablets", self.log, self, OPTIONS)
+        self.manager = TabletManager(
+            self.replicas,
+            self.directory / "tablets",
+            self.log,
+            self,
+            OPTIONS,
+            changed=self.changed_keys.append,
+        )
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.sessions = CopySessions(self.directory / "copies", self)
         await self.sessions.clear_debris()

@@ -17,6 +17,7 @@ from stele.consensus.superblock import SUPERBLOCK, DataState, write_superblock
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.ports import LoadedLog
+from stele.tserver.reports import report_one
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.test_copy import DirectSource, order
@@ -261,4 +262,31 @@ async def test_a_copy_whose_removal_was_cut_short_is_removed_when_it_is_ordered_
         assert not target.replicas.copies
     finally:
         await target.stop()
+        await source.stop()
+
+
+@pytest.mark.parametrize("what", ["replica", "tombstone", "copy"])
+async def test_masters_are_told_once_something_is_gone(tmp_path: Path, what: str) -> None:
+    """Of a tombstone they were not: they ordered it deleted for ever, as their newest report still showed it."""
+    network = Network()
+    source, node = await TestNode(network, tmp_path / "a").start(), TestNode(network, tmp_path / "b")
+    await node.start()
+    try:
+        group = await Group([source]).create()
+        await group.write(rows([1]))
+        stalled = DirectSource(source)
+        if what == "copy":
+            stalled.hold = Event()
+        copy = await node.manager.start_copy(order(group, source, 2), stalled)
+        assert copy is not None
+        if what != "copy":
+            await wait_until(lambda: copy.progress.state == "Done")
+        if what == "tombstone":
+            await node.manager.delete(group.tablet_id, 2, DataState.TOMBSTONED, 1 << 40, "a test")
+        node.changed_keys.clear()
+        await node.manager.delete(group.tablet_id, 2, DataState.DELETED, 1 << 40, "a test")
+        assert node.changed_keys[-1:] == [copy.key]
+        assert report_one(node.replicas, copy.key) is None
+    finally:
+        await node.stop()
         await source.stop()

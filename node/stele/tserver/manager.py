@@ -40,7 +40,7 @@ _CLOSE_S = 2.0
 
 
 class TabletManager:
-    """`hold(superblock)`: do not start it yet. `copy_over(key)` is called when a copy has ended, either way."""
+    """`hold(superblock)`: do not start it yet. `changed(key)`: what is here under it differs from before."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TabletManager:
         options: ReplicaOptions,
         *,
         hold: Callable[[Superblock], bool] = lambda superblock: False,
-        copy_over: Callable[[StreamKey], None] = lambda key: None,
+        changed: Callable[[StreamKey], None] = lambda key: None,
     ) -> None:
         self._here = replicas
         self._directory = directory
@@ -59,7 +59,7 @@ class TabletManager:
         self._host = host
         self._options = options
         self._hold = hold
-        self._copy_over = copy_over
+        self._changed = changed
         self._changing: WeakValueDictionary[TabletId, asyncio.Lock] = WeakValueDictionary()
         self._orders = Whole()
 
@@ -254,8 +254,7 @@ class TabletManager:
             self._here.tombstones.pop(key, None)
         self._here.copies.pop(key, None)
         self._here.drop(key)
-        if replica is not None:
-            self._host.changed(replica)
+        self._changed(key)
 
     async def _tombstone(self, key: StreamKey, replica: Replica) -> Superblock:
         status = replica.core.status() if replica.core is not None else None
@@ -347,7 +346,7 @@ class TabletManager:
             else:
                 await self._erase(key)
             copy = TabletCopy(order, source, self, self._host.in_thread, resumed=resumed)
-            copy.when_over(lambda: self._copy_over(key))
+            copy.when_over(lambda: self._changed(key))
             self._here.copies[key] = copy
             return copy
 

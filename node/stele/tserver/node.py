@@ -225,7 +225,7 @@ class Node:
             self,
             self.options.replica,
             hold=self._hold,
-            copy_over=self.changed_key,
+            changed=self.changed_key,
         )
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.quiet = QuietGroups(self.replicas, self.options.replica.raft, self._ping, self.now_ms())
