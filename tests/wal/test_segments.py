@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,41 @@ def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() 
         stream.append_entries((entry(1, index, b"x" * 1000),))
     log.turn()
     assert seen and seen[-1] > 5
+
+
+class HeldFiles(SimFiles):
+    """A sync of the directory waits for `go`, once `held` is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: threading.Event | None = None
+        self.go = threading.Event()
+
+    def sync_directory(self, directory: Path) -> None:
+        held, self.held = self.held, None
+        if held is not None:
+            held.set()
+            assert self.go.wait(30)
+        super().sync_directory(directory)
+
+
+def test_a_log_that_is_closed_within_a_collection_keeps_what_the_collection_wrote() -> None:
+    """Its metadata, over the collection's, named segments that were then removed: every replica was FAILED at the next start."""
+    files = HeldFiles()
+    log = open_still(files)
+    fill(log, 60)
+    log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+    held = files.held = threading.Event()
+    collecting = threading.Thread(target=log.collect)
+    closing = threading.Thread(target=log.close)
+    collecting.start()
+    assert held.wait(30)
+    closing.start()
+    closing.join(0.3)
+    files.go.set()
+    collecting.join(30)
+    closing.join(30)
+    assert not collecting.is_alive() and not closing.is_alive()
+    again = open_still(files.crash(random.Random(1)))
+    assert not again.recovery.damages and not again.recovery.failed
+    assert min(again.segments) >= log.first_sequence > 1

@@ -271,13 +271,15 @@ class Log:
         if self.failed is not None:
             return
         try:
-            saved = tuple(s.saved() for s in self.states.values())
-            position = self._appender.active.position
-            write_metadata(
-                self.files,
-                self.directory,
-                Metadata(self.node_id, self.first_sequence, self.collected_id, position, saved),
-            )
+            # A collection under way ends first: what is written here must not name segments that it removes then.
+            with self._collecting:
+                saved = tuple(s.saved() for s in self.states.values())
+                position = self._appender.active.position
+                write_metadata(
+                    self.files,
+                    self.directory,
+                    Metadata(self.node_id, self.first_sequence, self.collected_id, position, saved),
+                )
         except OSError as exc:
             _log.warning("metadata not written at close; the log has it all", error=str(exc))
 
