@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +32,30 @@ def test_golden_vectors() -> None:
 def test_one_value_and_many_hash_alike(values: list[bytes], seed: int) -> None:
     array = pa.array([b"before", *values], pa.binary()).slice(1)
     assert hashing.hash_binary(array, seed).tolist() == [hashing.hash_bytes(v, seed) for v in values]
+
+
+LENGTHS = (0, 1, 8, 127, 128, 129, 136, 255, 256, 257, 300, 1024, 1025)
+
+
+def test_long_values_and_short_ones_hash_as_each_alone() -> None:
+    rng = np.random.default_rng(3)
+    values = [rng.bytes(length) for length in LENGTHS for _ in range(1 + length % 40)]
+    rng.shuffle(values)  # type: ignore[arg-type]
+    array = pa.array([None, *values], pa.binary()).slice(1)
+    assert hashing.hash_binary(array, 7).tolist() == [hashing.hash_bytes(v, 7) for v in values]
+
+
+def test_one_long_value_among_many_costs_its_own_bytes() -> None:
+    """It cost its length in every row: a key of 8,000 bytes among 300,000 in memory took a node 2 GB and ten seconds."""
+    short = [b"key %06d" % n for n in range(10_000)]
+    array = pa.array([*short, bytes(64_000)], pa.binary())
+    tracemalloc.start()
+    found = hashing.hash_binary(array)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert found[:2].tolist() == [hashing.hash_bytes(v) for v in short[:2]]
+    assert int(found[-1]) == hashing.hash_bytes(bytes(64_000))
 
 
 SCHEMA = Schema.make(

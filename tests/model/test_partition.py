@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,40 @@ def test_golden_ordinals() -> None:
     eight = PartitionSchema((HashPartition((0, 1), 8),))
     assert assign(_batch(rows), SCHEMA, eight).tolist() == [3, 1, 5, 6, 2, 0]
     assert assign(_batch(rows), SCHEMA, PartitionSchema()).tolist() == [0] * 6
+
+
+@given(
+    st.lists(st.binary(max_size=9), min_size=1, max_size=80),
+    st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=8, unique=True),
+    st.booleans(),
+)
+def test_a_key_is_in_the_range_between_two_splits(
+    values: list[bytes], splits: list[bytes], long: bool
+) -> None:
+    if long:
+        values, splits = [v + bytes(200) for v in values], [s + bytes(200) for s in splits] + splits
+    splits.sort()
+    schema = Schema.make([("k", "binary")], ["k"])
+    batch = pa.record_batch([pa.array(values, pa.binary())], schema=schema.to_arrow())
+    parts = PartitionSchema((), RangePartition((0,), tuple(splits)))
+    assert parts.faults(schema) == []
+    found = assign(batch, schema, parts).tolist()
+    assert found == [bisect.bisect_right(splits, value) for value in values]
+
+
+def test_one_long_key_among_many_costs_its_own_bytes() -> None:
+    """It cost its length in every row: of 200,000 rows with one key of 8,000 bytes, a loader took 3 GB."""
+    schema = Schema.make([("k", "string")], ["k"])
+    batch = pa.record_batch(
+        [pa.array([*(f"key {n:06}" for n in range(10_000)), "x" * 8_000])], schema=schema.to_arrow()
+    )
+    parts = PartitionSchema((), RangePartition((0,), (b"key 005000", b"l")))
+    tracemalloc.start()
+    found = assign(batch, schema, parts)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.bincount(found).tolist() == [5_000, 5_000, 1]
+    assert peak < 8 << 20
 
 
 def test_partitions_are_the_cross_product_in_a_fixed_order() -> None:

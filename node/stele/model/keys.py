@@ -321,15 +321,15 @@ def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[
     return found, lengths
 
 
-_WORDS_MAX = 16
+WORDS_MAX = 16
+"""A word matrix costs its longest key in every row: with longer keys than this there is another way."""
 
 
 def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Stable order of encoded keys, ties broken by `tie` ascending. Releases the GIL while it sorts."""
     offsets, _ = binary_parts(keys)
     longest = int(np.diff(offsets).max()) if len(keys) else 0
-    if longest > 8 * _WORDS_MAX:
-        # A word matrix would cost its longest key in every row.
+    if longest > 8 * WORDS_MAX:
         ranks = np.asarray(pc.rank(keys, tiebreaker="dense")).astype(np.uint64)
         return np.lexsort((ranks,) if tie is None else (tie, ranks))
     columns, lengths = words(keys)
@@ -341,19 +341,6 @@ def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt
     if not sort_keys:
         return np.arange(len(keys))
     return np.lexsort(tuple(sort_keys))
-
-
-def sortable(keys: pa.BinaryArray, width: int) -> npt.NDArray[np.bytes_]:
-    """Keys as fixed-width numpy bytes (zero padded to `width`, then the length), for np.searchsorted.
-
-    All keys must be at most `width` bytes long, a multiple of eight.
-    """
-    columns, lengths = words(keys, width // 8)
-    matrix = np.empty((len(keys), width // 8 + 1), "<u8")
-    for position, column in enumerate(columns):
-        matrix[:, position] = column
-    matrix[:, -1] = lengths.astype(np.uint64).byteswap()
-    return matrix.view(f"S{8 * (width // 8 + 1)}").reshape(len(keys))
 
 
 def longest(keys: pa.BinaryArray) -> int:

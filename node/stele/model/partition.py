@@ -180,11 +180,11 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
 def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[np.int64]:
     if not splits:
         return np.zeros(len(encoded), np.int64)
-    split_array = pa.array(splits, pa.binary())
-    longest = max(keys.longest(encoded), keys.longest(split_array))
-    width = max(8, (longest + 7) // 8 * 8)
-    places = np.searchsorted(keys.sortable(split_array, width), keys.sortable(encoded, width), side="right")
-    return places.astype(np.int64)
+    # Sorted together, splits before the keys they equal: the splits up to a key are those that stand before it.
+    order = keys.sort_order(pa.concat_arrays([pa.array(splits, pa.binary()), encoded]))
+    places = np.empty(len(order), np.int64)
+    places[order] = np.cumsum(order < len(splits))
+    return places[len(splits) :]
 
 
 def split(

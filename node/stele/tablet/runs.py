@@ -166,12 +166,16 @@ class KeyList:
 
 
 def lower_bound(haystack: pa.BinaryArray, needles: pa.BinaryArray) -> Positions:
-    """For each needle the first position in the sorted haystack that is not below it. Vectorised binary search."""
+    """For each needle the first position in the sorted haystack that is not below it. Vectorised binary search, but for
+    long keys."""
     low = np.zeros(len(needles), np.int64)
     high = np.full(len(needles), len(haystack), np.int64)
     if len(haystack) == 0 or len(needles) == 0:
         return low
     width = (max(key_bytes.longest(haystack), key_bytes.longest(needles)) + 7) // 8
+    if width > key_bytes.WORDS_MAX:
+        listed = KeyList(haystack)
+        return np.array([bisect.bisect_left(listed, needle) for needle in needles.to_pylist()], np.int64)
     hay_words, hay_lengths = key_bytes.words(haystack, width)
     hay_big = [w.byteswap() for w in hay_words]
     wanted_words, wanted_lengths = key_bytes.words(needles, width)
