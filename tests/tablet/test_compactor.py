@@ -127,3 +127,15 @@ def test_the_newest_files_of_about_one_size_are_merged() -> None:
     assert not choose([_file(1)], 9, full=True)
     assert choose([_file(1, deletes=1)], 9, full=True)
     assert not choose([_file(1, unique=False)], 4, full=True)  # its history is still wanted
+
+
+def test_a_merge_that_does_not_fit_is_not_begun() -> None:
+    """It was: it filled the disk, failed, and began again half a second later."""
+    files = [_file(10), _file(12), _file(11), _file(13), _file(40), _file(80)]
+    assert choose(files, 9, full=False, room_bytes=166) == files
+    assert choose(files, 9, full=False, room_bytes=165) == files[:5]
+    assert choose(files, 9, full=False, room_bytes=46) == files[:4]
+    assert not choose(files, 9, full=False, room_bytes=45)
+    assert choose(files[:2], 9, full=True, room_bytes=22) == files[:2]
+    assert not choose(files[:2], 9, full=True, room_bytes=21)
+    assert not choose(files[:3], 9, full=False, room_bytes=1 << 40)

@@ -8,6 +8,7 @@ Invariant: the files a merge reads are never changed; its output becomes visible
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,11 +71,23 @@ class CompactionResult:
     files: tuple[FileMeta, ...]
 
 
-def choose(files: Sequence[FileMeta], mark: int, *, full: bool) -> Sequence[FileMeta]:
+def choose(
+    files: Sequence[FileMeta], mark: int, *, full: bool, room_bytes: int | None = None
+) -> Sequence[FileMeta]:
     """The files to merge, newest first; empty if none are worth it.
 
-    `full`: all of them, or a single one that has deletes or versions to drop below `mark`.
+    `full`: all of them, or a single one that has deletes or versions to drop below `mark`. `room_bytes`: what the merged
+    file may take beside those it is made of; where they are more, the newest of them that are less.
     """
+    chosen = _worth_it(files, mark, full=full)
+    if room_bytes is None:
+        return chosen
+    ends = itertools.accumulate(file.size for file in chosen)
+    fitting = chosen[: sum(1 for end in ends if end <= room_bytes)]
+    return fitting if len(fitting) >= min(FILES_MIN, len(chosen)) else ()
+
+
+def _worth_it(files: Sequence[FileMeta], mark: int, *, full: bool) -> Sequence[FileMeta]:
     if full:
         if len(files) > 1:
             return files

@@ -354,9 +354,9 @@ class TabletStore:
 
     # --- compaction ------------------------------------------------------------------------------------------------
 
-    def plan_compaction(self, *, full: bool = False) -> CompactionJob | None:
+    def plan_compaction(self, *, full: bool = False, room_bytes: int | None = None) -> CompactionJob | None:
         """The next merge worth doing, or None; one at a time, and none is planned while a flush writes. Never blocks.
-        `full`: all files into one sorted run.
+        `full`: all files into one sorted run. `room_bytes`: what the merge may take of the disk; None: any amount.
 
         The owner runs it (stele.tablet.worker), then calls `install_compaction`, or `abandon_compaction`.
         """
@@ -364,7 +364,7 @@ class TabletStore:
             return None  # a flush is writing: its file may be worth merging, too, so ask again later
         try:
             current = self._state.manifest
-            chosen = choose(current.files, self.history_mark, full=full)
+            chosen = choose(current.files, self.history_mark, full=full, room_bytes=room_bytes)
             if not chosen:
                 return None
             self._compacting = True

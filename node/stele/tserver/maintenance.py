@@ -3,7 +3,8 @@
 One loop; one flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker
 process that is given file names and never rows, and that goes away when it has nothing to do.
 
-Invariant: no step of it blocks the event loop, and a failing replica does not stop the others' maintenance.
+Invariant: no step of it blocks the event loop, a failing replica does not stop the others' maintenance, and a merge is
+begun only where its file leaves the log the space that writes need.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import structlog
 from stele import metrics
 from stele.consensus.replica import Replica
 from stele.model.errors import Corrupt, SteleError
+from stele.model.ids import StreamKey
 from stele.tablet.compactor import Compactor
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ FLUSH_AGE_MS = 120_000
 QUIET_MS = 10_000
 """A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
 QUIET_BYTES = 1 << 20
+COMPACTION_REST_MS = 30_000
+"""How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
 LOG_BYTES_FLUSH = 256 << 20
 """An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
@@ -44,6 +48,8 @@ class Maintenance:
         self._since: dict[tuple[str, int], int] = {}
         self._compactor = Compactor()
         self._compaction: asyncio.Task[None] | None = None
+        self._merged_last: StreamKey | None = None
+        self._resting: dict[StreamKey, int] = {}
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -105,16 +111,29 @@ class Maintenance:
             log.warning("flush", tablet=replica.tablet_id, error=str(exc))
 
     def _start_compaction(self) -> None:
+        """One merge that there is room for, of the next store in turn that has one."""
         if self._compaction is not None and not self._compaction.done():
             return
-        for replica in self._node.replicas:
+        now, room = self._node.now_ms(), self._node.room_bytes()
+        self._resting = {key: until for key, until in self._resting.items() if until > now}
+        for replica in self._in_turn():
             machine: Any = replica.machine
             if machine is None or not replica.running or not hasattr(machine, "plan_compaction"):
                 continue
-            job = machine.plan_compaction()
+            if replica.superblock.key in self._resting:
+                continue
+            job = machine.plan_compaction(room_bytes=room)
             if job is not None:
+                self._merged_last = replica.superblock.key
                 self._compaction = asyncio.get_running_loop().create_task(self._compact(replica, job))
                 return
+
+    def _in_turn(self) -> list[Replica]:
+        """All replicas, those behind the one whose files were merged last first."""
+        replicas = list(self._node.replicas)
+        keys = [replica.superblock.key for replica in replicas]
+        start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
+        return replicas[start:] + replicas[:start]
 
     async def _compact(self, replica: Replica, job: Any) -> None:
         machine: Any = replica.machine
@@ -130,6 +149,7 @@ class Maintenance:
             self._compaction_failed(replica, exc)
 
     def _compaction_failed(self, replica: Replica, error: SteleError) -> None:
+        self._resting[replica.superblock.key] = self._node.now_ms() + COMPACTION_REST_MS
         if isinstance(error, Corrupt):
             replica.fail(f"compaction: {error}")
         else:
