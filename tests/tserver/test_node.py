@@ -21,7 +21,7 @@ from stele.consensus.copy_target import CopyOrder
 from stele.consensus.fetch import CopyFrames
 from stele.model.block import RowOp, encode_block
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable
-from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey, TabletId, new_id
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, OpId, ReplicaId, StreamKey, TabletId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -163,6 +163,33 @@ async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster)
             await table.put({"id": 2, "name": "again"})
         await table.put({"id": 2, "name": "again"})
         assert await count(client) == 2
+
+
+async def test_a_client_id_that_was_forgotten_is_replaced_though_many_write_under_it(
+    cluster: LocalCluster,
+) -> None:
+    """A new one was made only while no write was under way: of callers who tried again at once none ever came through."""
+    async with cluster.client() as client:
+        kv = await client.create_keyspace("k")
+        await kv.replace("a", "first")
+        for node in cluster.running.values():
+            for replica in node.replicas:
+                machine: Any = replica.machine
+                if replica.superblock.kind == "keyspace" and replica.tablet_id != CATALOG_TABLET_ID:
+                    await wait_until(lambda machine=machine: machine._once.clients == 1)
+                    machine._once._forget_oldest()
+
+        async def write(number: int) -> int:
+            for refused in range(20):
+                try:
+                    await kv.replace(f"key {number}", "again")
+                    return refused
+                except Retryable as exc:
+                    assert "has forgotten this client id" in str(exc)
+            return 20
+
+        assert max(await asyncio.gather(*(write(number) for number in range(8)))) == 1
+        assert len(await kv.list("key")) == 8
 
 
 async def test_a_client_whose_masters_were_all_replaced_asks_the_nodes(cluster: LocalCluster) -> None:

@@ -96,10 +96,6 @@ class Sequencer:
         """This write will not be sent again."""
         self._unfinished.pop(sequence, None)
 
-    def forget(self) -> None:
-        """The tablet no longer knows this client id: the next write that finds none unfinished takes a new one."""
-        self._used_at = -CLIENT_ID_IDLE_S
-
     def lowest_unfinished(self) -> int:
         """The lowest sequence that may still be sent."""
         return next(iter(self._unfinished), self._next)
@@ -131,7 +127,8 @@ class TabletClient:
             Retryable: NO_QUORUM and the like if it was certainly not done; UNKNOWN_OUTCOME if it may have been.
             Closed: the client was closed before anything was done.
         """
-        client_id, made_us, sequence = self._sequencer.begin()
+        sequencer = self._sequencer
+        client_id, made_us, sequence = sequencer.begin()
         request = tserver_pb2.WriteRequest(
             tablet_id=id_to_pb(self.place.tablet_id),
             client_id=client_id,
@@ -142,17 +139,17 @@ class TabletClient:
             tablet_incarnation=self.place.incarnation,
         )
         try:
-            response = await self._ask(tserver_pb2.ClientRequest(write=request), timeout_s, changes=True)
+            response = await self._ask(tserver_pb2.ClientRequest(write=request), timeout_s, sequencer)
         finally:
-            self._sequencer.finish(sequence)
-        self._sequencer.known = True
+            sequencer.finish(sequence)
+        sequencer.known = True
         self._observed.saw(response.write.timestamp)
         return response.write
 
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
         """Point reads. Raises SteleError; a read that got no answer in time is TIMED_OUT or NO_QUORUM."""
         request.tablet_id = id_to_pb(self.place.tablet_id)
-        response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s, changes=False)
+        response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s)
         self._observed.saw(response.read.snapshot)
         return response.read
 
@@ -161,19 +158,20 @@ class TabletClient:
         request.tablet_id = id_to_pb(self.place.tablet_id)
         changes = request.op not in (tserver_pb2.KV_READ, tserver_pb2.KV_LIST)
         if not changes:
-            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=False)).kv
-        request.client_id, request.first_attempt_us, request.sequence = self._sequencer.begin()
+            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
+        sequencer = self._sequencer
+        request.client_id, request.first_attempt_us, request.sequence = sequencer.begin()
         try:
-            answer = await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, changes=True)
+            answer = await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s, sequencer)
         finally:
-            self._sequencer.finish(request.sequence)
-        self._sequencer.known = True
+            sequencer.finish(request.sequence)
+        sequencer.known = True
         return answer.kv
 
     async def _ask(
-        self, request: tserver_pb2.ClientRequest, timeout_s: float, *, changes: bool
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None = None
     ) -> tserver_pb2.ClientResponse:
-        """Attempts until an answer, a refusal, or the deadline."""
+        """Attempts until an answer, a refusal, or the deadline. `sequencer`: of a write, what numbered it."""
         deadline = time.monotonic() + timeout_s
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
@@ -183,7 +181,7 @@ class TabletClient:
             target: ReplicaPlace | None = None
             try:
                 target = self.place.target()
-                self._address(request, this_s)
+                self._address(request, this_s, sequencer)
                 stream = self._streams.to(target.node_id, target.address)
                 number = self._search.begin(target, stream, request)
                 try:
@@ -194,10 +192,10 @@ class TabletClient:
                 raise _last_word(exc, maybe_done, timeout_s) from None
             except SteleError as exc:
                 error = exc
-            if error.code is Code.TOO_OLD and not maybe_done:
-                known = self._sequencer.known
-                self._sequencer.forget()
-                if known:
+            if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
+                if self._sequencer is sequencer:
+                    self._sequencer = Sequencer()  # what is under way under the old id ends under it
+                if sequencer.known:
                     raise Retryable(
                         f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
                     )
@@ -213,7 +211,9 @@ class TabletClient:
                     raise _last_word(error, maybe_done, timeout_s)
             elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
                 raise error
-            maybe_done |= changes and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
+            maybe_done |= (
+                sequencer is not None and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
+            )
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
             given_up = isinstance(error, GivenUp)
             if error.code is Code.TIMED_OUT and not given_up:
@@ -228,20 +228,22 @@ class TabletClient:
             if deadline - time.monotonic() < _ATTEMPT_AT_LEAST_S:
                 raise _last_word(error, maybe_done, timeout_s)
 
-    def _address(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> None:
+    def _address(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
+    ) -> None:
         """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
         deadline_ms = max(1, int(timeout_s * 900))
         kind = request.WhichOneof("body")
+        lowest_unfinished = 0 if sequencer is None else sequencer.lowest_unfinished()
         if kind == "write":
             request.write.deadline_ms = deadline_ms
-            request.write.lowest_unfinished = self._sequencer.lowest_unfinished()
+            request.write.lowest_unfinished = lowest_unfinished
             request.write.tablet_incarnation = self.place.incarnation
         elif kind == "read":
             request.read.deadline_ms = deadline_ms
         else:
             request.kv.deadline_ms = deadline_ms
-            if request.kv.sequence:
-                request.kv.lowest_unfinished = self._sequencer.lowest_unfinished()
+            request.kv.lowest_unfinished = lowest_unfinished
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
         """Decide whom to ask next. True: at once, a leader was named."""
