@@ -489,3 +489,35 @@ async def test_what_is_opened_again_and_again_is_not_kept(tmp_path: Path) -> Non
             while len(opened) > 2:
                 await asyncio.sleep(0.1)
                 gc.collect()
+
+
+FAR_US = 253_402_329_599_000_000
+"""9999-12-31 23:59:59 in Los Angeles, which is 10000-01-01 in UTC: to Spark a timestamp as any other, to Python none."""
+
+
+async def test_a_time_that_python_has_no_value_for_is_its_number(tmp_path: Path) -> None:
+    """The caller whose row with such a key was refused was never told; one who read it got an OverflowError."""
+    schema = Schema.make([("at", "timestamp"), ("day", "date"), ("n", "int64", True)], ["at", "day"])
+    row = {"at": FAR_US, "day": 2**31 - 1, "n": 1}
+    async with small_cluster(tmp_path) as (_, client), asyncio.timeout(10):
+        table = await client.create_table("t", schema, PartitionSchema((HashPartition((0,), 2),)))
+        await table.insert(row)
+        with pytest.raises(Rejected, match=f"at={FAR_US}, day={2**31 - 1}: the key is present"):
+            await table.insert(row)
+        session = table.new_session()
+        await session.insert(row)
+        with pytest.raises(RowErrors, match=f"at={FAR_US}"):
+            await session.flush()
+        assert await table.get((FAR_US, 2**31 - 1)) == row
+        await table.insert({"at": datetime(2026, 1, 1), "day": 2**31 - 1})
+        assert await table.get((datetime(2026, 1, 1), 2**31 - 1)) == {
+            "at": datetime(2026, 1, 1, tzinfo=UTC),
+            "day": 2**31 - 1,
+            "n": None,
+        }
+        for predicate in (("at", "=", FAR_US), ("at", ">=", FAR_US), ("at", "in", [FAR_US, 5])):
+            assert await table.scan(predicates=[predicate]).count() == 1
+        assert await table.scan(predicates=[("day", "<", 2**31 - 1)]).count() == 0
+        assert await table.scan(lower=(FAR_US,)).count() == 1
+        batches = [batch async for batch in table.scan(ordered=True).batches()]
+        assert sum(batch.num_rows for batch in batches) == 2

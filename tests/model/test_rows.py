@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from datetime import UTC, date, datetime
+
 import pyarrow as pa
 import pytest
 
+from stele.cli import scan
 from stele.model.block import Block, RowOp
 from stele.model.errors import Rejected
-from stele.model.rows import batch_from_rows, check_row, null_faults
+from stele.model.rows import batch_from_rows, check_row, null_faults, python_rows
 from stele.model.schema import Schema
 
 SCHEMA = Schema.make(
@@ -53,3 +57,33 @@ def test_what_is_no_mapping_is_no_row(row: object) -> None:
     with pytest.raises(Rejected, match=r"row .*: expected a mapping of column names to values.*, got "):
         check_row(row)
     check_row({"id": 1})
+
+
+def test_what_python_has_no_value_for_is_its_number() -> None:
+    at, day = 253_402_329_599_000_000, 2**31 - 1
+    batch = pa.record_batch(
+        {
+            "at": pa.array([at, None, 0], pa.timestamp("us", tz="UTC")),
+            "day": pa.array([day, -day, 0], pa.date32()),
+            "s": ["x", None, ""],
+        }
+    )
+    assert python_rows(batch) == [
+        {"at": at, "day": day, "s": "x"},
+        {"at": None, "day": -day, "s": None},
+        {"at": datetime(1970, 1, 1, tzinfo=UTC), "day": date(1970, 1, 1), "s": ""},
+    ]
+    assert python_rows(batch.slice(2)) == batch.slice(2).to_pylist()
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_the_command_line_prints_it(form: str) -> None:
+    batch = pa.record_batch({"at": pa.array([253_402_329_599_000_000], pa.timestamp("us", tz="UTC"))})
+    sink = io.BytesIO()
+    writer = scan._writer(form, sink, batch.schema)
+    writer(batch)
+    writer(None)
+    assert sink.getvalue().splitlines()[-1] in (
+        b'{"at": 253402329599000000}',
+        b"10000-01-01 07:59:59.000000Z",
+    )

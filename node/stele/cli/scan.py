@@ -115,7 +115,9 @@ def _print_table(batches: list[pa.RecordBatch]) -> None:
     if not batches:
         click.echo("no rows")
         return
-    rows = [[_cell(value) for value in row.values()] for batch in batches for row in batch.to_pylist()]
+    from stele.model.rows import python_rows
+
+    rows = [[_cell(value) for value in row.values()] for batch in batches for row in python_rows(batch)]
     show_table(batches[0].schema.names, rows)
 
 
@@ -135,10 +137,12 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
+    from stele.model.rows import python_rows
+
     if form == "json":
 
         def write_json(batch: pa.RecordBatch | None) -> None:
-            for row in batch.to_pylist() if batch is not None else ():
+            for row in python_rows(batch) if batch is not None else ():
                 values = {name: _json_value(value) for name, value in row.items()}
                 sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 

@@ -185,6 +185,10 @@ class Batcher:
             del self._waiting[ordinal]
         try:
             await self._send_block(ordinal, parts)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
+            for part in parts:
+                for future in part.futures:
+                    _fail(future, exc)
         finally:
             del self._tasks[ordinal]
             if ordinal in self._waiting:

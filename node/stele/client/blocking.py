@@ -230,7 +230,8 @@ class Table:
         """The row with this key as of now (linearizable), None if there is none.
 
         `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
-        datetime without a time zone is UTC. What comes back has UTC as its time zone.
+        datetime without a time zone is UTC. What comes back has UTC as its time zone; a date or time outside of the
+        years 1 to 9999, which Python has no value for, comes as its number of days or microseconds since 1970.
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
         """
         return self._client.run(self.asynchronous.get(key, columns))

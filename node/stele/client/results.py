@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from stele.model.block import RowError
 from stele.model.errors import Code, Rejected
+from stele.model.rows import python_rows
 from stele.model.schema import Schema, shown
 
 _SHOWN = 5
@@ -35,7 +36,7 @@ def with_keys(errors: Sequence[RowError], batch: pa.RecordBatch, schema: Schema)
     if not errors:
         return []
     names = [column.name for column in schema.key_columns]
-    rows = batch.select(names).take(pa.array([error.row for error in errors])).to_pylist()
+    rows = python_rows(batch.select(names).take(pa.array([error.row for error in errors])))
     return [with_key(error, row, schema) for error, row in zip(errors, rows)]
 
 

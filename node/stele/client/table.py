@@ -26,7 +26,7 @@ from stele.model.block import RowOp
 from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import ScanSpec
-from stele.model.rows import batch_from_rows, check_row
+from stele.model.rows import batch_from_rows, check_row, python_rows
 from stele.model.schema import Schema, shown
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
@@ -167,7 +167,8 @@ class AsyncTable:
         """The row with this key as of now (linearizable), None if there is none.
 
         `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
-        datetime without a time zone is UTC. What comes back has UTC as its time zone.
+        datetime without a time zone is UTC. What comes back has UTC as its time zone; a date or time outside of the
+        years 1 to 9999, which Python has no value for, comes as its number of days or microseconds since 1970.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
@@ -184,8 +185,12 @@ class AsyncTable:
             schema_version=self.schema.version,
         )
         answer = await self._tablet(ordinal).read(request, timeout_s=self._timeout_s)
-        rows = pa.ipc.open_stream(answer.rows).read_all().to_pylist() if answer.rows else []
-        return rows[0] if rows else None
+        if not answer.rows:
+            return None
+        for found in pa.ipc.open_stream(answer.rows):
+            for row in python_rows(found):
+                return row
+        return None
 
     def scan(
         self,

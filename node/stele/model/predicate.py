@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.errors import Rejected
+from stele.model.rows import python_values
 from stele.model.schema import Schema, shown
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "is_null", "is_not_null")
@@ -142,7 +143,7 @@ def _predicate(column_id: int, op: str, packed: str, schema: Schema) -> Predicat
     raw = base64.b64decode(packed, validate=True)
     batch = pa.ipc.read_record_batch(pa.py_buffer(raw), pa.schema([pa.field("v", column.arrow)]))
     batch.validate(full=True)
-    values = batch.column(0).to_pylist()
+    values = python_values(batch.column(0))
     if op == "in":
         return Predicate(column_id, op, tuple(values))
     if op in NULL_TESTS:

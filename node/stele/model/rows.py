@@ -31,6 +31,33 @@ def check_row(row: object) -> None:
         )
 
 
+def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch, by column, as `python_values`."""
+    names = batch.schema.names
+    return [dict(zip(names, row)) for row in zip(*map(python_values, batch.columns))]
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """Arrow's values as Python's.
+
+    A date or timestamp outside of the years 1 to 9999, which Python has no value for, is its number: of days or
+    microseconds since 1970. Such a number is taken wherever a value is given.
+    """
+    try:
+        found: list[Any] = array.to_pylist()
+        return found
+    except OverflowError:
+        numbers = array.view(pa.int32() if pa.types.is_date(array.type) else pa.int64()).to_pylist()
+        return [_python_value(scalar, number) for scalar, number in zip(array, numbers)]
+
+
+def _python_value(scalar: pa.Scalar, number: int | None) -> Any:
+    try:
+        return scalar.as_py()
+    except OverflowError:
+        return number
+
+
 def batch_from_rows(
     rows: Sequence[Mapping[str, Any]], schema: Schema, op: RowOp
 ) -> tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowError]]:
