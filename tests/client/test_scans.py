@@ -187,3 +187,25 @@ async def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
 
     async with small_cluster(tmp_path) as (cluster, _):
         await asyncio.to_thread(use, cluster.master_address)
+
+
+@pytest.mark.parametrize("columns", [["id", "id"], ["v", "id", "v"], ["name", "name"]])
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_column_asked_for_twice_is_there_twice(
+    tmp_path: Path, columns: list[str], ordered: bool
+) -> None:
+    """As a table without order it was; in batches, or in order, it was a missing key column or a KeyError."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows().slice(0, 50))
+        scanner = table.scan(columns, ordered=ordered)
+        found = await scanner.to_table()
+        assert found.schema.names == columns and found.num_rows == 50
+        assert found.column(0).equals(rows()[columns[0]].take(_by_key(50))) or not ordered
+        batches = [batch async for batch in scanner.batches()]
+        assert {tuple(b.schema.names) for b in batches} == {tuple(columns)}
+        assert sum(b.num_rows for b in batches) == 50
+
+
+def _by_key(count: int) -> list[int]:
+    return sorted(range(count), key=lambda n: (n % 10, n))

@@ -16,6 +16,7 @@ from threading import Event, Semaphore
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
@@ -290,9 +291,8 @@ class Scanner:
             raise
         table = pa.Table.from_batches([b for part in collected for b in part], plan.arrow_schema)
         if merge:
-            names = [column.name for column in plan.schema.key_columns]
-            table = await asyncio.to_thread(table.sort_by, [(name, "ascending") for name in names])
-            table = table.select(self.plan.arrow_schema.names)
+            table = await asyncio.to_thread(_in_key_order, table, plan.schema)
+            table = table.select(range(len(self.plan.arrow_schema)))
         return table if plan.spec.limit is None else table.slice(0, plan.spec.limit)
 
     async def to_pandas(self) -> Any:
@@ -332,6 +332,12 @@ def _collect(scan: TabletScan) -> list[pa.RecordBatch]:
         else:
             found.append(batch)
     return found
+
+
+def _in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
+    names = table.schema.names  # one that is asked for twice stands there twice
+    keyed = pa.table({column.name: table.column(names.index(column.name)) for column in schema.key_columns})
+    return table.take(pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in keyed.schema.names]))
 
 
 def _with_key_columns(plan: ScanPlan) -> ScanPlan:

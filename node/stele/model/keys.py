@@ -86,8 +86,11 @@ def _columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -
     for column_id in column_ids:
         column = schema.by_id[column_id]
         position = batch.schema.get_field_index(column.name)
-        if position < 0:
-            raise Rejected(f"key column {column.name} is missing from the batch")
+        if position < 0:  # missing, or there twice, as whoever asks for a column twice has it
+            named = batch.schema.get_all_field_indices(column.name)
+            if not named:
+                raise Rejected(f"key column {column.name} is missing from the batch")
+            position = named[0]
         array = batch.column(position)
         if array.type != column.arrow:
             raise Rejected(f"key column {column.name} is {array.type}; expected {column.arrow}")
