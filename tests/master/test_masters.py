@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stele.master.background import TABLETS_AT_ONCE, Background
 from stele.master.leadership import MasterOptions
-from stele.master.orders import fate_of
+from stele.master.orders import Orders, fate_of
+from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
@@ -231,6 +233,48 @@ async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Pat
 async def claimed(w: World) -> int:
     answer = await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000), None)
     return int(answer.claim.epoch)
+
+
+async def test_a_sweep_over_all_tablets_gives_others_their_turns_and_leaves_out_what_is_gone(
+    tmp_path: Path,
+) -> None:
+    """It took one step of the event loop for all: 170 ms each second for 3,000 tablets, and more for those of all tables
+    that were ever deleted."""
+
+    class Considered(Orders):
+        def consider(self, row: TabletRecord) -> None:
+            seen.append(row.tablet_id)
+
+    seen: list[str] = []
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w, buckets=4 * TABLETS_AT_ONCE)
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        tablets = {t.tablet_id for t in w.catalog.current_tablets(table_id)}
+        task = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        turns = 0
+        await Background(lead, Considered(lead, w.pool)).look()
+        assert turns >= 4 and tablets <= set(seen)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        for node in w.nodes.values():
+            node.replicas.clear()
+        await w.beat()
+        await until(lambda: not lead.dirty)
+        seen.clear()
+        await Background(lead, Considered(lead, w.pool)).look()
+        task.cancel()
+        assert not tablets & set(seen)
+        assert w.catalog.states["DELETED"] == len(tablets) and w.catalog.states["RUNNING"] == 1
 
 
 async def test_one_driver_at_a_time(tmp_path: Path) -> None:

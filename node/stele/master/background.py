@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from dataclasses import replace
 
 import structlog
@@ -30,7 +29,7 @@ from stele.rpc.proto import common_pb2
 log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
-"""Rows changed in one batch at most."""
+"""Looked at in one turn of the event loop, which takes some 4 ms, and changed in one batch, at most."""
 
 
 class Background:
@@ -65,19 +64,21 @@ class Background:
         await record_registrations(lead)
         if now - self._swept_ms >= lead.options.sweep_ms:
             self._swept_ms = now
-            lead.dirty.update((t, None) for t in lead.catalog.tablets)
-            states = Counter(t.state for t in lead.catalog.tablets.values())
+            # Of those that are gone for good only what nodes still have is of interest.
+            lead.dirty.update((t, None) for t in (*lead.catalog.current, *lead.liveness.reported()))
             for state in TABLET_STATES:
-                metrics.master_tablets.labels(state).set(states[state])
-        while lead.dirty:
-            chosen = list(lead.dirty)[:TABLETS_AT_ONCE]
+                metrics.master_tablets.labels(state).set(lead.catalog.states[state])
+        due = list(lead.dirty)
+        for start in range(0, len(due), TABLETS_AT_ONCE):
+            chosen = due[start : start + TABLETS_AT_ONCE]
             for tablet_id in chosen:
-                del lead.dirty[tablet_id]
+                lead.dirty.pop(tablet_id, None)
             try:
                 await self._look_at(chosen)
             except SteleError:
                 lead.dirty.update((t, None) for t in chosen)
                 raise
+            await asyncio.sleep(0)  # a look that finds nothing due has waited for nothing
 
     async def _look_at(self, tablet_ids: list[str]) -> None:
         lead = self._lead

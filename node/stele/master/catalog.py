@@ -6,6 +6,7 @@ the key space's content; deleted tables and tablets stay, only the maps by name 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,6 +42,10 @@ class Catalog:
         self.table_by_name: dict[str, TableRecord] = {}
         self.tablets: dict[str, TabletRecord] = {}
         self.tablets_of: dict[str, dict[str, None]] = {}
+        self.current: dict[str, None] = {}
+        """Tablets in one of CURRENT_TABLETS; those that are gone for good come to be many more, in time."""
+        self.states: Counter[str] = Counter()
+        """How many tablets are in each state."""
         self.nodes: dict[str, NodeRecord] = {}
         self.intents: dict[str, IntentRecord] = {}
         self.opid = opid
@@ -72,9 +77,18 @@ class Catalog:
             listener(key)
 
     def _tablet(self, key: bytes, new: bytes | None) -> None:
+        tablet_id = key[len(TABLET_PREFIX) :].decode()
+        before = self.tablets.get(tablet_id)
         record = self._put(self.tablets, TabletRecord, key[len(TABLET_PREFIX) :], new)
+        if before is not None:
+            self.states[before.state] -= 1
         if record is not None:
+            self.states[record.state] += 1
             self.tablets_of.setdefault(record.table_id, {})[record.tablet_id] = None
+        if record is not None and record.state in CURRENT_TABLETS:
+            self.current[tablet_id] = None
+        else:
+            self.current.pop(tablet_id, None)
 
     def _table(self, key: bytes, new: bytes | None) -> None:
         before = self.tables.get(key[len(TABLE_PREFIX) :].decode())

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stele.master.catalog import CURRENT_TABLETS, Catalog
+from stele.master.catalog import Catalog
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
@@ -68,7 +68,7 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
     """All that a driver, the operator and `stele ksck` need."""
     catalog = scene.catalog
     counts: dict[str, int] = {}
-    current = [t for t in catalog.tablets.values() if t.state in CURRENT_TABLETS]
+    current = [catalog.tablets[t] for t in catalog.current]
     for row in current:
         for peer in scene.config(row).peers:
             counts[peer.node_id] = counts.get(peer.node_id, 0) + 1

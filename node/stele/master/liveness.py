@@ -230,6 +230,10 @@ class Liveness:
         found = self._by_tablet.get(tablet_id, {})
         return [found[key] for key in sorted(found)]
 
+    def reported(self) -> Iterable[str]:
+        """The tablets of which there are reports."""
+        return self._by_tablet
+
     def report(self, tablet_id: str, node_id: str, replica_id: int) -> Report | None:
         """The newest report of one replica, or None."""
         return self._by_tablet.get(tablet_id, {}).get((node_id, replica_id))
