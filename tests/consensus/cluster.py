@@ -88,6 +88,7 @@ class TestNode:
         self.node_id = node_id or NodeId(new_id())
         self.stopped = False
         self.low = False
+        self.reports_due: set[ReplicaId] = set()
         self.files: Any = None
         self.skew_us = 0
         self.changed_keys: list[StreamKey] = []
@@ -197,7 +198,7 @@ class TestNode:
         return follow_quiet(replica, sender, message, lambda node_id: True)
 
     def changed(self, replica: Replica) -> None:
-        pass
+        self.reports_due.add(replica.replica_id)
 
     def low_space(self) -> bool:
         return self.low

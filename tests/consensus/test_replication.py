@@ -347,7 +347,27 @@ async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: M
         replica.stream.release("peers")
         await group.node_of(replica).in_thread(group.node_of(replica).log.collect)
         assert replica.stream.start.index > lagging.applied_index
+    for node in nodes:
+        node.reports_due.clear()
     network.cut.clear()
     await wait_until(lambda: any(not r.running or lagging.replica_id in r.needs_copy for r in others))
     assert all(r.running for r in others), [r.error for r in others]
+    leader = await group.leader()
+    assert (
+        leader.replica_id in group.node_of(leader).reports_due
+    )  # no driver would hear of it, and nobody heal it
     await group.write(rows([1_000]))
+
+
+async def test_a_peer_that_caught_up_after_all_is_told_to_need_no_copy(group_of: MakeGroup) -> None:
+    """Its acknowledgement was late; the masters were told that it needs one, and a driver would replace it."""
+    group, _ = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    node = group.node_of(leader)
+    peer = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(peer)
+    leader.needs_copy[peer.replica_id] = "it has nothing that matches"
+    node.reports_due.clear()
+    await wait_until(lambda: not leader.needs_copy)
+    assert leader.replica_id in node.reports_due

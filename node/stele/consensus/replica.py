@@ -45,6 +45,7 @@ from stele.raft.events import (
     TransferLeadership,
 )
 from stele.raft.messages import Message, UpdateRequest
+from stele.raft.status import PeerState
 from stele.rpc.proto import common_pb2
 from stele.tablet.machine import Outcome, StateMachine
 
@@ -161,6 +162,8 @@ class Replica(ReadPart):
         self._runtime.tick(now_ms)
         if self.state is ReplicaState.CONFIGURING:
             self._refresh_state()
+        if self.needs_copy:
+            self._forget_copied()
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
         """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
@@ -359,7 +362,8 @@ class Replica(ReadPart):
             case fx.PeerNeedsCopy(replica_id, cause):
                 if replica_id not in self.needs_copy:
                     self._log.warning("peer needs a copy", peer=replica_id, cause=cause)
-                self.needs_copy[replica_id] = cause
+                    self.needs_copy[replica_id] = cause
+                    self.host.changed(self)  # the masters hear of it from this leader alone
 
     def _error(self, code: Code, message: str) -> SteleError:
         if code is Code.NOT_LEADER:
@@ -434,6 +438,14 @@ class Replica(ReadPart):
         core = self.core
         if core is not None and self.state is ReplicaState.CONFIGURING and core.status().term_committed:
             self.state = ReplicaState.RUNNING
+            self.host.changed(self)
+
+    def _forget_copied(self) -> None:
+        """Peers that are gone, or whose acknowledgement came after all: believed to lack entries they would be replaced."""
+        peers = self.core.status().peers if self.core is not None else ()
+        lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
+        if not self.needs_copy.keys() <= lacking:
+            self.needs_copy = {peer: cause for peer, cause in self.needs_copy.items() if peer in lacking}
             self.host.changed(self)
 
     def _failed(self, error: Exception) -> None:
