@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,33 @@ def with_failed(tablet: TabletView, count: int = 1) -> TabletView:
         ReplicaView(p.node_id, p.replica_id, ReplicaState.FAILED) for p in tablet.config.peers[-count:]
     )
     return replace(tablet, replicas=failed)
+
+
+def with_laggard(tablet: TabletView) -> TabletView:
+    """The tablet with its last replica behind what the leader's log still has."""
+    leader = tablet.leader
+    assert leader is not None and leader != tablet.config.peers[-1]
+    lacking = (tablet.config.peers[-1].replica_id,)
+    report = ReplicaView(leader.node_id, leader.replica_id, ReplicaState.RUNNING, failed_peers=lacking)
+    return replace(tablet, replicas=(report,))
+
+
+def without_one(tablet: TabletView) -> TabletView:
+    """The tablet with a replica that its node has reported to be gone."""
+    last = tablet.config.peers[-1]
+    return replace(tablet, replicas=(ReplicaView(last.node_id, last.replica_id, ReplicaState.UNKNOWN),))
+
+
+@pytest.mark.parametrize("change", [with_failed, with_laggard, without_one])
+def test_no_node_may_go_while_a_replica_has_to_be_copied_anew(
+    change: Callable[[TabletView], TabletView],
+) -> None:
+    """Its node answers, but it acknowledges nothing."""
+    world = made()
+    world.tablets[0] = change(world.tablets[0])
+    world.step()
+    assert least(world) == 5
+    assert drains(world)[:2] == ("True", "VoterLost")
 
 
 def test_one_pod_of_each_role_may_go_while_every_tablet_can_lose_one() -> None:

@@ -45,6 +45,15 @@ def replica_failed(report: ReplicaView | None) -> bool:
     )
 
 
+def failed_replicas(tablet: TabletView) -> frozenset[int]:
+    """Members that cannot serve again: their own nodes say so, or the leader has no log any more for what they lack."""
+    # By replica: the leader's node may tell of a tombstone of the same tablet, too.
+    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
+    by_leader = leader.failed_peers if leader is not None else ()
+    ids = (peer.replica_id for peer in tablet.config.peers)
+    return frozenset(n for n in ids if n in by_leader or replica_failed(tablet.report(n)))
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A peer with what is known of it. `active`: its node takes replicas (not DRAINING)."""
@@ -169,20 +178,17 @@ class Situation:
 
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
-    # By replica: the leader's node may tell of a tombstone of the same tablet, too.
-    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
-    failed_by_leader = leader.failed_peers if leader is not None else ()
+    failed = failed_replicas(tablet)
     members = []
     for peer in tablet.config.peers:
         node = nodes.get(peer.node_id)
-        report = tablet.report(peer.replica_id)
         members.append(
             Member(
                 peer=peer,
                 node=node,
-                report=report,
+                report=tablet.report(peer.replica_id),
                 dead=is_dead(node, policy),
-                failed=replica_failed(report) or peer.replica_id in failed_by_leader,
+                failed=peer.replica_id in failed,
                 active=node is not None and node.state is NodeState.ACTIVE,
             )
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stele.driver.view import NodeView, ReplicaState, TabletView
+from stele.driver.situation import failed_replicas
+from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.plan.fates import SILENT_S, Member
@@ -47,17 +48,13 @@ def _heard(node: NodeView | None) -> bool:
 
 
 def live_voters(o: Observation, tablet: TabletView) -> int:
-    """Voters that hold the rows, on nodes that are heard, and that have not FAILED."""
+    """Voters that hold the rows, on nodes that are heard, and that need not be copied anew."""
     view = o.catalog.view if o.catalog else None
     if view is None:
         return 0
-    count = 0
-    for peer in tablet.config.peers:
-        report = tablet.report(peer.replica_id)
-        failed = report is not None and report.state is ReplicaState.FAILED
-        if peer.member_type is MemberType.VOTER and _heard(view.node(peer.node_id)) and not failed:
-            count += 1
-    return count
+    failed = failed_replicas(tablet)
+    voters = (p for p in tablet.config.peers if p.member_type is MemberType.VOTER)
+    return sum(_heard(view.node(p.node_id)) and p.replica_id not in failed for p in voters)
 
 
 def can_lose_one(o: Observation, tablet: TabletView) -> bool:
