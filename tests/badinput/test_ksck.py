@@ -77,9 +77,28 @@ def failed(found: View) -> None:
     found.tablets[0].replicas[2].status.error = "CORRUPT: MANIFEST"
 
 
+def gone(found: View) -> None:
+    """As the masters tell of a member that its node has reported not to have."""
+    status = common_pb2.ReplicaStatusPB(replica_id=3, error="its node reports no such replica")
+    found.tablets[0].replicas[2].status.CopyFrom(status)
+
+
+def far_behind(found: View) -> None:
+    """Its node answers, and it acknowledges nothing; only the leader knows."""
+    found.tablets[0].replicas[0].status.peers.add(replica_id=2)
+    found.tablets[0].replicas[0].status.peers.add(replica_id=3, needs_copy=True)
+
+
+def of_a_newer_version(found: View) -> None:
+    found.tablets[0].replicas[2].status.state = 99  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("change", "code", "last", "words"),
     [
+        (gone, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is gone: its node reports no such"),
+        (far_behind, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is behind what its leader's"),
+        (of_a_newer_version, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is 99"),
         (lambda found: None, 0, "OK", "flights-node-1"),
         (retired, 0, "OK", ""),
         (lost, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is on a silent node"),

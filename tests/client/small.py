@@ -88,6 +88,7 @@ class SmallCluster:
         self.loop = asyncio.get_running_loop()
         self.nodes = [SmallNode(self, number) for number in range(nodes)]
         self.master_address = ""
+        self.silent: set[int] = set()  # nodes that the master has not heard for a minute
         self.not_leading = 0  # so many calls to the master are refused
         self.located = 0  # so often it was asked where a table is
         self._master: grpc.aio.Server | None = None
@@ -381,7 +382,38 @@ class _Master(MasterServiceServicer):
         return master_pb2.ListTablesResponse(tables=self.cluster.tables.values())
 
     async def GetClusterView(self, request: Any, context: Any) -> Any:
-        return master_pb2.GetClusterViewResponse()
+        self._leads()
+        cluster = self.cluster
+        view = master_pb2.GetClusterViewResponse(settled=True)
+        for node in cluster.nodes:
+            view.nodes.add(
+                node_id=id_to_pb(node.identity.node_id),
+                registration=master_pb2.NodeRegistrationPB(address=node.identity.address),
+                state=master_pb2.ACTIVE,
+                heartbeat_age_ms=60_000 if node.number in cluster.silent else 100,
+                ever_heard=True,
+                formed=True,
+            )
+        for info in cluster.tables.values():
+            for tablet in cluster.tablets_of(info.name):
+                self._tell_of(view.tablets.add(table_id=info.table_id, table_name=info.name), tablet)
+        return view
+
+    def _tell_of(self, pb: master_pb2.TabletViewPB, tablet: Tablet) -> None:
+        pb.tablet_id, pb.state, pb.term = id_to_pb(tablet.tablet_id), "RUNNING", tablet.term
+        pb.replication_factor = len(self.cluster.nodes)
+        for number, node in enumerate(self.cluster.nodes):
+            node_id = id_to_pb(node.identity.node_id)
+            pb.committed_config.peers.add(
+                node_id=node_id, replica_id=number + 1, member_type=common_pb2.VOTER
+            )
+            role = common_pb2.LEADER if number == tablet.leader else common_pb2.FOLLOWER
+            status = common_pb2.ReplicaStatusPB(
+                replica_id=number + 1, state=common_pb2.RUNNING, role=role, term=tablet.term
+            )
+            pb.replicas.add(node_id=node_id, status=status)
+        if tablet.leader >= 0:
+            pb.leader_node = id_to_pb(self.cluster.nodes[tablet.leader].identity.node_id)
 
     async def GetTable(self, request: Any, context: Any) -> Any:
         self._leads()

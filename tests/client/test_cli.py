@@ -22,6 +22,7 @@ from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
 from stele.client.where import parse_where
 from stele.model.errors import Advice, Rejected, SteleError
+from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver import options
 from tests.client.small import SmallCluster, small_cluster
@@ -155,6 +156,38 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ] == "me holds primary (me)\n"
         assert (await run("kv", "elect", "s", "primary", "--id", "you", "--once"))[1] == "me holds primary\n"
         assert (await run("kv", "list", "s"))[1] == "colour\tblue\nprimary\tme\n"
+
+
+async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as it was when they were made, nor as a node that is silent told it last."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        parts = PartitionSchema((HashPartition((0,), 2),))
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]), parts)
+        run = runner(cluster, monkeypatch)
+        one, other = cluster.tablets.values()
+        labels = [f"{n.identity.node_id[:8]} ({n.identity.address})" for n in cluster.nodes]
+        assert "2 of 2 tablets have a leader and a majority" in (await run("table", "describe", "t"))[1]
+        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == "t table RUNNING 2 2".split()
+        cluster.silent = {0}
+        other.leader = 1
+        _, out, _ = await run("table", "describe", "t")
+        assert "1 of 2 tablets have a leader and a majority" in out
+        assert f"is unavailable: replica 1 on {labels[0]} is on a silent node; its leader {labels[0]}" in out
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{one.tablet_id[:8]} ")]
+        assert line.split()[1] == "-"
+        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == "t table RUNNING 2 1".split()
+        (told,) = json.loads((await run("table", "list", "--json"))[1])
+        assert (told["tabletsRunning"], told["tabletsReady"]) == (2, 1)
+        _, out, _ = await run("tablet", "describe", one.tablet_id[:8].upper())
+        assert out.startswith(f"tablet {one.tablet_id} of t: unavailable, term 1, leader -, configuration 0\n")
+        (line,) = [line for line in out.splitlines() if line.startswith("1 ")]
+        assert line.split("  ")[1:] and "LEADER" not in line and "RUNNING" not in line
+        assert line.endswith("is on a silent node")
+        (line,) = [line for line in out.splitlines() if line.startswith("2 ")]
+        assert " RUNNING  FOLLOWER " in line
+        told = json.loads((await run("tablet", "describe", one.tablet_id, "--json"))[1])
+        assert told["tabletId"] == one.tablet_id
+        assert told["committedConfig"]["peers"][2]["nodeId"] == cluster.nodes[2].identity.node_id
 
 
 async def test_shared_options_stand_before_the_command_or_behind_it(

@@ -13,6 +13,7 @@ import click
 from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import short, show_json, show_table
+from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -31,11 +32,9 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
-    from stele.client.admin import cluster_view
-    from stele.client.health import examine
 
     async def work(client: AsyncClient) -> ClusterHealth:
-        return examine(await cluster_view(client.masters, timeout_s=timeout_s))
+        return await cluster_health(client, timeout_s=timeout_s)
 
     sys.exit(show(with_client(masters, work), as_json=as_json))
 
@@ -54,8 +53,7 @@ def _print(health: ClusterHealth) -> None:
     by_id = {node.node_id: node for node in health.nodes}
     leader = by_id.get(health.leader_master)
     click.echo(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
-    if not health.settled:
-        click.echo("the leader master is new and has not heard from all nodes yet; ask again in a second")
+    tell_unsettled(health)
     columns: dict[str, Callable[[NodeHealth], str]] = {
         "node": lambda node: short(node.node_id),
         "name": lambda node: node.name,
@@ -71,12 +69,7 @@ def _print(health: ClusterHealth) -> None:
     # A column that nobody filled in (no operator, no zones) says nothing.
     shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
     show_table(tuple(shown), [[cell(node) or "-" for cell in shown.values()] for node in nodes])
-    for tablet in health.tablets:
-        if tablet.state != "healthy":
-            click.echo(
-                f"tablet {short(tablet.tablet_id)} of {tablet.table_name} is {tablet.state}: "
-                f"{'; '.join(tablet.reasons)}"
-            )
+    show_ailing(health.tablets)
     for node in health.silent:
         click.echo(f"{node.role} {node.label} is silent: {node.heard}")
     for node in health.new:

@@ -15,28 +15,36 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import short, show_json, show_table
+from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
-    from stele.client.locations import Locations, TableInfo
+    from stele.client.health import ClusterHealth
+    from stele.client.locations import TableInfo
 
 
 @click.command(name="list")
 @masters_option
 @json_option
 def list_tables(masters: str, as_json: bool) -> None:
-    """List tables and key spaces.
+    """List tables and key spaces. Ready: how many of its tablets have a leader and a majority now.
 
     Example: stele table list
     """
-    tables = with_client(masters, lambda client: client.list_tables())
+
+    async def work(client: AsyncClient) -> tuple[list[TableInfo], ClusterHealth]:
+        return await client.list_tables(), await cluster_health(client)
+
+    tables, health = with_client(masters, work)
+    ready = {t.table_id: health.ready(t.table_id) for t in tables}
     if as_json:
-        show_json([_as_json(info) for info in tables])
+        show_json([_as_json(info, ready[info.table_id]) for info in tables])
         return
+    tell_unsettled(health)
     show_table(
         ("name", "kind", "state", "tablets", "ready", "replicas", "id"),
         [
-            (t.name, t.kind, t.state, t.tablets, t.tablets_running, t.replication_factor, short(t.table_id))
+            (t.name, t.kind, t.state, t.tablets, ready[t.table_id], t.replication_factor, short(t.table_id))
             for t in tables
         ],
     )
@@ -52,14 +60,15 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     Example: stele table describe flights
     """
 
-    async def work(client: AsyncClient) -> tuple[TableInfo, Locations]:
-        info = await client.describe(name)
-        return info, await client.locate(name, 5.0)
+    async def work(client: AsyncClient) -> tuple[TableInfo, ClusterHealth]:
+        return await client.describe(name), await cluster_health(client)
 
-    info, locations = with_client(masters, work)
+    info, health = with_client(masters, work)
+    ready = health.ready(info.table_id)
     if as_json:
-        show_json(_as_json(info))
+        show_json(_as_json(info, ready))
         return
+    tell_unsettled(health)
     click.echo(
         f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}"
     )
@@ -73,18 +82,21 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         for part in info.partitioning.hash:
             names = [info.schema.by_id[i].name for i in part.column_ids]
             click.echo(f"hash of {', '.join(names)} into {part.buckets} buckets")
-    click.echo(f"{info.tablets_running} of {info.tablets} tablets have a leader")
+    click.echo(f"{ready} of {info.tablets} tablets have a leader and a majority")
+    tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
+    address = {node.node_id: node.address for node in health.nodes}
     show_table(
         ("tablet", "leader", "replicas"),
         [
             (
                 short(tablet.tablet_id),
-                short(tablet.target().node_id) if tablet.replicas else "-",
-                " ".join(f"{short(r.node_id)}@{r.address}" for r in tablet.replicas),
+                short(tablet.leader) if tablet.led else "-",
+                " ".join(f"{short(node)}@{address.get(node, '')}" for node in tablet.members),
             )
-            for tablet in locations.tablets
+            for tablet in tablets
         ],
     )
+    show_ailing(tablets)
 
 
 @click.command()
@@ -159,7 +171,7 @@ def delete(name: str, yes: bool, masters: str) -> None:
     click.echo(f"deleted {name}")
 
 
-def _as_json(info: TableInfo) -> dict[str, Any]:
+def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
     schema = info.schema
     return {
         "name": info.name,
@@ -169,6 +181,7 @@ def _as_json(info: TableInfo) -> dict[str, Any]:
         "replicationFactor": info.replication_factor,
         "tablets": info.tablets,
         "tabletsRunning": info.tablets_running,
+        "tabletsReady": ready,
         "columns": [
             {"name": c.name, "type": c.type, "nullable": c.nullable, "id": int(c.id)}
             for c in (schema.columns if schema else ())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import short, show_json, show_table
+from stele.cli.sight import cluster_health, tell_unsettled
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from stele.client import AsyncClient
     from stele.client.health import ClusterHealth
-    from stele.rpc.proto import master_pb2
+    from stele.rpc.proto import common_pb2, master_pb2
 
 
 @click.command(name="list")
@@ -24,10 +27,9 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
 
     Example: stele tablet list --table flights
     """
-    from stele.client.health import examine
     from stele.model.errors import Advice, Code, Rejected
 
-    health: ClusterHealth = examine(_view(masters))
+    health: ClusterHealth = with_client(masters, cluster_health)
     if table and not any(t.table_name == table for t in health.tablets):
         raise Rejected(f"no table {table}", code=Code.NOT_FOUND, advice=Advice.LIST_TABLES)
     chosen = [t for t in health.tablets if not table or t.table_name == table]
@@ -39,6 +41,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
             ]
         )
         return
+    tell_unsettled(health)
     show_table(
         ("tablet", "table", "state", "leader", "voters", ""),
         [
@@ -46,7 +49,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
                 t.tablet_id,
                 t.table_name,
                 t.state,
-                short(t.leader),
+                short(t.leader) if t.led else "-",
                 f"{t.voters_healthy}/{t.voters_wanted}",
                 "; ".join(t.reasons),
             )
@@ -64,54 +67,84 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
 
     Example: stele tablet describe 9a2e41
     """
-    from google.protobuf.json_format import MessageToDict
-
+    from stele.client.admin import cluster_view
     from stele.client.health import examine
     from stele.model.errors import Code, Rejected
-    from stele.rpc.proto import common_pb2
-
-    cluster = _view(masters)
-    known = {node.node_id: node.label for node in examine(cluster).nodes}
-    found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet)]
-    if len(found) != 1:
-        raise Rejected(f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND)
-    view = found[0]
-    if as_json:
-        show_json(MessageToDict(view))
-        return
-    config = view.committed_config
-    click.echo(
-        f"tablet {view.tablet_id.hex()} of {view.table_name}: {view.state}, term {view.term}, "
-        f"leader {known.get(view.leader_node.hex(), '-')}, configuration {config.opid_index}"
-    )
-    reports = {(r.node_id, r.status.replica_id): r.status for r in view.replicas}
-    rows = []
-    for peer in config.peers:
-        node = known.get(peer.node_id.hex(), short(peer.node_id.hex()))
-        status = reports.get((peer.node_id, peer.replica_id))
-        kind = common_pb2.MemberTypePB.Name(peer.member_type) + (" (promote)" if peer.promote else "")
-        if status is None:
-            rows.append((peer.replica_id, node, kind, "not reported", "-", "-", "-", ""))
-            continue
-        rows.append(
-            (
-                peer.replica_id,
-                node,
-                kind,
-                common_pb2.ReplicaStatePB.Name(status.state),
-                common_pb2.RolePB.Name(status.role),
-                f"{status.last_applied.term}.{status.last_applied.index}",
-                f"{status.bytes_on_disk:,}",
-                status.error,
-            )
-        )
-    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", ""), rows)
-
-
-def _view(masters: str) -> master_pb2.GetClusterViewResponse:
-    from stele.client.admin import cluster_view
 
     async def work(client: AsyncClient) -> master_pb2.GetClusterViewResponse:
         return await cluster_view(client.masters)
 
-    return with_client(masters, work)
+    cluster = with_client(masters, work)
+    found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet.lower())]
+    if len(found) != 1:
+        raise Rejected(f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND)
+    if as_json:
+        show_json(_as_json(found[0]))
+    else:
+        _show(found[0], examine(cluster))
+
+
+def _show(view: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
+    from stele.client.health import member_faults, state_name
+    from stele.rpc.proto import common_pb2
+
+    known = {node.node_id: node for node in health.nodes}
+    (whole,) = (t for t in health.tablets if t.tablet_id == view.tablet_id.hex())
+    leader = known[whole.leader].label if whole.led else "-"
+    tell_unsettled(health)
+    click.echo(
+        f"tablet {whole.tablet_id} of {view.table_name}: {whole.state}, term {view.term}, leader {leader}, "
+        f"configuration {view.committed_config.opid_index}"
+    )
+    faults = member_faults(view, known)
+    reports = {(r.node_id, r.status.replica_id): r.status for r in view.replicas}
+    members = {(peer.node_id, peer.replica_id): peer for peer in view.committed_config.peers}
+    rows = []
+    for node_id, replica_id in [*members, *(key for key in reports if key not in members)]:
+        node, peer, status = (
+            known.get(node_id.hex()),
+            members.get((node_id, replica_id)),
+            reports.get((node_id, replica_id)),
+        )
+        kind = "no member"
+        if peer is not None:
+            kind = common_pb2.MemberTypePB.Name(peer.member_type) + (" (promote)" if peer.promote else "")
+        row = [replica_id, node.label if node else short(node_id.hex()), kind, "-", "-", "-", "-"]
+        if status is not None and node is not None and node.state == "alive":
+            row[3:5] = state_name(status), common_pb2.RolePB.Name(status.role)
+        if status is not None:
+            row[5:7] = f"{status.last_applied.term}.{status.last_applied.index}", f"{status.bytes_on_disk:,}"
+        rows.append((*row, faults.get(replica_id, "") if peer is not None else _what_becomes(status)))
+    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", ""), rows)
+
+
+def _what_becomes(status: common_pb2.ReplicaStatusPB | None) -> str:
+    """Of a replica that no configuration names: one that is being copied, or was removed."""
+    from stele.rpc.proto import common_pb2
+
+    if status is None:
+        return ""
+    if status.HasField("copy"):
+        trouble = f" ({status.copy.error})" if status.copy.error else ""
+        return f"copying, {status.copy.bytes_done:,}/{status.copy.bytes_total:,} bytes{trouble}"
+    return "was removed" if status.data_state == common_pb2.TOMBSTONED else status.error
+
+
+def _as_json(message: Message) -> dict[str, Any]:
+    """As protobuf has it, but with bytes as all commands print ids: in hex."""
+    from google.protobuf.json_format import MessageToDict
+
+    told: dict[str, Any] = MessageToDict(message)
+    _in_hex(message, told)
+    return told
+
+
+def _in_hex(message: Message, told: dict[str, Any]) -> None:
+    for field, value in message.ListFields():
+        repeated = field.is_repeated
+        if field.type == field.TYPE_BYTES:
+            told[field.json_name] = [one.hex() for one in value] if repeated else value.hex()
+        elif field.type == field.TYPE_MESSAGE:
+            inner = told[field.json_name]
+            for one, told_of_it in zip(value, inner) if repeated else [(value, inner)]:
+                _in_hex(one, told_of_it)

@@ -21,12 +21,20 @@ class TabletHealth:
     """One tablet: "healthy", "under-replicated" (a majority is left), "unavailable", or "creating"."""
 
     tablet_id: str
+    table_id: str
     table_name: str
     state: str
     leader: str
     voters_wanted: int
     voters_healthy: int
     reasons: list[str] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+    """The nodes of its configuration."""
+
+    @property
+    def led(self) -> bool:
+        """Whether it can be read and written: a leader that is heard, and a majority."""
+        return self.state in ("healthy", "under-replicated")
 
 
 @dataclass(slots=True)
@@ -87,6 +95,10 @@ class ClusterHealth:
         """Nodes and masters that are on record and have never started. No fault of a tablet: none counts on them."""
         return [node for node in self.nodes if node.state == "new"]
 
+    def ready(self, table_id: str) -> int:
+        """How many tablets of this table can be read and written."""
+        return sum(t.led for t in self.tablets if t.table_id == table_id)
+
     def count(self, state: str) -> int:
         """How many tablets are in this state."""
         return sum(t.state == state for t in self.tablets)
@@ -138,14 +150,12 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
     alive = {node.node_id for node in known.values() if node.state == "alive"}
     peers = pb.committed_config.peers
     voters = [p for p in peers if p.member_type in (common_pb2.VOTER, common_pb2.WITNESS)]
-    reports = {(r.node_id, r.status.replica_id): r for r in pb.replicas}
+    faults = member_faults(pb, known)
     reasons: list[str] = []
     healthy = with_data = 0
     for peer in peers:
-        node_id = id_from_pb(peer.node_id)
-        report = reports.get((peer.node_id, peer.replica_id))
-        where = f"replica {peer.replica_id} on {_label(node_id, known)}"
-        fault = _fault(node_id, report, alive)
+        where = f"replica {peer.replica_id} on {_label(id_from_pb(peer.node_id), known)}"
+        fault = faults.get(peer.replica_id)
         if peer.member_type == common_pb2.NON_VOTER:
             reasons.append(f"{where} does not vote{' yet' if peer.promote else ''}")
         elif fault:
@@ -169,19 +179,45 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
             reasons.append(f"{with_data} of {wanted} voters")
     else:
         state = "healthy"
-    return TabletHealth(id_from_pb(pb.tablet_id), pb.table_name, state, leader, wanted, with_data, reasons)
+    ids = (id_from_pb(pb.tablet_id), id_from_pb(pb.table_id))
+    members = [id_from_pb(p.node_id) for p in peers]
+    return TabletHealth(*ids, pb.table_name, state, leader, wanted, with_data, reasons, members)
 
 
-def _fault(node_id: str, report: master_pb2.ReplicaReportPB | None, alive: set[str]) -> str:
-    if node_id not in alive:
+def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> dict[int, str]:
+    """Why members of a tablet's configuration cannot be counted on, by replica_id; `known`: the nodes by their ids."""
+    reports = {(r.node_id, r.status.replica_id): r.status for r in pb.replicas}
+    lagging: set[int] = set()
+    faults: dict[int, str] = {}
+    for peer in pb.committed_config.peers:
+        status = reports.get((peer.node_id, peer.replica_id))
+        if status is not None and peer.node_id == pb.leader_node:
+            lagging = {p.replica_id for p in status.peers if p.needs_copy}
+        node = known.get(id_from_pb(peer.node_id))
+        if fault := _fault(node, status):
+            faults[peer.replica_id] = fault
+    behind = "is behind what its leader's log still has, it waits for a copy"
+    return {**dict.fromkeys(lagging, behind), **faults}
+
+
+def _fault(node: NodeHealth | None, status: common_pb2.ReplicaStatusPB | None) -> str:
+    if node is None or node.state != "alive":
         return "is on a silent node"
-    if report is None:
+    if status is None:
         return "was not reported yet"
-    if report.status.state == common_pb2.FAILED:
-        return f"FAILED: {report.status.error}"
-    if report.status.state not in (common_pb2.RUNNING, common_pb2.CONFIGURING):
-        return f"is {common_pb2.ReplicaStatePB.Name(report.status.state)}"
+    if status.state == common_pb2.FAILED:
+        return f"FAILED: {status.error}"
+    if status.state == common_pb2.REPLICA_STATE_UNSPECIFIED:
+        return f"is gone: {status.error}"
+    if status.state not in (common_pb2.RUNNING, common_pb2.CONFIGURING):
+        return f"is {state_name(status)}"
     return ""
+
+
+def state_name(status: common_pb2.ReplicaStatusPB) -> str:
+    """A replica's state in one word; a number for one that only a newer version has."""
+    names = common_pb2.ReplicaStatePB.items()
+    return next((name for name, number in names if number == status.state), str(status.state))
 
 
 def _intent(pb: master_pb2.IntentPB, known: Mapping[str, NodeHealth]) -> str:
