@@ -354,7 +354,7 @@ async def observe_masters(
     try:
         return reports, await link.catalog(), ""
     except SteleError as exc:
-        return reports, None, str(exc)
+        return reports, None, str(exc.args[0]).removeprefix("no master leads: ")
 
 
 def _address(pod: Pod) -> str:

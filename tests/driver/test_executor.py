@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from stele.driver.executor import Executor, Report, StaleEpoch
+from stele.driver.main import run
 from stele.driver.progress import Progress
 from stele.model.errors import Code, SteleError
 from stele.model.ids import ClusterId
@@ -124,3 +127,22 @@ async def test_a_refused_step_is_told_and_planned_again() -> None:
             cluster.nodes[node].alive = True
         await passes(executor, cluster, 40)
         assert cluster.healthy()
+
+
+async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_up() -> None:
+    cluster = Cluster(5, 1, 2, 3)
+    (first, *_) = cluster.tablets.values()
+    silent = cluster.nodes[first.config.peers[2].node_id]
+    async with serve(cluster) as served:
+        async with asyncio.timeout(10):  # all is well
+            await run([served.address], POLICY, until_healthy=True)
+        silent.alive = False
+        cluster.advance()
+        patient = replace(POLICY, dead_after_ms=10 * POLICY.dead_after_ms)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await run([served.address], patient, until_healthy=True)
+        silent.alive = True
+        cluster.advance()
+        async with asyncio.timeout(10):
+            await run([served.address], patient, until_healthy=True)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from stele.model.errors import NotLeader
+from stele.model.errors import NotLeader, Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
@@ -105,4 +105,31 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
     finally:
         await pool.close()
         for member in (first, second):
+            await member.stop()
+
+
+async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
+    """Two of three are down: that the third does not lead is their doing, not its own."""
+    group = Group()
+    members = [Member(group) for _ in range(3)]
+    for member in members:
+        await member.start()
+    pool = ChannelPool(Identity(group.cluster_id))
+    try:
+        masters = Masters(pool, [m.address for m in members])
+        await masters.call("ListTables", master_pb2.ListTablesRequest())
+        await members[0].stop()
+        await members[1].stop()
+        with pytest.raises(NotLeader) as refused:
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+        told = str(refused.value)
+        assert told.startswith("NOT_LEADER: no master leads: ")
+        assert told.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in told
+        assert told.count("(connection refused)") == 2
+        await members[2].stop()
+        with pytest.raises(Retryable, match="no master answers: .*refused.*refused.*refused"):
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+    finally:
+        await pool.close()
+        for member in members:
             await member.stop()

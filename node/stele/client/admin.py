@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -73,12 +73,7 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
     Raises:
         SteleError: if no master leads within `timeout_s`.
     """
-    try:
-        answer: master_pb2.GetClusterViewResponse = await masters.call(
-            "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
-        )
-    except SteleError as exc:
-        if exc.code is Code.UNAVAILABLE and masters.met:
-            raise type(exc)(f"no master leads: {exc.args[0]}", code=exc.code) from exc
-        raise
+    answer: master_pb2.GetClusterViewResponse = await masters.call(
+        "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
+    )
     return answer

@@ -9,10 +9,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
 from stele.driver.executor import Executor, StaleEpoch
+from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress
 from stele.model.errors import SteleError
@@ -33,7 +35,8 @@ async def run(
     until_healthy: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Drive the cluster until cancelled, or (`until_healthy`) until there is nothing to do.
+    """Drive the cluster until cancelled, or (`until_healthy`) until there is nothing to do, nor will be for a node that is
+    silent already.
 
     Raises:
         StaleEpoch: another driver has taken the claim.
@@ -41,6 +44,7 @@ async def run(
     pool = ChannelPool(Identity())
     name = holder or f"cli/{socket.gethostname()}/{os.getpid()}"
     executor = Executor(pool, masters, holder=name, on_progress=on_progress)
+    soon = replace(policy, dead_after_ms=min(policy.dead_after_ms, policy.lost_after_ms))
     try:
         while True:
             try:
@@ -51,7 +55,7 @@ async def run(
                 log.warning("pass not possible", error=str(exc))
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
-            if until_healthy and report.idle:
+            if until_healthy and report.idle and not plan(report.view, soon):
                 return
             await asyncio.sleep(IDLE_INTERVAL_S if report.idle else PASS_INTERVAL_S)
     finally:

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from stele.model.errors import Advice, Code, NotLeader, Rejected, Retryable, SteleError
@@ -165,6 +165,7 @@ class Masters:
         if not waiting:
             raise Retryable("no master address is known", code=Code.UNAVAILABLE)
         asked: set[str] = set()
+        said: dict[str, str] = {}
         while waiting:
             address = waiting.pop(0)
             if address in asked:
@@ -181,6 +182,11 @@ class Masters:
                     raise
                 if _says(error) >= _says(worst):
                     worst = error
+                said[address] = (
+                    "does not lead"
+                    if isinstance(error, NotLeader)
+                    else str(error.args[0]).removeprefix(f"{address}: ")
+                )
                 # Whoever listened there may listen elsewhere now: where, is asked again when it is named next.
                 self._by_node = {n: a for n, a in self._by_node.items() if a != address}
                 hint = error.leader_hint if isinstance(error, NotLeader) else ""
@@ -192,7 +198,7 @@ class Masters:
             return answer
         if worst.code in (Code.UNAVAILABLE, Code.TIMED_OUT):
             await self._ask_nodes(deadline)
-        return worst
+        return _summed_up(worst, said)
 
     async def _hear_of_others(self, leader: str, deadline: float) -> None:
         """Who else is a master by now: one after another all that were given may be replaced, and then none would answer."""
@@ -255,6 +261,16 @@ class Masters:
     def _lead(self, address: str) -> None:
         if self._known[:1] != [address]:
             self._known = [address, *(a for a in self._known if a != address)]
+
+
+def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
+    """`worst`, or where it tells of one master only what each of them said: which are down is what has to be known."""
+    reasons = ", ".join(f"{address} ({said[address]})" for address in sorted(said))
+    if isinstance(worst, NotLeader):
+        return NotLeader(f"no master leads: {reasons}", leader_hint=worst.leader_hint)
+    if worst.code in _SAYS_LITTLE:
+        return Retryable(f"no master answers: {reasons}", code=worst.code)
+    return worst
 
 
 def _says(error: SteleError) -> int:
