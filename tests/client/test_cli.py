@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from stele.cli import app
-from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
+from stele.cli.errors import EXIT_CODES, INTERRUPTED, PROCESS_EXIT_CODES, exit_code, listed, told
 from stele.cli.processes import parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
@@ -24,6 +25,8 @@ from stele.client.where import parse_where
 from stele.model.errors import Advice, Rejected, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import tserver_pb2
 from stele.tserver import options
 from tests.client.small import SmallCluster, small_cluster
 
@@ -156,6 +159,51 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ] == "me holds primary (me)\n"
         assert (await run("kv", "elect", "s", "primary", "--id", "you", "--once"))[1] == "me holds primary\n"
         assert (await run("kv", "list", "s"))[1] == "colour\tblue\nprimary\tme\n"
+
+
+async def test_who_stands_for_a_name_is_told_each_holder_once(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("s")
+        (tablet,) = cluster.tablets.values()
+        assert await space.elect("primary", "them") == "them"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "kv", "elect", "s", "primary", "--id", "me"),
+            *("--masters", cluster.master_address),
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+        async def told() -> str:
+            assert process.stdout is not None
+            async with asyncio.timeout(30):
+                return (await process.stdout.readline()).decode()
+
+        def at_once(op: tserver_pb2.KvOpPB.ValueType, sequence: int, value: bytes = b"") -> None:
+            request = tserver_pb2.KvRequest(
+                tablet_id=id_to_pb(tablet.tablet_id),
+                op=op,
+                key=b"primary",
+                value=value,
+                client_id=b"another client, ",
+                sequence=sequence,
+                first_attempt_us=1,
+            )
+            cluster.nodes[tablet.leader]._kv(request)
+
+        try:
+            assert await told() == "them holds primary\n"
+            # The next holder has resigned when it is read again: it is told by its name, and then who came after.
+            at_once(tserver_pb2.KV_REPLACE, 1, b"others")
+            tablet.before_read.extend([lambda: None, lambda: at_once(tserver_pb2.KV_DELETE, 2)])
+            assert await told() == "others holds primary\n"
+            assert await told() == "me holds primary (me)\n"
+            await space.replace("primary", b"\xff")
+            assert await told() == "\ufffd holds primary\n"
+            await asyncio.sleep(1.5)
+            await space.replace("primary", "them")
+            assert await told() == "them holds primary\n"
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == INTERRUPTED
 
 
 async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

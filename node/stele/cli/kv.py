@@ -147,8 +147,9 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
             click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
             if once:
                 return
-            while value := await space.changed(name, holder.encode()):
-                holder = value.decode("utf-8", "replace")
+            known = holder.encode()  # not what stands there, where that is no UTF-8; then it is told twice
+            while value := await space.changed(name, known):
+                known, holder = value, value.decode("utf-8", "replace")
                 click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
 
     with_client(masters, work)
