@@ -119,6 +119,15 @@ def test_no_name_is_longer_than_kubernetes_takes() -> None:
         for made in rendered(setting):
             if made["kind"] != "CustomResourceDefinition":
                 assert len(made["metadata"]["name"]) <= (63 if made["kind"] == "Service" else 253)
+                assert all(len(value) <= 63 for value in made["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize("name", ["stele", "a" * 55, "a" * 63])
+def test_the_test_asks_the_service_that_is_there(name: str) -> None:
+    objects = rendered(f"fullnameOverride={name}")
+    (service,) = of(objects, "Service")
+    (pod,) = of(objects, "Pod")
+    assert f"//{service['metadata']['name']}.data.svc:" in pod["spec"]["containers"][0]["command"][2]
 
 
 def test_every_value_is_described() -> None:

@@ -11,6 +11,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* A Service's name has 63 characters at most. */ -}}
+{{- define "stele.metricsService" -}}
+{{- printf "%s-metrics" (include "stele.fullname" . | trunc 55 | trimSuffix "-") -}}
+{{- end -}}
+
 {{- define "stele.selector" -}}
 app.kubernetes.io/name: {{ include "stele.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -52,13 +57,13 @@ capabilities: {drop: [ALL]}
 {{- /* What the operator does in a namespace that it looks after; each verb is one that it sends. */ -}}
 {{- define "stele.rules" -}}
 - apiGroups: [stele.dev]
-  resources: [tabletclusters, tabletgroups]
+  resources: [tabletclusters]
   verbs: [get, list, watch]
 - apiGroups: [stele.dev]
-  resources: [tabletclusters/status, tabletgroups/status]
-  verbs: [patch]
+  resources: [tabletgroups]         # patch: its one finalizer, put on and taken off
+  verbs: [list, watch, patch]
 - apiGroups: [stele.dev]
-  resources: [tabletgroups]         # its one finalizer, put on and taken off
+  resources: [tabletclusters/status, tabletgroups/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]                 # patch: labels that were lost
