@@ -96,8 +96,18 @@ def of_a_newer_version(found: View) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "last", "words"),
     [
-        (gone, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is gone: its node reports no such"),
-        (far_behind, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is behind what its leader's"),
+        (
+            gone,
+            1,
+            "NOT HEALTHY",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) is gone: its node reports no such",
+        ),
+        (
+            far_behind,
+            1,
+            "NOT HEALTHY",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) is behind what its leader's",
+        ),
         (of_a_newer_version, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is 99"),
         (lambda found: None, 0, "OK", "flights-node-1"),
         (retired, 0, "OK", ""),

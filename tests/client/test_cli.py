@@ -227,7 +227,9 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         (told,) = json.loads((await run("table", "list", "--json"))[1])
         assert (told["tabletsRunning"], told["tabletsReady"]) == (2, 1)
         _, out, _ = await run("tablet", "describe", one.tablet_id[:8].upper())
-        assert out.startswith(f"tablet {one.tablet_id} of t: unavailable, term 1, leader -, configuration 0\n")
+        assert out.startswith(
+            f"tablet {one.tablet_id} of t: unavailable, term 1, leader -, configuration 0\n"
+        )
         (line,) = [line for line in out.splitlines() if line.startswith("1 ")]
         assert line.split("  ")[1:] and "LEADER" not in line and "RUNNING" not in line
         assert line.endswith("is on a silent node")

@@ -17,6 +17,7 @@ import yaml
 from stele_local.cluster import LocalCluster, Settings
 from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
+from tests.operator.rights import door
 
 Json = dict[str, Any]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -38,10 +39,11 @@ async def install_crds(kube: Kube) -> None:
 class Bench:
     """A Kubernetes, a client, and an operator process that can be killed and started again."""
 
-    def __init__(self, local: LocalCluster, kube: Kube, folder: Path) -> None:
+    def __init__(self, local: LocalCluster, kube: Kube, folder: Path, kubeconfig: Path) -> None:
         self.local = local
         self.kube = kube
         self._folder = folder
+        self._kubeconfig = kubeconfig
         self._operator: asyncio.subprocess.Process | None = None
         self.starts = 0
 
@@ -54,7 +56,7 @@ class Bench:
         environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
         with open(self._folder / f"operator-{self.starts}.log", "wb") as log:  # noqa: ASYNC230 - at once
             self._operator = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self.local.kubeconfig),
+                sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self._kubeconfig),
                 "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY,
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
@@ -102,13 +104,17 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, machines: int = 5) -> AsyncIterator[Bench]:
-    """A Kubernetes with our CRDs; the operator is started by the test."""
-    async with LocalCluster(folder / "local", Settings(machines=machines)) as local:
+    """A Kubernetes with our CRDs; the operator is started by the test, with the chart's rights and no others."""
+    async with (
+        LocalCluster(folder / "local", Settings(machines=machines)) as local,
+        door(local.kubeconfig, folder) as (guard, kubeconfig),
+    ):
         kube = Kube(await configuration(str(local.kubeconfig)))
-        made = Bench(local, kube, folder)
+        made = Bench(local, kube, folder, kubeconfig)
         try:
             await install_crds(kube)
             yield made
         finally:
             await made.end()
             await kube.close()
+        assert not guard.refused, guard.refused

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @masters_option
-@click.option("--until-healthy", is_flag=True, help="End when there is nothing to do, and no tablet waits for a node that is silent.")
+@click.option(
+    "--until-healthy",
+    is_flag=True,
+    help="End when there is nothing to do, and no tablet waits for a node that is silent.",
+)
 @click.option(
     "--dead-after",
     "dead_after_s",
