@@ -215,7 +215,13 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         one, other = cluster.tablets.values()
         labels = [f"{n.identity.node_id[:8]} ({n.identity.address})" for n in cluster.nodes]
         assert "2 of 2 tablets have a leader and a majority" in (await run("table", "describe", "t"))[1]
-        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == "t table RUNNING 2 2".split()
+        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == [
+            "t",
+            "table",
+            "RUNNING",
+            "2",
+            "2",
+        ]
         cluster.silent = {0}
         other.leader = 1
         _, out, _ = await run("table", "describe", "t")
@@ -223,7 +229,13 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         assert f"is unavailable: replica 1 on {labels[0]} is on a silent node; its leader {labels[0]}" in out
         (line,) = [line for line in out.splitlines() if line.startswith(f"{one.tablet_id[:8]} ")]
         assert line.split()[1] == "-"
-        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == "t table RUNNING 2 1".split()
+        assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == [
+            "t",
+            "table",
+            "RUNNING",
+            "2",
+            "1",
+        ]
         (told,) = json.loads((await run("table", "list", "--json"))[1])
         assert (told["tabletsRunning"], told["tabletsReady"]) == (2, 1)
         _, out, _ = await run("tablet", "describe", one.tablet_id[:8].upper())

@@ -127,7 +127,7 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         assert told.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in told
         assert told.count("(connection refused)") == 2
         await members[2].stop()
-        with pytest.raises(Retryable, match="no master answers: .*refused.*refused.*refused"):
+        with pytest.raises(Retryable, match=r"no master answers: .*refused.*refused.*refused"):
             await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
     finally:
         await pool.close()
