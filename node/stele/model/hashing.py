@@ -49,9 +49,8 @@ def hash_binary(values: pa.BinaryArray, seed: int = 0) -> U64:
     if int(lengths.max(initial=0)) <= _SHORT_BYTES:
         return _hash_padded(values, seed)
     found = np.empty(len(values), np.uint64)
-    kinds = np.frexp(np.maximum(lengths, _SHORT_BYTES) - 1)[
-        1
-    ]  # lengths of one kind differ by a factor of two at most
+    # Lengths of one kind, an exponent of two, differ by a factor of two at most.
+    _, kinds = np.frexp(np.maximum(lengths, _SHORT_BYTES) - 1)
     for kind in np.unique(kinds).tolist():
         members = np.flatnonzero(kinds == kind)
         if len(members) <= _FEW:
