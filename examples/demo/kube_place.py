@@ -142,6 +142,10 @@ class KubePlace:
             *(word for setting in settings for word in ("--set", setting)),
         )
 
+    def roll_back(self) -> None:
+        """helm rollback: as it was before the last upgrade. (`--reuse-values` keeps a value that is set to null.)"""
+        helm("rollback", RELEASE, "--namespace", self.namespace, "--wait", "--timeout", "5m")
+
     def test(self) -> None:
         """helm test."""
         helm("test", RELEASE, "--namespace", self.namespace, "--timeout", "2m")

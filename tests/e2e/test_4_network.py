@@ -67,4 +67,4 @@ def test_three_machines_are_cut_off(bench: Bench) -> None:
     assert {n: m["nodeUUID"] for n, m in bench.members().items()} == identities
     bench.sound()
     bench.compare(loaded)
-    bench.place.upgrade("nodeSelector=null")
+    bench.place.roll_back()
