@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from stele.consensus.superblock import DataState, Superblock
 from stele.model import writeop
 from stele.model.block import RowOp, encode_block
 from stele.model.config import Configuration, Peer
-from stele.model.errors import Retryable
+from stele.model.errors import NotLeader, Retryable
 from stele.model.ids import NodeId, ReplicaId, StreamKey, TableId, TabletId, new_id
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.schema import Schema
@@ -278,6 +279,13 @@ class Group:
                 if time.monotonic() > give_up:
                     raise
                 await asyncio.sleep(0.02)
+
+    async def led(self, act: Callable[[Replica], Awaitable[T]], timeout_s: float = 15.0) -> T:
+        """`act(leader)`, tried again while leaders change."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with suppress(NotLeader):
+                    return await act(await self.leader())
 
     async def caught_up(self, replica: Replica, timeout_s: float = 10.0) -> None:
         leader = await self.leader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,32 @@ async def test_timestamps_rise_though_the_new_leaders_clock_is_behind(group_of: 
     assert second.timestamp > first.timestamp
 
 
+async def test_after_a_leader_whose_clock_was_far_ahead_it_is_said_what_writes_wait_for(
+    group_of: MakeGroup,
+) -> None:
+    """They hung, each for as long as its caller waited, and nobody was told why."""
+    group, nodes = await group_of()
+    for node in nodes:
+        node.skew_us = 3_600_000_000
+    await group.write(rows([1]))
+    for node in nodes:
+        node.skew_us = 0
+    refused = ""
+    while not refused:
+        with contextlib.suppress(Retryable):
+            await (await group.leader()).transfer_leadership()
+        try:
+            await group.led(lambda leader: leader.propose(rows([1]), deadline_ms=2_000))
+        except Retryable as exc:
+            if exc.code is Code.NOT_READY:
+                refused = str(exc)
+    assert any(f"clock of node {node.node_id}" in refused for node in nodes)
+    await group.led(lambda leader: leader.latest_snapshot())
+    for node in nodes:
+        node.skew_us = 3_600_000_000
+    await group.write(rows([2]))
+
+
 async def test_a_follower_serves_a_snapshot_it_knows_to_be_complete(group_of: MakeGroup) -> None:
     group, _ = await group_of()
     outcome = await group.write(rows([1]))
@@ -236,25 +263,26 @@ async def test_a_group_whose_disks_are_all_nearly_full_elects_and_is_read(group_
     """A node hands its leaders over when its disk fills: nobody could lead, where the first entry was refused."""
     group, nodes = await group_of(spare=1)
     await group.write(rows([1]))
-    leader = await group.leader()
+    term = (await group.leader()).term
     for node in nodes:
         node.log.files = ScarceFiles()
         node.log.options = replace(node.log.options, low_space_bytes=1 << 30)
         node.log.refresh_space()
         node.low = node.log.low_space
         assert node.low
-    await leader.transfer_leadership()
-    other = await group.leader()
-    assert other is not leader
-    await other.linearizable_read()
-    assert table(other) == {1: "x1"}
-    snapshot = other.timestamps.now()
-    await other.snapshot_ready(snapshot)
+    with contextlib.suppress(Retryable):
+        await (await group.leader()).transfer_leadership()
+    await wait_until(lambda: any(r.is_leader and r.term > term for r in group.replicas()))
+    await group.led(lambda leader: leader.linearizable_read())
+    await group.led(lambda leader: leader.snapshot_ready(leader.timestamps.now()))
+    assert table(await group.leader()) == {1: "x1"}
     with pytest.raises(Retryable) as full:
-        await other.propose(rows([2]))
+        await group.led(lambda leader: leader.propose(rows([2])))
     assert full.value.code is Code.DISK_FULL
     added = Peer(nodes[3].node_id, ReplicaId(4), "n4:1", MemberType.NON_VOTER)
-    config = await other.change_config(ChangeType.ADD, added, other.committed_config.opid_index)
+    config = await group.led(
+        lambda leader: leader.change_config(ChangeType.ADD, added, leader.committed_config.opid_index)
+    )
     assert config.peer(ReplicaId(4)) == added
 
 

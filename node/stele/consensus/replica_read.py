@@ -80,13 +80,15 @@ class ReadPart(WritePart):
         """Return once everything at or below `snapshot` is applied here and can never change.
 
         Raises:
-            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT.
+            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks are apart).
             Rejected: CLOCK_AHEAD.
         """
         if snapshot <= self.timestamps.applied and self.running:
             return
         self.check_leader()
         self.timestamps.reserve(snapshot)
+        if not self.timestamps.covers(snapshot):
+            self._check_clock()
         async with self._deadline(f"snapshot {snapshot}"):
             while not self.timestamps.covers(snapshot):
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -44,7 +44,7 @@ class WritePart(ReplicaBase):
         """Propose a WRITE. The future is the replica's, not the caller's: cancel only a shield of it.
 
         Raises:
-            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL.
+            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart), THROTTLED, DISK_FULL.
             Rejected: TOO_LARGE.
         """
         if len(payload) > self.options.write_bytes_max:
@@ -55,12 +55,23 @@ class WritePart(ReplicaBase):
         self.check_leader()
         if self.host.low_space():
             raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
+        self._check_clock()
         if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
             raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._proposals.add(Pending(payload, future))
         self._schedule_pump()
         return future
+
+    def _check_clock(self) -> None:
+        """Raise where timestamps of this log are so far ahead that what needs one would wait long, and not know for what."""
+        behind_ms = self.timestamps.behind_ms
+        if behind_ms > self.options.clock_error_max_ms:
+            raise Retryable(
+                f"the clock of node {self.host.node_id} is {behind_ms} ms behind the timestamps of tablet "
+                f"{self.tablet_id}: this one is wrong, or that of a node that led before it; set the clocks right",
+                code=Code.NOT_READY,
+            )
 
     async def propose(self, payload: bytes, deadline_ms: int | None = None) -> Outcome:
         """Propose a WRITE and wait until it is applied here.

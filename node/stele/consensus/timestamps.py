@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from stele.model.clock import HybridClock, from_physical_us
+from stele.model.clock import HybridClock, from_physical_us, physical_us
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import HybridTime
 
@@ -84,6 +84,14 @@ class Timestamps:
             return None
         self._proposed = ceiling
         return ceiling
+
+    @property
+    def behind_ms(self) -> int:
+        """How long the wall clock takes to where the next ceiling may be proposed; 0 where none is needed for that."""
+        if max(self._clock.last + 1, from_physical_us(self._wall_us())) <= self._committed:
+            return 0
+        highest = max(self._highest, self._committed)
+        return max(0, physical_us(highest) - self._wall_us() - self._ahead_us) // 1000
 
     def assign(self) -> HybridTime | None:
         """A fresh timestamp below the committed ceiling; None: wait for a ceiling."""
