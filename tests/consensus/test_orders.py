@@ -56,12 +56,13 @@ class UnreadNode(TestNode):
 
 
 class FullNode(TestNode):
-    """Once, a step of that name finds no space."""
+    """Once, a step of that name finds no space for a replica."""
 
     fails = ""
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        if self.fails and getattr(work, "__name__", "") == self.fails:
+        concerns_a_replica = not args or "/tablets/" in str(args[0])
+        if self.fails and getattr(work, "__name__", "") == self.fails and concerns_a_replica:
             self.fails = ""
             raise OSError(errno.ENOSPC, "No space left on device")
         return await super().in_thread(work, *args)
@@ -290,3 +291,34 @@ async def test_masters_are_told_once_something_is_gone(tmp_path: Path, what: str
     finally:
         await node.stop()
         await source.stop()
+
+
+@pytest.mark.parametrize("sick", ["superblock", "tombstone", "debris"])
+async def test_files_that_a_sick_disk_does_not_give_or_let_go_concern_their_replica_alone(
+    tmp_path: Path, sick: str
+) -> None:
+    """The node ended, at this start and at every one after it."""
+    node = await TestNode(Network(), tmp_path / "n").start()
+    group, other = await Group([node]).create(), await Group([node]).create()
+    await other.write(rows([1]))
+    directory = (await group.leader()).directory
+    await node.stop()
+    if sick == "superblock":
+        (directory / SUPERBLOCK).unlink()
+        (directory / SUPERBLOCK).mkdir()
+    else:
+        state = DataState.TOMBSTONED if sick == "tombstone" else DataState.COPYING
+        write_superblock(directory, group.superblock(1).with_state(state))
+    again = FullNode(node.network, node.directory, node.node_id)
+    again.fails = {"tombstone": "remove", "debris": "remove_tree"}.get(sick, "")
+    await again.start()
+    try:
+        assert not again.fails
+        key = group.superblock(1).key
+        found = again.replicas.by_key(key)
+        assert (found is not None and found.state is ReplicaState.FAILED) == (sick == "superblock")
+        assert (key in again.replicas.tombstones) == (sick == "tombstone")
+        other.nodes = [again]
+        await other.write(rows([2]))
+    finally:
+        await again.stop()

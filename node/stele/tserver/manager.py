@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class TabletManager:
                         found.append((key, None, f"{exc.filename} is missing: the superblock was lost"))
                     else:
                         remove_tree(directory)
-                except SteleError as exc:
+                except (SteleError, OSError) as exc:
                     found.append((key, None, str(exc)))
         return found
 
@@ -106,8 +106,8 @@ class TabletManager:
             replica = self._add(unknown)
             replica.fail(error)
         elif superblock.data_state is DataState.TOMBSTONED:
-            await self._bury(key)  # a crash may have come between its superblock and the rest
             self._here.tombstones[key] = superblock
+            await self._clear(self._bury, key)  # a crash may have come between its superblock and the rest
         elif superblock.data_state is DataState.READY or superblock.young_witness:
             if self._hold(superblock):
                 self._here.held[key] = superblock
@@ -115,7 +115,14 @@ class TabletManager:
             await self.start_replica(superblock)
         else:
             log.warning("removing what a crash left half-made", tablet=key.tablet_id, replica=key.replica_id)
-            await self._erase(key)
+            await self._clear(self._erase, key)
+
+    async def _clear(self, remove: Callable[[StreamKey], Awaitable[None]], key: StreamKey) -> None:
+        """Files that a sick disk does not let go are no reason to keep the other replicas from starting."""
+        try:
+            await remove(key)
+        except OSError as exc:
+            log.error("not removed, the next start tries again", replica=str(key), error=str(exc))
 
     async def start_replica(self, superblock: Superblock) -> None:
         """Start a replica in its data state."""
