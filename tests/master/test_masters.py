@@ -173,6 +173,36 @@ async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_t
             assert (await refused(asked)).code is Code.NO_QUORUM
 
 
+async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_nodes_and_drivers(
+    tmp_path: Path,
+) -> None:
+    """It told a node that was formed since that it never was, so that the node would have formatted an empty volume; and
+    the driver that had claimed since that another had taken over, so that it stopped for good."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        w.add_nodes(1)
+        node = list(w.nodes)[-1]
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node")
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        w.group.elect(MASTERS[1], unknown_to=MASTERS[0])
+        await until(lambda: w.masters[MASTERS[1]].lead is not None)
+        await w.beat_until(lambda: w.masters[MASTERS[1]].catalog.nodes[node].formed)
+        claim = (await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d", ttl_ms=9_000), None)).claim
+        stale = w.services[MASTERS[0]]
+        assert w.masters[MASTERS[0]].lead is not None
+        drained = pb.SetNodeStateRequest(node_id=id_to_pb(node), state=pb.DRAINING, epoch=claim.epoch)
+        renewed = pb.ClaimDriverRequest(holder="d", ttl_ms=9_000, epoch=claim.epoch)
+        for asked in (
+            stale.RegisterNode(register, None),
+            stale.SetNodeState(drained, None),
+            stale.ClaimDriver(renewed, None),
+            stale.BeginIntent(pb.BeginIntentRequest(epoch=claim.epoch), None),
+            stale.EndIntent(pb.EndIntentRequest(epoch=claim.epoch), None),
+        ):
+            assert (await refused(asked)).code is Code.NO_QUORUM
+        assert (await w.leader.RegisterNode(register, None)).formed
+
+
 @pytest.mark.parametrize("fate", ["lost", "unknown"])
 async def test_a_proposal_without_an_answer_is_unknown_not_failed(tmp_path: Path, fate: str) -> None:
     async with world(tmp_path) as w:

@@ -1,5 +1,7 @@
 """What a driver asks of the catalog: its claim, intents, node states. Called by service.py on the leader.
 
+The caller has made sure of the leadership (Master.confirmed_lead): what is refused, or found to be done, may need no batch.
+
 Invariant: every change but a claim is made under the epoch in force, and an intent ends only in the batch that
 records a committed configuration which decides it.
 """
@@ -211,7 +213,6 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
         state = str(request.state)
     if request.epoch:
         check_epoch(lead, request.epoch)
-    await lead.log.read_barrier()
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
         node = lead.catalog.nodes.get(node_id)
         if node is None:

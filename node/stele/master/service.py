@@ -79,12 +79,12 @@ class MasterService(MasterServiceServicer):
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
         """A node's UUID becomes known."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         return pb.RegisterNodeResponse(formed=await lead.do(driving.register_node(lead, request)))
 
     async def SetNodeState(self, request: pb.SetNodeStateRequest, context: Any) -> pb.SetNodeStateResponse:
         """ACTIVE, DRAINING, RETIRED."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         await lead.do(driving.set_node_state(lead, request))
         return pb.SetNodeStateResponse()
 
@@ -160,17 +160,17 @@ class MasterService(MasterServiceServicer):
 
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
         """Take, renew or release the claim."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         return pb.ClaimDriverResponse(claim=claim_to_pb(await lead.do(driving.claim_driver(lead, request))))
 
     async def BeginIntent(self, request: pb.BeginIntentRequest, context: Any) -> pb.BeginIntentResponse:
         """Begin or take over an intent."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         return pb.BeginIntentResponse(intent=intent_to_pb(await lead.do(driving.begin_intent(lead, request))))
 
     async def EndIntent(self, request: pb.EndIntentRequest, context: Any) -> pb.EndIntentResponse:
         """End an intent with the configuration that decides it."""
-        lead = self._master.require_lead()
+        lead = await self._master.confirmed_lead()
         await lead.do(driving.end_intent(lead, request))
         return pb.EndIntentResponse()
 
