@@ -310,6 +310,29 @@ async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp
         assert (await session.flush()).rows_written == 0
 
 
+async def test_a_session_counts_the_rows_that_a_failure_left_unwritten(tmp_path: Path) -> None:
+    """Rows behind a block that failed were not counted: refused rows that came later were told as others."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0)
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        await session.upsert({"id": 0})  # fails
+        for number in (1, 2, 3):
+            await session.delete({"id": number})  # not sent any more
+        with pytest.raises(Rejected, match="no"):
+            await session.flush()
+        await session.insert({"id": 4})
+        await session.insert({"id": 4})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors] == [(5, Code.ALREADY_PRESENT)]
+        await session.insert({"id": 4})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [e.row for e in caught.value.errors] == [0]
+
+
 async def test_key_spaces_and_elections(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         space = await client.create_keyspace("settings")

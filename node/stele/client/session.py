@@ -103,7 +103,8 @@ class Session:
 
         Raises:
             RowErrors: if rows were refused since then; positions count the rows since then. The others are written.
-            SteleError: if a block as a whole was not written.
+            SteleError: if a block as a whole was not written. The next flush tells of the rows before and after it, counted
+                from where this one began.
         """
         await self._flush()
         self._raise()
@@ -148,13 +149,16 @@ class Session:
     async def _write_runs(self) -> None:
         async with self._lock:
             rows, self._rows, self._bytes = self._rows, [], 0
+            first, self._given = (
+                self._given,
+                self._given + len(rows),
+            )  # those behind one that fails count, too
             for run in _runs(rows):
-                await self._write_run(run)
+                await self._write_run(run, first)
+                first += len(run)
 
-    async def _write_run(self, run: list[tuple[RowOp, Mapping[str, Any]]]) -> None:
-        """Rows of one operation and shape, which may leave together."""
-        first = self._given
-        self._given += len(run)
+    async def _write_run(self, run: list[tuple[RowOp, Mapping[str, Any]]], first: int) -> None:
+        """Rows of one operation and shape, which may leave together. `first`: the place of the first one."""
         op = run[0][0]
         rows = [row for _, row in run]
         batch, _, kept, errors = batch_from_rows(rows, self._schema, op)
