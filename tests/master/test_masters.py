@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import MASTERS, World, create_request, hex_of, until, world
+from tests.master.harness import MASTERS, OPTIONS, World, create_request, hex_of, until, world
 
 
 async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> str:
@@ -238,6 +239,36 @@ async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
                 break
             await asyncio.sleep(0.01)
         await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+
+
+async def test_a_first_replica_that_is_never_made_is_missing_in_the_end(tmp_path: Path) -> None:
+    """Its node was well and had no room for it, so it passed for healthy, and no driver ever looked for another."""
+    async with world(tmp_path, replace(OPTIONS, missing_after_ms=0, create_timeout_ms=60_000)) as w:
+        await ready(w)
+        await w.leader.CreateTable(create_request("t"), None)
+        await until(lambda: all(t.state != "PREPARING" for t in w.catalog.tablets.values()))
+        row = next(t for t in w.catalog.tablets.values() if t.tablet_id != CATALOG_TABLET_ID)
+        full = next(p for p in row.config.peers if p.node_id != row.leader)
+        for peer in row.config.peers:
+            if peer is not full:
+                leads = peer.node_id == row.leader
+                w.nodes[peer.node_id].replicas[(row.tablet_id, peer.replica_id)] = leads
+
+        async def seen() -> list[tuple[int, str]]:
+            await w.beat()
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            (tablet,) = (t for t in view.tablets if hex_of(t.tablet_id) == row.tablet_id)
+            return sorted((r.status.replica_id, r.status.error) for r in tablet.replicas)
+
+        await w.beat()
+        await until(lambda: w.catalog.tablets[row.tablet_id].state == "RUNNING")
+        others = sorted((p.replica_id, "") for p in row.config.peers if p is not full)
+        assert await seen() == others
+        w.shift_ms += 61_000
+        await w.beat()
+        assert await seen() == sorted([*others, (full.replica_id, "its node reports no such replica")])
+        w.nodes[full.node_id].replicas[(row.tablet_id, full.replica_id)] = False
+        assert await seen() == sorted([*others, (full.replica_id, "")])
 
 
 async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Path) -> None:

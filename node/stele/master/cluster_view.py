@@ -163,11 +163,16 @@ def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
 
 
 def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
-    """Members whose live nodes have long reported everything they hold, and not them: states unset, with a reason."""
+    """Members whose live nodes have long reported everything they hold, and not them: states unset, with a reason.
+
+    A first replica that is not made yet counts as one once it had as much time as the whole tablet had: its node may have
+    no room for it, and the driver finds it another.
+    """
     if row.state != "RUNNING":
         return
+    young = scene.wall_us - row.since_us <= scene.options.create_timeout_ms * 1000
     for peer in config.peers:
-        if peer.replica_id in row.uncreated and config.opid_index == -1:
+        if young and peer.replica_id in row.uncreated and config.opid_index == -1:
             continue
         life = scene.liveness.nodes.get(peer.node_id)
         if life is None or not life.full or (row.tablet_id, peer.replica_id) in life.reports:
