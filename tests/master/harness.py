@@ -111,6 +111,7 @@ class Node:
         self.machine = machine
         self.zone = zone
         self.incarnation = 1
+        self.disk_free_bytes = 0
         self.replicas: dict[tuple[TabletId, int], bool] = {}
         self.configs: dict[TabletId, common_pb2.ConfigurationPB] = {}
 
@@ -119,6 +120,7 @@ class Node:
         return pb.TSHeartbeatRequest(
             node_id=id_to_pb(self.node_id),
             incarnation=self.incarnation,
+            disk_free_bytes=self.disk_free_bytes,
             sequence=sequence,
             registration=pb.NodeRegistrationPB(
                 address="127.0.0.1:1", machine=self.machine, zone=self.zone, role="node"

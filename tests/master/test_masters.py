@@ -271,6 +271,20 @@ async def test_a_first_replica_that_is_never_made_is_missing_in_the_end(tmp_path
         assert await seen() == sorted([*others, (full.replica_id, "")])
 
 
+async def test_nothing_is_placed_on_a_full_disk_where_there_are_others(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        full = next(iter(w.nodes.values()))
+        for node, free in zip(w.nodes.values(), (300 << 20, 1 << 40, 1 << 40)):
+            node.disk_free_bytes = free
+        await w.beat()
+        for number in range(4):
+            table_id = await made(w, f"t{number}", rf=1, buckets=0)
+            (row,) = w.catalog.current_tablets(table_id)
+            assert row.config.peer_on(NodeId(full.node_id)) is None
+        await made(w, "wide", rf=3, buckets=0)
+
+
 async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Path) -> None:
     """Its replicas lead and would acknowledge rows; the masters do not hear of it in time, and replace it."""
     async with world(tmp_path, MasterOptions(heartbeat_interval_ms=20, sweep_ms=30)) as w:

@@ -88,6 +88,13 @@ def test_placement_spreads(spec: list[tuple[int, int, int]], rf: int, tablets: i
         assert len({machine[n] for n in chosen}) == rf
 
 
+def test_a_full_node_is_chosen_last() -> None:
+    """It had the fewest replicas, so that a tablet that it could not make was placed there again, and again."""
+    candidates = [Candidate(NodeId(f"{i:032x}"), f"m{i}", f"z{i}", 5 * i, full=i == 0) for i in range(3)]
+    assert NodeId(f"{0:032x}") not in Placement(candidates).choose(1)
+    assert len(Placement(candidates).choose(3)) == 3
+
+
 def test_placement_uses_every_zone_and_balances_leaders() -> None:
     candidates = [Candidate(NodeId(f"{i:032x}"), f"m{i}", f"z{i % 3}", 0) for i in range(6)]
     zone = {c.node_id: c.zone for c in candidates}

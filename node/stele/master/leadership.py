@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Times in ms. `alive_ms`: silence after which a node gets no new replicas (it keeps those it has)."""
+    """Times in ms. `alive_ms`: silence after which a node gets no new replicas (it keeps those it has).
+    `disk_free_bytes_min`: with less a node gets them only if no other can; below 256 MiB it refuses them.
+    """
 
     heartbeat_interval_ms: int = 1_000
     alive_ms: int = 3_500
@@ -44,6 +46,7 @@ class MasterOptions:
     tablets_per_node_max: int = 2_000
     create_bytes_max: int = 8 << 20
     locations_ttl_ms: int = 60_000
+    disk_free_bytes_min: int = 512 << 20
 
 
 @dataclass(slots=True)
@@ -127,10 +130,14 @@ class Leadership:
                 for peer in tablet.config.peers:
                     counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
         return [
-            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0))
+            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0), self._is_full(n))
             for n in self.catalog.nodes.values()
             if n.role == "node" and n.state == "ACTIVE" and self.is_alive(n)
         ]
+
+    def _is_full(self, node: NodeRecord) -> bool:
+        free = self.liveness.disk_free(node.node_id)
+        return free is not None and free < self.options.disk_free_bytes_min
 
     def active_machines(self) -> set[str]:
         """Machines of ACTIVE nodes, silent ones too."""

@@ -230,6 +230,13 @@ class Liveness:
         found = self._by_tablet.get(tablet_id, {})
         return [found[key] for key in sorted(found)]
 
+    def disk_free(self, node_id: str) -> int | None:
+        """The free bytes of the node's disk; None if it stated nothing of it."""
+        life = self.nodes.get(node_id)
+        if life is None or not (life.disk_free_bytes or life.disk_used_bytes):
+            return None
+        return life.disk_free_bytes
+
     def reported(self) -> Iterable[str]:
         """The tablets of which there are reports."""
         return self._by_tablet

@@ -15,13 +15,14 @@ from stele.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ACTIVE node. `machine` is never empty: the node's own id where none was stated."""
+    """A live ACTIVE node. `machine` is never empty: the node's own id where none was stated. `full`: its disk has hardly
+    room for another replica."""
 
     node_id: NodeId
     machine: str
     zone: str
     replicas: int
-    disk_free_bytes: int = 0
+    full: bool = False
 
 
 class Placement:
@@ -41,7 +42,7 @@ class Placement:
         """Nodes for one tablet, the suggested leader first.
 
         Each further replica goes to the zone that has the fewest of this tablet, then to the node with the fewest
-        replicas. Of the chosen, the one suggested least often leads.
+        replicas; to a full one only where all others are taken. Of the chosen, the one suggested least often leads.
 
         Raises:
             Retryable: NOT_READY if there are too few machines now.
@@ -56,7 +57,9 @@ class Placement:
                     f"{self.machines} machines with a live ACTIVE node, {replication_factor} are needed",
                     code=Code.NOT_READY,
                 )
-            chosen.append(min(free, key=lambda c: (zones[c.zone], self._replicas[c.node_id], c.node_id)))
+            chosen.append(
+                min(free, key=lambda c: (c.full, zones[c.zone], self._replicas[c.node_id], c.node_id))
+            )
         nodes = [c.node_id for c in chosen]
         self._replicas.update(nodes)
         leader = min(nodes, key=lambda n: (self._leaders[n], nodes.index(n)))
