@@ -89,10 +89,12 @@ class Fleet:
         if deleted or known != mark:
             self.wake(metadata["namespace"], _cluster_name(raw))
 
-    def note_pass(self) -> None:
-        """A pass over some cluster has ended well."""
+    def note_pass(self, done: bool = True) -> None:
+        """A pass over some cluster has ended. Not `done`: the API server refused it, or said what nobody can act on. To
+        start this process again would not mend that, and the kubelet waits longer each time, up to minutes."""
         self._passed = self._clock()
-        metrics.LAST_PASS.set_to_current_time()
+        if done:
+            metrics.LAST_PASS.set_to_current_time()
 
     async def sweep_for_ever(self) -> None:
         """List what there is, every 30 s, and keep a task for each."""

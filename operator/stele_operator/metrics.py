@@ -32,7 +32,9 @@ STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human."
 WATCH_LAG_SECONDS = Gauge(
     "stele_operator_watch_lag_seconds", "For how long a change seen in a list has not come through the watch."
 )
-LAST_PASS = Gauge("stele_operator_last_pass_timestamp_seconds", "When the last pass over any cluster ended.")
+LAST_PASS = Gauge(
+    "stele_operator_last_pass_timestamp_seconds", "When the last pass over any cluster was done."
+)
 
 registry = REGISTRY
 _PER_CLUSTER = (PASSES, MEMBERS, TABLETS, HEALS, STALLED)

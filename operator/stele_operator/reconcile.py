@@ -43,7 +43,7 @@ Json = dict[str, Any]
 _BACKOFF_MAX_S = 15.0
 _SETTLE_S = 0.25
 _SETTLE_MAX = 40
-_WORDS = {Kind.STALLED: True, Kind.DEGRADED: True}
+_WORDS = (Kind.STALLED, Kind.DEGRADED)
 
 
 class ClusterTask:
@@ -56,7 +56,7 @@ class ClusterTask:
         namespace: str,
         name: str,
         image: str,
-        on_pass: Callable[[], None],
+        on_pass: Callable[[bool], None],
     ):
         self.namespace = namespace
         self.name = name
@@ -68,7 +68,7 @@ class ClusterTask:
         self._link: MasterLink | None = None
         self._healer = Healer()
         self._seen: Json | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str]] = set()
         self._ailing = False
         self._unsettled = 0
         self._log = log.bind(namespace=namespace, cluster=name)
@@ -92,12 +92,14 @@ class ClusterTask:
                     metrics.PASSES.labels(self.namespace, self.name, "failed").inc()
                     ours = not isinstance(exc, KubeError | SteleError)
                     self._log.warning("pass failed", error=str(exc), again_in_s=wait_s, exc_info=ours)
+                    if not ours and not _unreachable(exc):
+                        self._on_pass(False)
                     if failures > 1:
                         await self._tell_failure(exc)
                 else:
                     failures = 0
                     metrics.PASSES.labels(self.namespace, self.name, "done").inc()
-                    self._on_pass()
+                    self._on_pass(True)
                     if wait_s is None and not self._wake.is_set():
                         self._log.info("nothing left to keep")
                         return
@@ -114,8 +116,7 @@ class ClusterTask:
 
     async def _tell_failure(self, exc: Exception) -> None:
         """Status and conditions stay as they were last written: an event has to say that they may be old."""
-        unreachable = isinstance(exc, KubeError) and not exc.status and exc.reason == UNREACHABLE
-        if self._seen is not None and not unreachable:
+        if self._seen is not None and not _unreachable(exc):
             text = f"nothing is kept until this is mended: {str(exc) or type(exc).__name__}"
             with contextlib.suppress(Exception):  # the log has it already
                 await self._reporter.event("TabletCluster", self._seen, "PassFailed", text, time.time(), True)
@@ -254,9 +255,10 @@ class ClusterTask:
             await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
-        found = {(f.group, f.reason) for f in plan.findings if f.kind in _WORDS}
+        found = {(f.group, f.reason, f.member) for f in plan.findings if f.kind in _WORDS}
         for finding in plan.findings:
-            if finding.kind not in _WORDS or (finding.group, finding.reason) in self._told:
+            known = (finding.group, finding.reason, finding.member) in self._told
+            if finding.kind not in _WORDS or known:
                 continue
             group = next((g for g in o.groups if g.name == finding.group), None)
             kind, about = (
@@ -275,6 +277,10 @@ class ClusterTask:
                 await self._reporter.event("TabletGroup", about, reason, message, o.now_s, warning)
                 return
         await self._reporter.event("TabletCluster", raw, reason, message, o.now_s, warning)
+
+
+def _unreachable(exc: Exception) -> bool:
+    return isinstance(exc, KubeError) and not exc.status and exc.reason == UNREACHABLE
 
 
 def _group_raw(o: Observation, name: str, uid: str) -> Json:

@@ -11,9 +11,13 @@ import pytest
 
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.kube import Kube
+from stele_operator.plan import make_plan
+from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
 from tests.operator.world import merged
+from tests.operator.worlds import made as made_world
+from tests.operator.worlds import node_of
 
 Json = dict[str, Any]
 
@@ -173,7 +177,9 @@ async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
             "data": {"formed": "?"},
         }
         await made.kube.create("ConfigMap", "default", broken)
-        fleet = Fleet(made.kube, Reporter(made.kube, "test"), ("default",), "image")
+        now = [1000.0]
+        fleet = Fleet(made.kube, Reporter(made.kube, "test"), ("default",), "image", clock=lambda: now[0])
+        fleet.lead()
         try:
             fleet.wake("default", "flights")
 
@@ -182,5 +188,35 @@ async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
                 return any(e["reason"] == "PassFailed" and "flights-identity" in e["message"] for e in events)
 
             await made.until("an event says why", told, 10)
+
+            # To be started again, and in the end with ever longer waits, would mend nothing.
+            now[0] += STUCK_S + 1
+            await fleet.sweep()
+            fleet.wake("default", "flights")
+
+            async def lives() -> bool:
+                return not fleet.not_live()
+
+            await made.until("it counts as alive", lives, 10)
         finally:
             await fleet.close()
+
+
+async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Path) -> None:
+    world = made_world()
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster", paused=True)
+        task = ClusterTask(
+            made.kube, Reporter(made.kube, "test"), "default", "flights", "", lambda done: None
+        )
+        lost = []
+        for machine in ("n1", "n2"):
+            lost.append(node_of(world, machine))
+            world.kill(machine)
+            for _ in range(40):
+                world.step()
+            for _ in range(2):  # the same again is no news
+                observed = world.observe()
+                await task._tell_findings(raw, observed, make_plan(observed))
+            told = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "NodeLost"]
+            assert sorted(message.split()[0] for message in told) == sorted(lost)

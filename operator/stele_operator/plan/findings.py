@@ -20,9 +20,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group` names the TabletGroup it is about; empty: the cluster itself."""
+    """`group` names the TabletGroup it is about; empty: the cluster itself. `member`: the one of several it is about."""
 
     kind: Kind
     reason: str
     message: str
     group: str = ""
+    member: str = ""

@@ -308,12 +308,14 @@ def _findings(spec: TabletClusterSpec, member: Member) -> list[Finding]:
         case State.LOST | State.DRAINING:
             doing = "lost" if member.state is State.LOST else "being taken out"
             fate = f" ({member.fate.value}: {member.why})" if member.fate is not Fate.NONE else ""
-            return [Finding(Kind.DEGRADED, f"{title}Lost", f"{member.name} is {doing}{fate}")]
+            message = f"{member.name} is {doing}{fate}"
+            return [Finding(Kind.DEGRADED, f"{title}Lost", message, member=member.name)]
         case State.SILENT:
             message = f"{member.name} is not heard ({member.fate.value}: {member.why})"
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
         case State.PENDING if member.pod is not None and member.pod.unschedulable:
-            return [Finding(Kind.DEGRADED, f"{title}Pending", f"{member.name}: {member.why}")]
+            message = f"{member.name}: {member.why}"
+            return [Finding(Kind.DEGRADED, f"{title}Pending", message, member=member.name)]
         case State.PENDING | State.STARTING:
             why = f" ({member.why})" if member.why else ""
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
