@@ -122,6 +122,24 @@ async def test_a_replica_whose_port_is_closed_is_passed_over(tmp_path: Path) -> 
         assert await table.scan().count() == ROWS
 
 
+async def test_where_no_replica_can_be_read_it_is_said_what_each_answered(tmp_path: Path) -> None:
+    """Not only by the last one asked, which may be down beside one that tells what is wrong."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        (tablet,) = cluster.tablets.values()
+        assert cluster.nodes[0].flight is not None
+        for node in cluster.nodes[1:]:
+            await node.stop()
+        cluster.nodes[0].flight_fault.extend([lambda n: Retryable("no leader", code=Code.NOT_LEADER)] * 50)
+        await table.put({"day": rows()["day"][0].as_py(), "id": 1})
+        with pytest.raises(Retryable) as caught:
+            await table.scan(timeout_s=1.0).to_table()
+        told = str(caught.value)
+        assert f"tablet {tablet.tablet_id}: no replica could be read for 1.0 s" in told
+        assert f"127.0.0.1:{cluster.nodes[0].flight.port} (no leader)" in told
+        assert told.count("refused") == 2, told
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_replicas_that_listen_elsewhere_now_are_found(tmp_path: Path, whole: bool) -> None:
     """A client that only scans outlives every pod it knew, as in a rolling upgrade."""

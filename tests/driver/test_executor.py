@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -146,3 +148,29 @@ async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_u
         cluster.advance()
         async with asyncio.timeout(10):
             await run([served.address], patient, until_healthy=True)
+
+
+@pytest.mark.parametrize(("option", "code"), [((), 0), (("--until-healthy",), 130)])
+async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[str, ...], code: int) -> None:
+    """SIGTERM, as a pod gets it: the next driver need not wait until the claim runs out."""
+    cluster = Cluster(5, 1, 2, 3)
+    (first, *_) = cluster.tablets.values()
+    cluster.nodes[first.config.peers[2].node_id].alive = False
+    cluster.advance()
+    async with serve(cluster) as served:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "driver", "run", "--masters", served.address),
+            *("--dead-after", "86400", *option),
+        )
+        try:
+            async with asyncio.timeout(30):
+                while not served.holder:
+                    await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await process.wait() == code
+            assert not served.holder
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

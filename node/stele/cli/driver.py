@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from stele.cli.errors import INTERRUPTED
 from stele.cli.options import masters_option
 
 if TYPE_CHECKING:
@@ -71,7 +74,19 @@ def run(
         max_lost_nodes=max_lost_nodes,
         max_copies=copies,
     )
-    asyncio.run(drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=_show))
+
+    async def until_told() -> None:
+        driving = asyncio.ensure_future(
+            drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=_show)
+        )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
+        await asyncio.wait([driving])  # cancelled it gives its claim back, so that the next need not wait
+        if not driving.cancelled():
+            driving.result()
+        elif until_healthy:
+            sys.exit(INTERRUPTED)
+
+    asyncio.run(until_told())
 
 
 def _show(progress: Progress) -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
-from stele.model.errors import Closed, Code, Rejected, SteleError
+from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema, shown
 from stele.rpc.flight_client import FlightConnections, FlightStream
@@ -131,6 +131,7 @@ class TabletScan:
         wanted = len(self._plan.arrow_schema)
         spec = (_with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
         deadline = time.monotonic() + self._timeout_s
+        said: dict[str, str] = {}
         while True:
             replica: ReplicaPlace | None = None
             try:
@@ -141,14 +142,20 @@ class TabletScan:
                         self._given += batch.num_rows
                         yield batch if batch.num_columns == wanted else batch.select(range(wanted))
                     deadline = time.monotonic() + self._timeout_s
+                    said.clear()
                     if self._stop.is_set():
                         return
                 return
             except SteleError as exc:
                 if self._stop.is_set():
                     return
-                if exc.code in _DEFINITE or time.monotonic() > deadline:
+                if exc.code in _DEFINITE:
                     raise
+                if replica is not None:
+                    address = replica.flight_address
+                    said[replica.node_id] = f"{address} ({str(exc.args[0]).removeprefix(f'{address}: ')})"
+                if time.monotonic() > deadline:
+                    raise self._given_up(exc, said) from exc
                 gone = replica is None or exc.code in _GONE
             if replica is not None:
                 self._pool.drop(replica.flight_address)
@@ -160,6 +167,14 @@ class TabletScan:
             if self._given and not spec.ordered:
                 self._given = 0
                 yield None
+
+    def _given_up(self, last: SteleError, said: Mapping[str, str]) -> SteleError:
+        """What each replica said: the last one asked may be one that is down, beside one that tells what is wrong."""
+        reasons = ", ".join(sorted(said.values())) or str(last.args[0])
+        return error_for(
+            last.code,
+            f"tablet {self._tablet.tablet_id}: no replica could be read for {self._timeout_s:.1f} s: {reasons}",
+        )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
         """What is left to read once `batch` has been given."""

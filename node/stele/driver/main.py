@@ -45,14 +45,18 @@ async def run(
     name = holder or f"cli/{socket.gethostname()}/{os.getpid()}"
     executor = Executor(pool, masters, holder=name, on_progress=on_progress)
     soon = replace(policy, dead_after_ms=min(policy.dead_after_ms, policy.lost_after_ms))
+    told = ""
     try:
         while True:
             try:
                 report = await executor.run_once(policy)
+                told = ""
             except StaleEpoch:
                 raise
             except SteleError as exc:
-                log.warning("pass not possible", error=str(exc))
+                if str(exc) != told:
+                    told = str(exc)
+                    log.warning("pass not possible", error=told)
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
             if until_healthy and report.idle and not plan(report.view, soon):
