@@ -16,7 +16,6 @@ import structlog
 from stele.driver.planner import plan as plan_steps
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress
-from stele.driver.steps import DrainNode, RetireNode, Step
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
@@ -26,6 +25,8 @@ log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
 """Of the driver, in one of ours: pods must not wait for a heal."""
 _PAUSE_S = 0.2
+_NAMED_MAX = 5
+"""Tablets in one event."""
 _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 _SECONDS = re.compile(r"\b\d+ s\b")
 _COPIED = re.compile(r"\b\d+ of \d+ bytes\b")
@@ -47,25 +48,32 @@ class Healer:
         self.progress: tuple[Progress, ...] = ()
         self._told: set[tuple[str, str, str]] = set()
         self._news: list[News] = []
+        self._waiting: dict[tuple[str, str], list[str]] = {}
+        """(step, why) of what is blocked, and which tablets: a lost node may have thousands."""
 
-    def _note(self, step: Step, record: Progress, names: Mapping[str, str]) -> Progress:
+    def _note(self, record: Progress, names: Mapping[str, str]) -> Progress:
         """Take up a record of the driver; the same is told once, however long it goes on."""
         record = replace(record, reason=_named(record.reason, names), error=_named(record.error, names))
         metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
-        where = f"tablet {record.tablet_id[:8]} of {record.table_name}"
-        if isinstance(step, DrainNode | RetireNode):
-            where = names.get(step.node_id[:8], f"node {step.node_id[:8]}")
-        text = f"{where}: {record.reason}" + (f" (not yet: {record.error})" if record.error else "")
-        key = (record.tablet_id, record.kind, _COPIED.sub("", _SECONDS.sub("", text)))
+        where = _named(record.where, names)
+        why = record.reason + (f" (not yet: {record.error})" if record.error else "")
+        key = (record.tablet_id, record.kind, _COPIED.sub("", _SECONDS.sub("", f"{where}: {why}")))
         if key not in self._told:
             self._told.add(key)
-            self._news.append(News(record.step, text, record.kind == "Blocked"))
+            if record.kind == "Blocked":
+                self._waiting.setdefault((record.step, why), []).append(where)
+            else:
+                self._news.append(News(record.step, f"{where}: {why}", False))
         return record
 
     def news(self) -> tuple[News, ...]:
-        """What is new since the last call."""
-        fresh, self._news = tuple(self._news), []
-        return fresh
+        """What is new since the last call. Tablets that are blocked for one reason are told together."""
+        fresh, self._news = self._news, []
+        waiting, self._waiting = self._waiting, {}
+        for (step, why), tablets in waiting.items():
+            more = f" and {len(tablets) - _NAMED_MAX} more" if len(tablets) > _NAMED_MAX else ""
+            fresh.append(News(step, f"{', '.join(tablets[:_NAMED_MAX])}{more}: {why}", True))
+        return tuple(fresh)
 
     def rests(self, view: ClusterView | None, policy: Policy | None) -> bool:
         """Whether there is nothing to do, or nothing may be done; then nothing is under way either."""
@@ -94,8 +102,7 @@ class Healer:
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                told = zip(report.outcomes, report.progress, strict=True)
-                records = [self._note(outcome.step, record, names) for outcome, record in told]
+                records = [self._note(record, names) for record in report.progress]
                 # Records without a tablet are about nodes, which stand with the members.
                 self.progress = tuple(r for r in records if r.tablet_id)
                 await on_round()

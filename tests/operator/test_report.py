@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from stele.driver.progress import Pace
+from stele.driver.steps import Blocked, DrainNode
+from stele.model.ids import NodeId, TabletId
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
+from stele_operator.heal import Healer
 from stele_operator.kube import Kube
 from stele_operator.plan import make_plan
 from stele_operator.reconcile import ClusterTask
@@ -220,3 +224,39 @@ async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Pat
                 await task._tell_findings(raw, observed, make_plan(observed))
             told = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "NodeLost"]
             assert sorted(message.split()[0] for message in told) == sorted(lost)
+
+
+def test_a_thousand_tablets_that_wait_for_one_reason_are_one_event() -> None:
+    """One each would hold the healing up while they are written, and hide what else there is to read."""
+    healer, pace = Healer(), Pace()
+
+    def note(number: int, reason: str) -> None:
+        step = Blocked(TabletId(f"{number:032x}"), 7, reason, "CopyLimit")
+        healer._note(pace.record(step, "events", 0), {})
+
+    for number in range(1_000):
+        note(number, "waits for one of the 4 copies that may run at once")
+    note(1_000, "no master leads")
+    many, one = healer.news()
+    assert many.message.startswith("tablet 00000000 of events, tablet 00000000 of events, ")
+    assert many.message.endswith(" and 995 more: waits for one of the 4 copies that may run at once")
+    assert (one.reason, one.message, one.warning) == (
+        "Blocked",
+        "tablet 00000000 of events: no master leads",
+        True,
+    )
+    for number in range(1_000):
+        note(number, "waits for one of the 4 copies that may run at once")
+    assert not healer.news()
+
+
+def test_what_is_about_a_node_or_about_all_is_told_by_its_name() -> None:
+    healer, pace = Healer(), Pace()
+    drain = DrainNode(TabletId(""), -1, "declared lost, and silent", NodeId("a" * 32))
+    unsettled = Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled")
+    for step in (drain, unsettled):
+        healer._note(pace.record(step, "", 0), {"a" * 8: "flights-node-1"})
+    assert [news.message for news in healer.news()] == [
+        "flights-node-1: declared lost, and silent",
+        "all tablets: the leader master has not heard from all nodes yet",
+    ]

@@ -92,6 +92,4 @@ def run(
 def _show(progress: Progress) -> None:
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     trouble = f" ({progress.error})" if progress.error else ""
-    click.echo(
-        f"{progress.table_name} {progress.tablet_id[:8]}: {progress.step}{copied}, {progress.reason}{trouble}"
-    )
+    click.echo(f"{progress.where}: {progress.step}{copied}, {progress.reason}{trouble}")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stele.driver.steps import Step, WaitCopy, next_title
+from stele.driver.steps import DrainNode, RetireNode, Step, WaitCopy, next_title
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One tablet's step. `eta_s` is None while unknown; `error` says why the step was not done this time."""
+    """One step, of a tablet, of a whole node (`node_id`), or of neither. `eta_s` is None while unknown; `error` says why
+    the step was not done this time."""
 
     tablet_id: str
     table_name: str
@@ -24,6 +25,14 @@ class Progress:
     bytes_total: int = 0
     eta_s: float | None = None
     error: str = ""
+    node_id: str = ""
+
+    @property
+    def where(self) -> str:
+        """What it is about, in words."""
+        if self.tablet_id:
+            return f"tablet {self.tablet_id[:8]} of {self.table_name}"
+        return f"node {self.node_id[:8]}" if self.node_id else "all tablets"
 
 
 class Pace:
@@ -53,6 +62,7 @@ class Pace:
             total,
             eta,
             error,
+            step.node_id if isinstance(step, DrainNode | RetireNode) else "",
         )
 
     def keep(self, copies: set[tuple[str, int]]) -> None:
