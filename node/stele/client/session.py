@@ -149,10 +149,8 @@ class Session:
     async def _write_runs(self) -> None:
         async with self._lock:
             rows, self._rows, self._bytes = self._rows, [], 0
-            first, self._given = (
-                self._given,
-                self._given + len(rows),
-            )  # those behind one that fails count, too
+            first = self._given
+            self._given += len(rows)  # those behind one that fails count, too
             for run in _runs(rows):
                 await self._write_run(run, first)
                 first += len(run)
