@@ -6,6 +6,7 @@ refused here as on a real Kubernetes, and told at the end of the test.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,8 +37,8 @@ def chart_rules() -> tuple[list[Json], list[Json]]:
 class Door:
     """`refused` holds what was asked for without a right."""
 
-    def __init__(self, server: str) -> None:
-        self._server = server
+    def __init__(self, server: str, session: aiohttp.ClientSession) -> None:
+        self._server, self._session = server, session
         self._namespaced, self._everywhere = chart_rules()
         self.refused: list[str] = []
         self.url = ""
@@ -74,21 +75,16 @@ class Door:
         headers = {
             k: v for k, v in request.headers.items() if k in ("Authorization", "Accept", "Content-Type")
         }
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session,
-            session.request(
-                request.method,
-                f"{self._server}{request.path_qs}",
-                headers=headers,
-                data=await request.read(),
-            ) as answer,
-        ):
+        async with self._session.request(
+            request.method, f"{self._server}{request.path_qs}", headers=headers, data=await request.read()
+        ) as answer:
             response = web.StreamResponse(
                 status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "")}
             )
-            await response.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await response.write(chunk)
+            with contextlib.suppress(ConnectionError):  # whoever asked has left
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
             return response
 
 
@@ -98,7 +94,10 @@ async def door(kubeconfig: Path, folder: Path) -> AsyncIterator[tuple[Door, Path
     found = yaml.safe_load(kubeconfig.read_text())
     (cluster,) = found["clusters"]
     server, _, token = cluster["cluster"]["server"].rpartition("/")
-    made = Door(server)
+    session = aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(), connector=aiohttp.TCPConnector(limit=0), auto_decompress=False
+    )
+    made = Door(server, session)
     app = web.Application(client_max_size=16 << 20)
     app.router.add_route("*", "/{path:.*}", made._serve)
     runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
@@ -113,3 +112,4 @@ async def door(kubeconfig: Path, folder: Path) -> AsyncIterator[tuple[Door, Path
         yield made, path
     finally:
         await runner.cleanup()
+        await session.close()
