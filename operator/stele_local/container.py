@@ -20,11 +20,13 @@ import structlog
 
 from stele_local import probes
 from stele_local.objects import now
+from stele_local.podspec import NotYet
 
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local.container")
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 MESSAGE_BYTES_MAX = 4096
+RETRY_SECONDS = 0.5  # how often what waits for a volume or a config map looks again
 Tell = Callable[[str, str, str], None]  # type, reason, message of an event
 
 
@@ -90,11 +92,15 @@ class Container:
 
     async def run(self) -> None:
         """Returns when the container has ended for good: by its policy, or because of `stop`."""
-        crashes = 0
+        crashes = code = 0
         try:
             while True:
+                program = await self._prepared()
+                if program is None:
+                    self.exit_code = code
+                    return
                 begun = asyncio.get_running_loop().time()
-                code = await self._once()
+                code = await self._once(program)
                 finished = self._policy == "Never" or (self._policy == "OnFailure" and code == 0)
                 if self._stopping.is_set() or finished:
                     self.exit_code = code
@@ -122,8 +128,22 @@ class Container:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _once(self) -> int:
-        program = self._prepare()
+    async def _prepared(self) -> Program | None:
+        """Waits until all that it needs is there, which may have gone since it was started first; None if it is to stop."""
+        while not self._stopping.is_set():
+            try:
+                return self._prepare()
+            except NotYet as why:
+                if self.state != why.state:
+                    self.state = why.state
+                    self._tell("Warning", "Failed", why.message)
+                    self._on_change()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await self._stopping.wait()
+        return None
+
+    async def _once(self, program: Program) -> int:
         message_path = program.folder / "termination-log"
         message_path.write_text("")
         self._logs.mkdir(parents=True, exist_ok=True)

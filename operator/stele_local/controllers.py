@@ -43,6 +43,8 @@ class Loop:
             except ApiError as error:  # someone else changed or removed the object: look again
                 log.info("pass interrupted", loop=self._name, why=error.message)
                 self._dirty.set()
+            except Exception:  # over an object that is not as we make them; the next pass does the rest
+                log.exception("pass failed", loop=self._name)
             await asyncio.sleep(BATCH_SECONDS)
             try:
                 async with asyncio.timeout(self._interval):

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from stele_local import dns, podspec
-from stele_local.container import Backoff, Container, Program, base_environment
+from stele_local.container import RETRY_SECONDS, Backoff, Container, Program, base_environment
 from stele_local.controllers import Recorder
 from stele_local.kinds import POD
 from stele_local.machines import Machine, Machines, set_condition
@@ -26,7 +26,6 @@ from stele_local.status import bad_request, not_offered
 
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local.kubelet")
-RETRY_SECONDS = 0.5  # how often a pod that waits for a volume or a config map looks again
 FOLDER_VARIABLE = "STELE_LOCAL_FOLDER"  # marks every process of a cluster, so that `down` finds what is left
 
 
@@ -138,13 +137,11 @@ class Pod:
         return False
 
     def _waiting(self, why: NotYet) -> None:
-        reason = "ContainerCreating" if why.reason == "FailedMount" else why.reason
-        state = {"waiting": {"reason": reason, "message": why.message}}
         before = [
             find(s, "state", "waiting", "message")
             for s in find(self._pod, "status", "containerStatuses", default=[])
         ]
-        self._publish_states([self._idle(spec, state) for spec in self._pod["spec"]["containers"]])
+        self._publish_states([self._idle(spec, why.state) for spec in self._pod["spec"]["containers"]])
         if why.message not in before and "is not bound" not in why.message:
             self._tell("Warning", "FailedMount" if why.reason == "FailedMount" else "Failed", why.message)
 

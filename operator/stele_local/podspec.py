@@ -29,6 +29,12 @@ class NotYet(Exception):
         super().__init__(message)
         self.reason, self.message = reason, message
 
+    @property
+    def state(self) -> Json:
+        """The state of a container that waits for it."""
+        reason = "ContainerCreating" if self.reason == "FailedMount" else self.reason
+        return {"waiting": {"reason": reason, "message": self.message}}
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -132,6 +138,8 @@ def _claimed(sources: Sources, namespace: str, name: str) -> Path:
     volume = sources.registry.find(PV, "", claim["spec"].get("volumeName", "")) if claim else None
     if volume is None or find(claim, "status", "phase") != "Bound":
         raise NotYet("FailedMount", f'persistentvolumeclaim "{name}" is not bound')
+    if volumes.machine_of(volume) not in sources.machines:
+        raise NotYet("FailedMount", f"volume {volume['metadata']['name']} is on no machine of this cluster")
     folder = volumes.folder(sources.machines, volume)
     if not folder.is_dir():
         path = volume["spec"]["local"]["path"]

@@ -25,8 +25,10 @@ def folder(machines: Machines, volume: Json) -> Path:
 
 
 def machine_of(volume: Json) -> str:
-    terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
-    return str(terms[0]["matchExpressions"][0]["values"][0])
+    """The machine it lies on; empty for one made by hand that names none."""
+    terms = find(volume, "spec", "nodeAffinity", "required", "nodeSelectorTerms", default=[])
+    expressions = [e for term in terms for e in term.get("matchExpressions") or ()]
+    return str(expressions[0]["values"][0]) if expressions else ""
 
 
 class Volumes:
@@ -121,10 +123,8 @@ class Volumes:
             if claim is not None and claim["metadata"]["uid"] == reference["uid"]:
                 return
             self._registry.change(PV, volume, lambda new: new["status"].update(phase="Released"), "status")
-        if (
-            volume["spec"]["persistentVolumeReclaimPolicy"] != "Delete"
-            and "deletionTimestamp" not in metadata
-        ):
+        released = reference and volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+        if not released and "deletionTimestamp" not in metadata:
             return
         machine = self._machines.get(machine_of(volume))
         if machine is not None:

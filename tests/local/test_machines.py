@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ async def test_placement(cluster: LocalCluster) -> None:
     )
     cluster.registry.delete(POD, "default", "p0", DeleteOptions())
     await until(lambda: condition(cluster, "p3") == "True", "the fourth took its place")
+
+
+async def test_a_volume_of_no_machine_does_not_end_the_care_for_the_others(cluster: LocalCluster) -> None:
+    """Made by hand, as kubectl lets one."""
+    spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}}
+    cluster.registry.create(PV, "", {"metadata": {"name": "by-hand"}, "spec": spec})
+    cluster.registry.delete(PV, "", "by-hand", DeleteOptions())
+    await asyncio.sleep(0.2)
+    cluster.registry.create(PVC, "default", claim("c"))
+    cluster.registry.create(POD, "default", pod("a", claim="c"))
+    await until(lambda: condition(cluster, "a") == "True", "a has its volume")
+    await until(lambda: not cluster.registry.find(PV, "", "by-hand"), "the one made by hand is gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 
 from stele_local import processes
@@ -184,3 +185,33 @@ for name in sys.argv[1:]:
         "a.peers": a, "b.peers.default.svc.cluster.local": b, "peers.default.svc": " ".join(sorted([a, b])),
         "masters": a, "none.default.svc": "-", "127.0.0.1": "127.0.0.1",
     }  # fmt: skip
+
+
+async def test_a_container_that_cannot_be_started_again_yet_waits_and_can_be_deleted(
+    cluster: LocalCluster,
+) -> None:
+    settings = {"metadata": {"name": "settings"}, "data": {"id": "6f1c"}}
+    cluster.registry.create(CONFIG_MAP, "default", settings)
+    reference = {"configMapKeyRef": {"name": "settings", "key": "id"}}
+    container = {"readinessProbe": None, "env": [{"name": "ID", "valueFrom": reference}]}
+    wait = "import signal; signal.pause()"
+    for name in ("a", "b"):
+        cluster.registry.create(POD, "default", pod(name, "python", "-c", wait, container=container))
+        await until(
+            lambda name=name: "running" in container_status(cluster, name).get("state", {}), f"{name} runs"
+        )
+    cluster.registry.delete(CONFIG_MAP, "default", "settings", DeleteOptions())
+
+    def waits(name: str) -> bool:
+        waiting = container_status(cluster, name)["state"].get("waiting", {})
+        return waiting.get("reason") == "CreateContainerConfigError" and "settings" in waiting["message"]
+
+    for name in ("a", "b"):
+        pid = int(container_status(cluster, name)["containerID"].removeprefix("process://"))
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda name=name: waits(name), f"{name} waits for its settings")
+    _delete(cluster, "a")
+    await until(lambda: not cluster.registry.find(POD, "default", "a"), "a is gone")
+    cluster.registry.create(CONFIG_MAP, "default", settings)
+    await until(lambda: "running" in container_status(cluster, "b")["state"], "b runs again")
+    assert container_status(cluster, "b")["restartCount"] == 1
