@@ -164,8 +164,9 @@ async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[
         )
         try:
             async with asyncio.timeout(30):
-                while not served.holder:
+                while "GetClusterViewRequest" not in served.calls:  # it has heard that the claim is its own
                     await asyncio.sleep(0.05)
+            assert served.holder
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(10):
                 assert await process.wait() == code
