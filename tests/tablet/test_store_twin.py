@@ -16,11 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stele.model import keys
 from stele.model.block import RowOp
 from stele.model.entry import Entry
+from stele.model.errors import Code, Rejected
+from stele.model.ids import HybridTime
 from stele.model.predicate import Predicate, ScanSpec
+from stele.tablet.compaction import CompactionJob, CompactionResult, run_job
 from stele.tablet.machine import FlushJob
 from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.view import View
 from tests.tablet.twin import (
-    FOREVER,
     SCHEMA,
     START_US,
     Row,
@@ -31,12 +34,13 @@ from tests.tablet.twin import (
     compact,
     flush,
     new_store,
+    rows_in,
     rows_of,
     write_entry,
 )
 
-TEXT = st.sampled_from(["", "a", "a\x00", "a\x00b", "ab", "b", "ü"])
-KEYS = st.tuples(TEXT, st.integers(-2, 3))
+TEXT = st.sampled_from(["", "\x00", "a", "a\x00", "a\x00b", "a\x01", "ab", "b", "ü", "x" * 130, "x" * 131])
+KEYS = st.tuples(TEXT, st.one_of(st.integers(-2, 3), st.sampled_from([-(2**31), 2**31 - 1])))
 VALUES = st.one_of(st.none(), st.sampled_from(["x", "y", ""]))
 PARTS = (("v", "w", "d"), ("v",), ("w",), ("v", "w", "d"), ())
 
@@ -60,15 +64,20 @@ def blocks(draw: Any) -> tuple[list[Row], RowOp | list[RowOp]]:
 class StoreMachine(RuleBasedStateMachine):
     """Every rule keeps the store and the twin equal."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(history_us=st.sampled_from([0, 0, 3, 1 << 50]))
+    def begin(self, history_us: int) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="stele-twin-"))
-        self.store = new_store(self.home / "t")
+        self.options = StoreOptions(history_us=history_us)
+        self.store = new_store(self.home / "t", self.options)
         self.twin = Twin()
         self.job: FlushJob | None = None
+        self.merge: CompactionJob | None = None
+        self.merged: CompactionResult | None = None
+        self.views: list[tuple[View, int]] = []
         self.snapshots: list[int] = []
 
     def teardown(self) -> None:
+        self.close_views()
         shutil.rmtree(self.home, ignore_errors=True)
 
     @rule(block=blocks())
@@ -104,22 +113,65 @@ class StoreMachine(RuleBasedStateMachine):
             self.job = None
 
     @rule(full=st.booleans())
-    def merge(self, full: bool) -> None:
-        compact(self.store, full=full)
+    def merge_begin(self, full: bool) -> None:
+        """Begin, and let other rules run before the end."""
+        if self.merge is None:
+            self.merge = self.store.plan_compaction(full=full)
+
+    @rule()
+    def merge_run(self) -> None:
+        if self.merge is not None and self.merged is None:
+            self.merged = run_job(self.merge)
+
+    @rule(fails=st.integers(0, 4))
+    def merge_end(self, fails: int) -> None:
+        if self.merge is not None and not fails:
+            self.store.abandon_compaction(self.merge)
+        elif self.merge is not None:
+            self.store.install_compaction(self.merged or run_job(self.merge))
+        self.merge = self.merged = None
 
     @rule()
     def restart(self) -> None:
         """Nothing in memory outlives it; the log has everything after `flushed`."""
-        self.job = None
+        self.job = self.merge = self.merged = None
         self.store.close()
-        self.store = TabletStore.open(self.home / "t", FOREVER)
+        self.store = TabletStore.open(self.home / "t", self.options)
         self.twin.replay(self.store)
 
-    @rule(data=st.data())
-    def scan_the_past(self, data: Any) -> None:
-        if self.snapshots:
-            snapshot = data.draw(st.sampled_from(self.snapshots)) - data.draw(st.integers(0, 1))
-            assert all_rows(self.store, snapshot) == self.twin.at(snapshot)
+    def view(self, snapshot: int) -> View | None:
+        """None where history at that time may be gone."""
+        try:
+            return self.store.view(HybridTime(snapshot))
+        except Rejected as exc:
+            assert exc.code is Code.SNAPSHOT_TOO_OLD and snapshot < self.store.history_mark
+            return None
+
+    @rule(data=st.data(), kept=st.booleans())
+    def scan_the_past(self, data: Any, kept: bool) -> None:
+        if not self.snapshots:
+            return
+        snapshot = data.draw(st.sampled_from(self.snapshots)) - data.draw(st.integers(0, 1))
+        view = self.view(snapshot)
+        if view is None:
+            return
+        assert rows_in(view) == self.twin.at(snapshot)
+        if kept:
+            self.views.append((view, snapshot))
+        else:
+            view.close()
+
+    @rule()
+    def scan_again(self) -> None:
+        """What was open before flushes, merges and restarts shows what it showed then."""
+        for view, snapshot in self.views:
+            assert rows_in(view) == self.twin.at(snapshot)
+
+    @rule()
+    def close_views(self) -> None:
+        for view, _ in self.views:
+            view.close()
+        self.views = []
 
     @rule(low=KEYS, high=KEYS, limit=st.one_of(st.none(), st.integers(0, 5)), batch_rows=st.integers(1, 9))
     def scan_a_range(
@@ -152,7 +204,10 @@ class StoreMachine(RuleBasedStateMachine):
     def get(self, wanted: list[tuple[str, int]], data: Any) -> None:
         snapshot = data.draw(st.sampled_from(self.snapshots)) if self.snapshots else self.store.last_timestamp
         encoded = pa.array([keys.encode_tuple(k, (pa.string(), pa.int32())) for k in wanted], pa.binary())
-        with self.store.view(snapshot) as view:
+        view = self.view(snapshot)
+        if view is None:
+            return
+        with view:
             found = view.get(encoded, (1, 4)).to_pylist()
         there = [r for r in self.twin.at(snapshot) if (r["k"], r["n"]) in wanted]
         assert found == [{"n": r["n"], "d": r["d"]} for r in there]

@@ -19,6 +19,7 @@ from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
 from stele.tablet.compaction import run_job
 from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.view import View
 from stele.tablet.writing import vet
 
 SCHEMA = Schema.make(
@@ -83,10 +84,15 @@ def rows_of(batches: Any) -> list[Row]:
 
 
 def all_rows(store: TabletStore, snapshot: int | None = None) -> list[Row]:
-    """All rows at a snapshot in key order; a scan without order must give the same ones."""
+    """All rows at a snapshot in key order."""
     with store.view(None if snapshot is None else HybridTime(snapshot)) as view:
-        ordered = rows_of(view.scan(ScanSpec(ordered=True)))
-        free = rows_of(view.scan())
+        return rows_in(view)
+
+
+def rows_in(view: View) -> list[Row]:
+    """All rows of a view in key order; a scan without order must give the same ones."""
+    ordered = rows_of(view.scan(ScanSpec(ordered=True)))
+    free = rows_of(view.scan())
     assert sorted(free, key=lambda r: (r["k"].encode(), r["n"])) == ordered
     return ordered
 

@@ -1,0 +1,114 @@
+"""What flushes and merges may drop: three keys, written, deleted and read in the past at random, against the twin."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from stele.model.block import RowOp
+from stele.model.errors import Code, Rejected
+from stele.model.ids import HybridTime
+from stele.tablet.compaction import CompactionJob, run_job
+from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.view import View
+from tests.tablet.twin import Twin, flush, new_store, rows_in
+
+STEPS = 60
+
+
+class Story:
+    """One store with little history, its twin, and what is under way."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.directory = directory
+        self.options = StoreOptions(history_us=self.rng.choice([0, 1, 4, 1 << 50]))
+        self.twin = Twin()
+        self.store = new_store(directory, self.options)
+        self.merge: CompactionJob | None = None
+        self.views: list[tuple[View, int]] = []
+
+    def write(self) -> None:
+        op = self.rng.choice([RowOp.UPSERT, RowOp.UPSERT, RowOp.DELETE_IGNORE, RowOp.DELETE])
+        rows = [
+            {"k": "k", "n": self.rng.randrange(3), "v": None, "w": len(self.twin.entries), "d": None}
+            for _ in range(self.rng.randint(1, 2))
+        ]
+        self.store.apply(self.twin.write(rows, op)[0])
+
+    def flush(self) -> None:
+        flush(self.store)
+
+    def merge_begins(self) -> None:
+        """Of all files, of those that are worth it, or of the newest four."""
+        if self.merge is None:
+            newest = sum(file.size for file in self.store._state.files[:4])
+            full, room = self.rng.choice([(True, None), (False, None), (True, newest), (True, newest)])
+            self.merge = self.store.plan_compaction(full=full, room_bytes=room)
+
+    def merge_ends(self) -> None:
+        if self.merge is not None:
+            self.store.install_compaction(run_job(self.merge))
+            self.merge = None
+
+    def look_back(self) -> None:
+        snapshot = self.store.last_timestamp - (self.rng.randrange(6) << 12)
+        try:
+            self.views.append((self.store.view(HybridTime(snapshot)), snapshot))
+        except Rejected as exc:
+            assert exc.code is Code.SNAPSHOT_TOO_OLD and snapshot < self.store.history_mark
+
+    def restart(self) -> None:
+        self.merge = None
+        self.store.close()
+        self.store = TabletStore.open(self.directory, self.options)
+        self.twin.replay(self.store)
+
+    def check(self) -> None:
+        self.views.append((self.store.view(), self.store.last_timestamp))
+        for view, snapshot in self.views:
+            assert rows_in(view) == self.twin.at(snapshot)
+        if len(self.views) > 4:
+            self.views.pop(self.rng.randrange(4))[0].close()
+
+    def tell(self) -> None:
+        chosen = [self.write] * 8 + [self.flush] * 6 + [self.look_back] * 3
+        chosen += [self.merge_begins, self.merge_ends, self.check, self.restart]
+        for _ in range(STEPS):
+            self.rng.choice(chosen)()
+        self.check()
+        for view, _ in self.views:
+            view.close()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_what_somebody_may_still_read_is_kept_and_what_is_deleted_stays_so(tmp_path: Path, seed: int) -> None:
+    Story(tmp_path / "t", seed).tell()
+
+
+def test_a_merge_of_the_newest_files_keeps_the_deletes_that_older_ones_need(tmp_path: Path) -> None:
+    twin, store = Twin(), new_store(tmp_path / "t", StoreOptions(history_us=0))
+    for n, op in (
+        (1, RowOp.UPSERT),
+        (1, RowOp.DELETE),
+        (2, RowOp.UPSERT),
+        (3, RowOp.UPSERT),
+        (4, RowOp.UPSERT),
+    ):
+        store.apply(twin.write([{"k": "k", "n": n, "v": None, "w": n, "d": None}], op)[0])
+        flush(store)
+    newest = sum(file.size for file in store._state.files[:4])
+    job = store.plan_compaction(full=True, room_bytes=newest)
+    assert job is not None and len(job.inputs) == 4
+    store.install_compaction(run_job(job))
+    assert len(store.files) == 2
+    with store.view() as view:
+        assert rows_in(view) == twin.at(store.last_timestamp)
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    store.install_compaction(run_job(job))
+    assert (len(store.files), store.rows_estimate) == (1, 3)
+    with store.view() as view:
+        assert rows_in(view) == twin.at(store.last_timestamp)
