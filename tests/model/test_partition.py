@@ -142,6 +142,14 @@ def test_pruning_prunes() -> None:
     assert prune(WHOLE, SCHEMA, [Predicate(0, "in", ())]) == []
 
 
+def test_more_combinations_than_numpy_can_count_prune_nothing() -> None:
+    """65,536 values for each of four columns were counted as none, and then made."""
+    schema = Schema.make([(name, "int32") for name in "abcd"], list("abcd"))
+    parts = PartitionSchema((HashPartition((0, 1, 2, 3), 4),))
+    values = tuple(range(1 << 16))
+    assert prune(parts, schema, [Predicate(column, "in", values) for column in range(4)]) == [0, 1, 2, 3]
+
+
 def test_split_keeps_the_order_of_rows() -> None:
     batch = _batch([("a", n) for n in range(10)])
     parts = list(split(batch, np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2])))

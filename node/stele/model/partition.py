@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -226,7 +227,7 @@ def _candidates(column_id: int, schema: Schema, predicates: Sequence[Predicate])
 
 def _encoded_product(arrays: Sequence[pa.Array]) -> pa.BinaryArray | None:
     sizes = [len(a) for a in arrays]
-    if int(np.prod(sizes)) > _COMBINATIONS_MAX:
+    if math.prod(sizes) > _COMBINATIONS_MAX:
         return None
     grid = np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij")
     return keys.encode_arrays([a.take(pa.array(g.ravel())) for a, g in zip(arrays, grid)])
