@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import get_context
 
+from tests.sim.resting import say_less
 from tests.sim.world import run_seed
 
 
@@ -18,7 +19,7 @@ def _results(seeds: range, jobs: int) -> Iterator[tuple[int, int, str]]:
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
-    with get_context("spawn").Pool(jobs) as pool:
+    with get_context("spawn").Pool(jobs, say_less) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=8)
 
 
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--story", action="store_true", help="print the story of a failure")
     arguments = parser.parse_args()
+    say_less()
     began = last = time.monotonic()
     failed: list[int] = []
     writes = 0

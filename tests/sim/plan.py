@@ -43,6 +43,10 @@ class Plan:
     failures: bool
     clock_skew: float
     hinted: bool
+    rest_after_ms: int | None
+    rest_crashes_per_s: float
+    lull_ms: float
+    keeps_log: bool
 
 
 class Weather(Enum):
@@ -62,6 +66,10 @@ _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather
 
 def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     """The world of this seed; its weather may be asked for."""
+    return _with_habits(_with_weather(seed, weather))
+
+
+def _with_weather(seed: int, weather: Weather | None) -> Plan:
     rng = random.Random(f"plan/{seed}")
     drawn = rng.choice(_WEATHERS)
     weather = weather or drawn
@@ -165,4 +173,40 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
         failures=rng.random() < 0.2,
         clock_skew=sometimes(0.5, 0.0, 0.1),
         hinted=rng.random() < 0.7,
+        rest_after_ms=None,
+        rest_crashes_per_s=0.0,
+        lull_ms=0.0,
+        keeps_log=False,
+    )
+
+
+def _with_habits(plan: Plan) -> Plan:
+    """What nodes do on top of the core: let idle groups rest, in fairer weather, and keep a log that their stores hold.
+
+    Of a chance of its own, so that the worlds of all other seeds stay what they were.
+    """
+    rng = random.Random(f"habits/{plan.seed}")
+    if rng.random() < 0.7:
+        return replace(plan, keeps_log=rng.random() < 0.3)
+    return replace(
+        plan,
+        rest_after_ms=rng.choice((0, 200, 500)),
+        rest_crashes_per_s=rng.choice((0.0, 0.5)),
+        lull_ms=rng.choice((1500.0, 6000.0)),
+        keeps_log=True,
+        fault_ms=20_000,
+        loss=rng.choice((0.0, 0.1 * plan.loss)),
+        slow_message=0.1 * plan.slow_message,
+        partitions_per_s=rng.choice((0.0, 0.1)),
+        crashes_per_s=rng.choice((0.0, 0.1)),
+        crash_leader=1.0,
+        crash_after_election=0.0,
+        down_ms_max=rng.choice((500.0, 10_000.0)),
+        alarms_per_s=0.0,
+        writes_per_s=max(5.0, 0.3 * plan.writes_per_s),
+        stalls_per_s=0.3 * plan.stalls_per_s,
+        slow_disks_per_s=0.3 * plan.slow_disks_per_s,
+        changes_per_s=rng.choice((0.0, 0.1)),
+        transfers_per_s=0.2 * plan.transfers_per_s,
+        flushes_per_s=0.2 * plan.flushes_per_s,
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from stele.consensus.replica import Replica
 from stele.model.config import Configuration
 from stele.model.ids import OpId, ReplicaId
 from stele.raft import RaftCore
@@ -39,15 +40,21 @@ from stele.raft.events import (
     Event,
     InitialState,
     LogRead,
+    PeerFailed,
     Persisted,
+    Received,
     ReportFailed,
+    RequestRead,
     Start,
     SyncStalled,
     Tick,
 )
 from stele.raft.invariants import check, check_role_step, check_step, facts
+from stele.raft.messages import Message
 from stele.raft.ports import fold_records, write_persist
+from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.disk import SimLog
+from tests.sim.resting import RestingNode, node_of
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -82,16 +89,53 @@ class SimReplica:
         self._durable_persist = 0
         self._syncing = False
         self.applied = 0
+        self.flushed = start
+        # Rest
+        self.node: RestingNode | None = None
+        self.active_ms = 0
+        self.unled_since = 0.0
+        self._quiet_since: int | None = None
+        self._quiet_ms = 0
         self._reads_ready: list[tuple[int, int]] = []
 
     # Time
 
-    def now_ms(self) -> int:
-        """This replica's own clock."""
+    def node_ms(self) -> int:
+        """Its node's own clock."""
         return int(self._offset + self._rate * self.world.now)
 
+    def now_ms(self) -> int:
+        """The core's time: the node's, without the times in which the group was at rest."""
+        return (self.node_ms() if self._quiet_since is None else self._quiet_since) - self._quiet_ms
+
     def _world_time(self, own_ms: int) -> float:
-        return (own_ms - self._offset) / self._rate + 0.01
+        return (own_ms + self._quiet_ms - self._offset) / self._rate + 0.01
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the core's time stands still."""
+        return self._quiet_since is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for a read."""
+        return bool(self._reads_ready) or (self.core is not None and self.core._reads.pending)
+
+    def rest(self) -> bool:
+        """As CoreRuntime."""
+        if self._inbox or self._syncing or self.log.pending or self._waiting:
+            return False
+        self._quiet_since = self.node_ms()
+        self.world.rests += 1
+        return True
+
+    def wake(self) -> None:
+        """As CoreRuntime."""
+        if self._quiet_since is not None:
+            self._quiet_ms += self.node_ms() - self._quiet_since
+            self._quiet_since = None
+            self._wake_at = 0.0
+            self._set_wake()
 
     # Life
 
@@ -106,15 +150,16 @@ class SimReplica:
         config = loaded.config
         assert config is not None
         self.life += 1
-        self.applied = loaded.start.index
+        self.applied = max(self.flushed.index, loaded.start.index)
         self._durable_persist = 0
+        self._quiet_since, self._quiet_ms = None, 0
         initial = InitialState(
             term=loaded.hard_state.term,
             voted_for=loaded.hard_state.voted_for,
             log_start=loaded.start,
             config=config,
             entries=loaded.entries,
-            commit_index=loaded.start.index,
+            commit_index=self.applied,
             witness_without_data=not self.has_data,
             failed=self.failed,
             leader_hint=hint,
@@ -125,11 +170,15 @@ class SimReplica:
             "{} starts at term {} with log {}", self.replica_id, initial.term, self.core.log.last_opid
         )
         self.feed(Start(self.now_ms()))
+        self.active_ms = self.node_ms()
+        if self.world.plan.rest_after_ms is not None:
+            self.node = RestingNode(self)
 
     def crash(self) -> None:
         """Power off: memory is gone, and what was not synced, mostly."""
         self.world.trace("{} crashes", self.replica_id)
-        self.core = None
+        self.core = self.node = None
+        self._quiet_since = None
         self.life += 1
         self.log.crash(self.world.rng)
         self._inbox.clear()
@@ -146,11 +195,33 @@ class SimReplica:
         """An event; taken at the next turn, together with what else has come."""
         if self.core is None:
             return
+        self.wake()
+        if isinstance(event, RequestRead):
+            self.active_ms = self.node_ms()
+        if self.node is not None and isinstance(event, PeerFailed):
+            self.node.groups.lost(node_of(event.replica_id))
         self._inbox.append(event)
         if not self._turn_set:
             self._turn_set = True
             at = max(self.world.now + self.world.rng.random(), self.stalled_until)
             self.world.at(at, self._turn, self.life)
+
+    def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool, life: int) -> None:
+        """Something has come over the network."""
+        if life != self.life or self.core is None:
+            return
+        if self.node is not None:
+            if self.world.now < self.stalled_until:
+                self.world.at(self.stalled_until, self.deliver, sender, message, quiet, life)
+                return
+            self.node.groups.heard(node_of(sender))
+            if isinstance(message, RestingPB):
+                self.node.groups.told(node_of(sender), message)
+                return
+            if quiet and self.node.groups.take(cast(Replica, self.node), sender, message):
+                return
+        assert not isinstance(message, RestingPB)
+        self.feed(Received(sender, message, self.now_ms()))
 
     def _turn(self, life: int) -> None:
         if life != self.life or self.core is None:
@@ -180,7 +251,7 @@ class SimReplica:
     def _set_wake(self) -> None:
         assert self.core is not None
         deadline = self.core.next_deadline_ms
-        if deadline > self.now_ms() + 1_000_000:
+        if self.quiet or deadline > self.now_ms() + 1_000_000:
             return
         at = max(self._world_time(deadline), self.world.now)
         if self._wake_at <= self.world.now or at < self._wake_at:
@@ -194,6 +265,8 @@ class SimReplica:
             self.world.at(self.stalled_until, self._wake, life)
             return
         self._wake_at = 0.0
+        if self.quiet:
+            return
         if self.now_ms() >= self.core.next_deadline_ms:
             events, self._inbox = self._inbox, []
             self._step([*events, Tick(self.now_ms())])
@@ -208,6 +281,8 @@ class SimReplica:
             case Persist(id=persist_id):
                 # Asked of the core, not of the effect: one that forgets to persist its vote has voted all the same.
                 assert self.core is not None
+                if effect.entries:
+                    self.active_ms = self.node_ms()
                 voted = effect.hard_state is not None and self.core.voted_for not in (None, self.replica_id)
                 write_persist(self.log, effect, lambda: self._persisted(persist_id, voted))
             case Send(after=after):
@@ -227,6 +302,7 @@ class SimReplica:
                 self._reads_ready.append((context, index))
                 self._serve_reads()
             case RoleChanged(role=role):
+                self.active_ms = self.node_ms()
                 world.trace("{} is {} of term {}: {}", self.replica_id, role.value, effect.term, effect.cause)
                 if role is Role.LEADER:
                     assert self.core is not None
@@ -317,11 +393,14 @@ class SimReplica:
     # The store
 
     def flush(self, index: int) -> None:
-        """The store holds all up to `index` on its own disk; the log before may go."""
+        """The store holds all up to `index` on its own disk; the log before may go, at once or later."""
         core = self.core
         if core is None or not core.log.start.index < index <= min(self.applied, core.log.handed_index):
             return
         opid = core.log.opid_at(index)
+        self.flushed = max(self.flushed, opid)
+        if self.world.plan.keeps_log and self.world.rng.random() < 0.7:
+            return
         self.log.begin_snapshot(opid)
         self.log.end_snapshot(opid, core.log.config_at(index))
         self.feed(Compacted(opid))
@@ -340,6 +419,7 @@ class SimReplica:
         self.log.end_snapshot(opid, config)
         self.log.sync(self.log.pending)
         self.has_data = True
+        self.flushed = max(self.flushed, opid)
         self.world.trace("{} takes a copy at {}", self.replica_id, opid)
         if was_up:
             self.start(None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stele.raft import RaftCore
+from stele.tserver.quiet import QuietGroups
 from tests.sim.bugs import PLANTED
 from tests.sim.plan import Weather, draw_plan
 from tests.sim.world import SimulationFailure, World
@@ -51,3 +52,14 @@ def test_planted_bugs_are_caught(bug: type[RaftCore], weather: Weather, first: i
             World(draw_plan(seed, weather)).run()
             return
     pytest.fail(f"{bug.__name__} went unseen through {count} seeds")
+
+
+def test_groups_come_to_rest() -> None:
+    worlds = [plan for seed in range(1, 31) if (plan := draw_plan(seed)).rest_after_ms is not None]
+    assert sum(World(plan).run().rests for plan in worlds) > 50
+
+
+def test_who_rests_though_its_leader_is_silent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuietGroups, "lives", lambda groups, node_id: True)
+    with pytest.raises(SimulationFailure, match="at rest without a leader"):
+        World(draw_plan(70)).run()

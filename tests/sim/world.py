@@ -20,9 +20,10 @@ from stele.model.errors import SteleError, ensure
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft import RaftCore
 from stele.raft.effects import Role
-from stele.raft.events import PeerFailed, Received
+from stele.raft.events import PeerFailed
 from stele.raft.invariants import check_group
 from stele.raft.messages import Message
+from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.driver import Driver, sim_peer
@@ -31,6 +32,7 @@ from tests.sim.replica import SimReplica
 
 _HEAL_MS_MAX = 30_000
 _EVENTS_MAX = 400_000
+_UNLED_MS_MAX = 2_500
 
 
 class SimulationFailure(Exception):
@@ -49,6 +51,7 @@ class Outcome:
     reads: int
     terms: int
     config_changes: int
+    rests: int
 
 
 class World:
@@ -66,6 +69,7 @@ class World:
         self.replicas: dict[int, SimReplica] = {}
         self.retired: dict[int, bool] = {}
         self.healing = False
+        self.rests = 0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._events = 0
@@ -105,7 +109,9 @@ class World:
         """A replica crashed."""
         self.clients.forget(replica_id)
 
-    def send(self, sender: ReplicaId, to: ReplicaId, message: Message) -> None:
+    def send(
+        self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, *, quiet: bool = False
+    ) -> None:
         """Through the network: lost, doubled, late, out of order."""
         plan, rng = self.plan, self.rng
         copies = 1
@@ -119,14 +125,14 @@ class World:
             delay = rng.uniform(plan.delay_min_ms, latest)
             if not self.healing and plan.slow_message and rng.random() < plan.slow_message:
                 delay += rng.uniform(0.0, 2000.0)
-            self.at(self.now + delay, self._deliver, sender, to, message)
+            self.at(self.now + delay, self._deliver, sender, to, message, quiet)
 
-    def _deliver(self, sender: ReplicaId, to: ReplicaId, message: Message) -> None:
+    def _deliver(self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
         if self._blocked.get((sender, to), 0.0) > self.now:
             return
         replica = self.replicas.get(to)
         if replica is not None and replica.up:
-            replica.feed(Received(sender, message, replica.now_ms()))
+            replica.deliver(sender, message, quiet, replica.life)
 
     # The run
 
@@ -160,6 +166,7 @@ class World:
             self.history.reads,
             len(self.history.leaders),
             self.history.config.opid_index,
+            self.rests,
         )
 
     def _run_until(self, end: float, done: Callable[[], bool]) -> bool:
@@ -179,6 +186,19 @@ class World:
     def _check_all(self) -> None:
         check_group([r.core for r in self.all_replicas() if r.core is not None])
 
+    def _check_rests(self) -> None:
+        """Nobody rests for long without a leader that leads."""
+        for replica in self.all_replicas():
+            core = replica.core
+            leader = self.replicas[core.leader].core if core is not None and core.leader is not None else None
+            led = core is not None and leader is not None and leader.role is Role.LEADER
+            if not replica.quiet or self.now < replica.stalled_until or (led and leader.term == core.term):
+                replica.unled_since = self.now
+            ensure(
+                self.now - replica.unled_since < _UNLED_MS_MAX,
+                f"replica {replica.replica_id} has been at rest without a leader for {_UNLED_MS_MAX} ms",
+            )
+
     def _arrange(self) -> None:
         plan = self.plan
         self._often(plan.writes_per_s, self._write)
@@ -193,6 +213,9 @@ class World:
         self._often(plan.slow_disks_per_s, self._slow_disk)
         self._often(4.0, self._check_all)
         self._often(1.0, self.driver.tombstone_removed)
+        if plan.rest_after_ms is not None:
+            self._often(10.0, self._check_rests)
+            self._often(plan.rest_crashes_per_s, self._crash_at_rest)
         if plan.failures:
             self.at(self.rng.uniform(500.0, plan.fault_ms), self._fail_one)
 
@@ -214,14 +237,28 @@ class World:
         return self.rng.choice(up) if up else None
 
     def _write(self) -> None:
-        if self.healing and self.rng.random() < 0.8:
-            return  # so that the slowest can catch up
-        target = self.driver.leader() if self.rng.random() < 0.9 else self._some_up()
+        if self._lull or (self.healing and self.rng.random() < 0.8):
+            return  # so that groups come to rest, and the slowest can catch up
+        target = self._asked()
         if target is not None:
             self.clients.write(target.replica_id)
 
-    def _read(self) -> None:
+    def _asked(self) -> SimReplica | None:
+        """Whom a client asks: who leads, and now and then anybody. A node refuses for a replica that does not lead."""
         target = self.driver.leader() if self.rng.random() < 0.9 else self._some_up()
+        if target is None or self.plan.rest_after_ms is None:
+            return target
+        return target if target.core is not None and target.core.role is Role.LEADER else None
+
+    @property
+    def _lull(self) -> bool:
+        """Whether the clients of a world whose groups rest let them."""
+        return self.plan.rest_after_ms is not None and int(self.now / self.plan.lull_ms) % 2 == 1
+
+    def _read(self) -> None:
+        if self._lull:
+            return
+        target = self._asked()
         if target is not None:
             self.clients.read(target.replica_id)
 
@@ -258,6 +295,11 @@ class World:
             group = [r for r in self.all_replicas() if r.up]  # the power fails everywhere
         for one in group:
             self._crash_one(one, one.life)
+
+    def _crash_at_rest(self) -> None:
+        leader = self.driver.leader()
+        if leader is not None and leader.quiet:
+            self._crash_one(leader, leader.life)
 
     def _crash_one(self, replica: SimReplica, life: int, down_ms_max: float | None = None) -> None:
         if self.healing or not replica.up or replica.life != life:
