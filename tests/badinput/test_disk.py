@@ -24,7 +24,7 @@ from tests.harness.compare import rows_that_all_replicas_hold
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 THREE = PartitionSchema((HashPartition((0,), 3),))
 FOUR = PartitionSchema((HashPartition((0,), 4),))
-DISK_MIB = 512
+DISK_MIB = 1024
 
 
 @contextmanager

@@ -85,8 +85,12 @@ def keep_grpc() -> None:
     took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc); that thread then brings the process down. So there is
     one object, which connects to nobody, that is never freed.
     """
-    client = fl.FlightClient("grpc+tcp://127.0.0.1:9")
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    _never_free(fl.FlightClient("grpc+tcp://127.0.0.1:9"))
+
+
+def _never_free(made: object) -> None:
+    """Not even at the interpreter's end, as a list of what is kept would be."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
 class FlightServer:
@@ -113,6 +117,7 @@ class FlightServer:
                 f"cannot listen for Flight at {host}:{port}: the port is in use, or the address is not this "
                 "machine's; stop what uses it or choose another with --flight-port"
             ) from exc
+        _never_free(self._server)  # freed a moment after its end, one has brought its process down
         self.port: int = self._server.port
         self._thread = threading.Thread(target=self._server.serve, name="flight", daemon=True)
         self._thread.start()
@@ -128,6 +133,7 @@ class FlightServer:
             log.warning("flight server left behind: readers take nothing", seconds=_CLOSE_S)
         else:
             self._thread.join()
+            self._server.let_go()
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -157,6 +163,11 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self.stopping.set()
         self.watchdog.close()
         self.watchdog.cancel_all()
+
+    def let_go(self) -> None:
+        """It has ended, and is never freed itself: what it served may be."""
+        for name in ("_scans", "_copies"):
+            self.__dict__.pop(name, None)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         try:
