@@ -132,9 +132,11 @@ class CoreRuntime:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
-        if self._unsynced and now_ms - max(self._unsynced[0][1], self._stall_told_ms) > self._stall_ms:
+        # Told well before the shortest election timeout since it was told last has passed.
+        stalled = bool(self._unsynced) and now_ms - self._unsynced[0][1] > self._stall_ms
+        if stalled and now_ms - self._stall_told_ms > self._stall_ms // 2:
             self._stall_told_ms = now_ms
-            self.post(SyncStalled())
+            self.post(SyncStalled(now_ms - self._quiet_ms))
         if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self.deadline_ms:
             self.post(Tick(now_ms - self._quiet_ms))
 

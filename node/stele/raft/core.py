@@ -234,6 +234,7 @@ class RaftCore(HandoverPart):
         self._election_due_ms = NEVER_MS
 
     def _on_sync_stalled(self, event: SyncStalled) -> None:
+        self._advance_clock(event.now_ms)
         self._stalled_until_ms = self._now_ms + self.options.election_max_ms
         if self.role is Role.LEADER:
             self._step_down(Code.STEPPING_DOWN, "a sync of its own log stalls for an election timeout")
