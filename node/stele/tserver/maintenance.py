@@ -36,6 +36,8 @@ QUIET_MS = 10_000
 QUIET_BYTES = 1 << 20
 COMPACTION_REST_MS = 30_000
 """How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
+SEGMENTS_KEPT = 2
+"""Of the log: merges leave space for so many more."""
 LOG_BYTES_FLUSH = 256 << 20
 """An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
@@ -114,7 +116,7 @@ class Maintenance:
         """One merge that there is room for, of the next store in turn that has one."""
         if self._compaction is not None and not self._compaction.done():
             return
-        now, room = self._node.now_ms(), self._node.room_bytes()
+        now, room = self._node.now_ms(), room_bytes(self._node)
         self._resting = {key: until for key, until in self._resting.items() if until > now}
         for replica in self._in_turn():
             machine: Any = replica.machine
@@ -154,6 +156,13 @@ class Maintenance:
             replica.fail(f"compaction: {error}")
         else:
             log.warning("compaction", tablet=replica.tablet_id, error=str(error))
+
+
+def room_bytes(node: Node) -> int:
+    """How much of the disk a merge may take: what is free above the log's low-water mark and some segments."""
+    options = node.log.options
+    free, _ = node.disk_bytes()
+    return max(0, free - int(options.low_space_bytes + SEGMENTS_KEPT * options.segment_bytes))
 
 
 def give_memory_back() -> None:

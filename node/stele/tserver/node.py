@@ -80,8 +80,6 @@ VERSION = "0.1.0"
 HAND_OVER_S = 10.0
 VETTING_S = 3.0
 """How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
-_SEGMENTS_KEPT = 2
-"""Of the log: work in the background leaves space for so many more."""
 
 AddService = Callable[["Node", grpc.aio.Server], None]
 
@@ -183,13 +181,6 @@ class Node:
     def low_space(self) -> bool:
         """Whether writes must be refused."""
         return bool(self.log.low_space)
-
-    def room_bytes(self) -> int:
-        """How much of the disk work in the background may take: what is free above the log's low-water mark and some
-        segments."""
-        options = self.log.options
-        kept = int(options.low_space_bytes + _SEGMENTS_KEPT * options.segment_bytes)
-        return max(0, self._disk_bytes[0] - kept)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread."""
