@@ -226,7 +226,7 @@ class Scenario(Group):
 
     def event(self, number: str, what: str, about: str | None) -> None:
         events: dict[str, Event] = {
-            "says that its sync stalls": SyncStalled(),
+            "says that its sync stalls": SyncStalled(self.now),
             "has FAILED": ReportFailed("damage"),
             "gets its rows": DataArrived(),
         }

@@ -381,7 +381,10 @@ class SimReplica:
             took += world.rng.uniform(5.0, self.slow_disk_until - world.now + 5.0)
         world.at(world.now + took, self._end_sync, self.life, self.log.pending)
         if took > world.plan.options.election_max_ms:
-            world.at(world.now + world.plan.options.election_max_ms, self._feed_if, self.life, SyncStalled())
+            world.at(world.now + world.plan.options.election_max_ms, self._stalled, self.life)
+
+    def _stalled(self, life: int) -> None:
+        self._feed_if(life, SyncStalled(self.now_ms()))
 
     def _end_sync(self, life: int, count: int) -> None:
         if life != self.life:

@@ -168,11 +168,10 @@ class ReportFailed:
 class SyncStalled:
     """A sync has taken longer than an election timeout; fed again each election timeout while it lasts.
 
-    From `now_ms` (0: the newest time that was fed) for the longest election timeout, or until the next Persisted, this
-    replica does not campaign.
+    From `now_ms` for the longest election timeout, or until the next Persisted, this replica does not campaign.
     """
 
-    now_ms: int = 0
+    now_ms: int
 
 
 Event = (

@@ -126,7 +126,7 @@ class Heartbeater:
     ) -> pb.TSHeartbeatRequest:
         """A heartbeat with what every one has."""
         node = self._node
-        free, used = node.disk_bytes()
+        free, used = node.watch.disk_bytes
         return pb.TSHeartbeatRequest(
             node_id=id_to_pb(node.node_id),
             incarnation=node.incarnation,

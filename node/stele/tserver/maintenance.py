@@ -161,7 +161,7 @@ class Maintenance:
 def room_bytes(node: Node) -> int:
     """How much of the disk a merge may take: what is free above the log's low-water mark and some segments."""
     options = node.log.options
-    free, _ = node.disk_bytes()
+    free, _ = node.watch.disk_bytes
     return max(0, free - int(options.low_space_bytes + SEGMENTS_KEPT * options.segment_bytes))
 
 

@@ -12,7 +12,6 @@ import asyncio
 import random
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ import structlog
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource
-from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
@@ -50,7 +49,6 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.resolve import join_address, split_address
-from stele.tablet.store import TabletStore
 from stele.tserver import formation
 from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
@@ -70,6 +68,7 @@ from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Fate, Volume, volume_old
+from stele.tserver.watch import HAND_OVER_S, NodeWatch
 from stele.wal.aio import kernel_sync
 from stele.wal.appender import call_all
 
@@ -77,7 +76,6 @@ log = structlog.get_logger("stele.tserver")
 
 T = TypeVar("T")
 VERSION = "0.1.0"
-HAND_OVER_S = 10.0
 VETTING_S = 3.0
 """How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
 
@@ -125,11 +123,9 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
         self._threads = ThreadPoolExecutor(8, "stele-io")
-        self._disk_bytes = (0, 0)
-        self._low_space = False
+        self.watch = NodeWatch(self)
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
-        self._leaving: asyncio.Task[None] | None = None
         self.clock = ReplicaClock()
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
@@ -240,10 +236,10 @@ class Node:
             rng=self._random,
         )
         self.inbound = PeerInbound(self.transport, self.budget, self.streams)
-        await self._measure_disk()
+        await self.watch.measure()
         await self._serve(host)
         self.heartbeater.start(record.masters)
-        self._ticker = Ticker(self.clock, self._tick, self._watch)
+        self._ticker = Ticker(self.clock, self._tick, self.watch.look)
         self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
 
@@ -330,9 +326,10 @@ class Node:
         if self.stopping:
             return
         self.stopping = True
-        for task in filter(None, (self._starting, self._vetting, self._leaving)):
+        for task in filter(None, (self._starting, self._vetting)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self.watch.close()
         if self._maintenance is not None:
             await self._maintenance.close()
         if hand_over and not self.failed.done():
@@ -362,35 +359,6 @@ class Node:
             log.error("node fails", error=str(error), exc_info=error)
             self.failed.set_result(error)
 
-    async def _watch(self) -> None:
-        """Once a second: disk space, the log's health."""
-        had_space = not self._low_space
-        await self._measure_disk()
-        if self._low_space and had_space:
-            log.warning("the disk is nearly full; writes are refused", free_bytes=self._disk_bytes[0])
-            # Once: if the others have no space either, leaders would go round and round.
-            self._leaving = self._loop.create_task(self.replicas.hand_over_leadership(HAND_OVER_S))
-        self._count()
-        if self.log.failed is not None:
-            self.fail(self.log.failed)
-
-    def _count(self) -> None:
-        states = Counter(r.state for r in self.replicas)
-        for state in ReplicaState:
-            metrics.replicas.labels(state.name).set(states[state])
-        metrics.replicas_leading.set(sum(r.is_leader for r in self.replicas))
-        metrics.replicas_resting.set(self.quiet.resting)
-        metrics.store_files.set(
-            sum(len(r.machine.files) for r in self.replicas if isinstance(r.machine, TabletStore))
-        )
-        metrics.wal_bytes.set(self.log.bytes_on_disk)
-        metrics.disk_free_bytes.set(self._disk_bytes[0])
-        metrics.copy_sessions.set(len(self.sessions))
-
-    async def _measure_disk(self) -> None:
-        self._disk_bytes = await self.in_thread(self.volume.disk_bytes)
-        self._low_space = self.low_space()
-
     # --- formation
 
     def _hold(self, superblock: Superblock) -> bool:
@@ -416,10 +384,6 @@ class Node:
     def formed(self) -> bool:
         """Whether a first master's formation was confirmed; true for all others."""
         return self.volume.record.formed
-
-    def disk_bytes(self) -> tuple[int, int]:
-        """(free, used), as last measured."""
-        return self._disk_bytes
 
     def remember_masters(self, masters: tuple[str, ...]) -> None:
         """Keep the newest list of masters beside --masters."""
@@ -449,7 +413,7 @@ class Node:
             zone=self.options.zone,
             role=self.options.role,
             resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            disk_free_bytes=self._disk_bytes[0],
+            disk_free_bytes=self.watch.disk_bytes[0],
             replicas=len(self.replicas),
             flight_address=self.flight_address,
             http_port=self.http_port,

@@ -1,0 +1,78 @@
+"""What a node looks at once a second: its disk, its log, its gauges.
+
+Owns the last measurement of the disk. Decides nothing about tablets but one thing: a node whose disk gets full hands
+its leaders over.
+
+Invariant: leaders are handed over once for each time that the disk gets full, however long it stays so. If the others
+have no space either, leaders would go round and round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import structlog
+
+from stele import metrics
+from stele.consensus.replica import ReplicaState
+from stele.tablet.store import TabletStore
+
+if TYPE_CHECKING:
+    from stele.tserver.node import Node
+
+log = structlog.get_logger("stele.tserver")
+
+HAND_OVER_S = 10.0
+
+
+class NodeWatch:
+    """`look` once a second; `measure` before anything that wants the disk's figures."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.disk_bytes = (0, 0)
+        """(free, used), as last measured."""
+        self._told_low = False
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def measure(self) -> None:
+        """Ask the volume how full it is."""
+        self.disk_bytes = await self._node.in_thread(self._node.volume.disk_bytes)
+
+    async def look(self) -> None:
+        """One round."""
+        await self.measure()
+        self._mind_space()
+        self._count()
+        if self._node.log.failed is not None:
+            self._node.fail(self._node.log.failed)
+
+    async def close(self) -> None:
+        """Stop handing over."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            await asyncio.gather(self._leaving, return_exceptions=True)
+
+    def _mind_space(self) -> None:
+        node = self._node
+        low = node.low_space()
+        if low and not self._told_low:
+            log.warning("the disk is nearly full; writes are refused", free_bytes=self.disk_bytes[0])
+            self._leaving = asyncio.create_task(node.replicas.hand_over_leadership(HAND_OVER_S))
+        self._told_low = low
+
+    def _count(self) -> None:
+        node = self._node
+        states = Counter(r.state for r in node.replicas)
+        for state in ReplicaState:
+            metrics.replicas.labels(state.name).set(states[state])
+        metrics.replicas_leading.set(sum(r.is_leader for r in node.replicas))
+        metrics.replicas_resting.set(node.quiet.resting)
+        metrics.store_files.set(
+            sum(len(r.machine.files) for r in node.replicas if isinstance(r.machine, TabletStore))
+        )
+        metrics.wal_bytes.set(node.log.bytes_on_disk)
+        metrics.disk_free_bytes.set(self.disk_bytes[0])
+        metrics.copy_sessions.set(len(node.sessions))
