@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stele.consensus.timestamps import Timestamps
-from stele.model.clock import from_physical_us
+from stele.model.clock import from_physical_us, physical_us
 
 AHEAD_US, ERROR_US = 250_000, 500_000
 
@@ -52,3 +52,28 @@ def test_stamps_rise_from_one_ceiling_to_the_next() -> None:
         times.committed(ceiling)
         wall.us += 100_000
     assert stamps == sorted(set(stamps))
+
+
+def test_a_new_leader_writes_nothing_in_the_future_of_its_clock() -> None:
+    """Else whoever scans at the present of the same clock would miss what was acknowledged before."""
+    wall = Wall()
+    old, new = (Timestamps(wall, AHEAD_US, ERROR_US) for _ in range(2))
+    old.lead()
+    ceiling = old.next_ceiling()
+    assert ceiling is not None
+    new.in_log(ceiling)
+    new.lead()
+    wall.us += 1_000
+    second = new.next_ceiling()
+    assert second is not None
+    new.committed(second)
+    assigned = []
+    while len(assigned) < 10:
+        time = new.assign()
+        if time is not None:
+            assigned.append(time)
+            assert physical_us(time) <= wall.us
+        wall.us += 10_000
+        if renewed := new.next_ceiling():
+            new.committed(renewed)
+    assert assigned[0] > ceiling

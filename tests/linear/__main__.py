@@ -137,7 +137,7 @@ def judge(record: Record) -> list[str]:
     for write, scan in cuts.behind(rows, record.scans):
         faults.append(
             f"row {write.key} was written at {write.timestamp} by second {write.ended:.4f}; a snapshot that was "
-            f"taken above all that clients had seen at second {scan.taken:.4f} is {scan.snapshot}, below it"
+            f"taken at the present, at second {scan.taken:.4f}, is {scan.snapshot}, below it"
         )
     return faults
 

@@ -81,6 +81,6 @@ def unlike(scans: Sequence[Scan]) -> list[tuple[Scan, Scan]]:
 
 
 def behind(operations: Iterable[Operation], scans: Sequence[Scan]) -> list[tuple[Operation, Scan]]:
-    """Writes that were acknowledged before a snapshot above all acknowledged ones was taken, with a time above it."""
+    """Writes that were acknowledged before a snapshot at the present was taken, with a time above it."""
     acknowledged = [o for o in operations if o.timestamp and not o.one_of_many]
     return [(o, s) for s in scans for o in acknowledged if o.ended < s.taken and o.timestamp > s.snapshot]

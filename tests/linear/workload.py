@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 from stele.client import AsyncClient, AsyncTable, RowErrors
 from stele.client.kv import KeySpace
 from stele.client.results import WriteResult
+from stele.model.clock import from_physical_us
 from stele.model.errors import Retryable, SteleError, error_for
 from stele.model.partition import HashPartition, PartitionSchema
 from tests.linear import calls
@@ -103,8 +105,8 @@ class Workload:
             begun = self.record.now()
             found = await self._call(self.last, key, Kind.READ, (0, 0))
             self.record.ended(self.last.name, key, Kind.READ, found[1], begun)
-        snapshot, taken = self._snapshot()
-        await self._read_at(snapshot, taken, random.Random(0))
+        rng = random.Random(0)
+        await self._read_at(*self._snapshot(rng), rng)
 
     async def write_behind_history(self) -> None:
         """Write to every tablet again and again, behind all that is judged: a follower knows how far it has applied only
@@ -319,16 +321,18 @@ class Workload:
 
     # --- scans
 
-    def _snapshot(self) -> tuple[int, float]:
-        """(a snapshot at or above all that any client has seen, when it was taken)."""
+    def _snapshot(self, rng: random.Random) -> tuple[int, float]:
+        """(the present as a client chooses it that has seen nothing, or all that others have; when it was taken)."""
         taken = self.record.now()
+        if rng.random() < 0.5:
+            return from_physical_us(time.time_ns() // 1_000), taken
         for user in self._users:
             self.last.client.observe(user.client.now())
         return self.last.client.now(), taken
 
     async def _scan(self, user: User, rng: random.Random) -> None:
         """Twice at one snapshot, the second time a little later."""
-        snapshot, taken = self._snapshot()
+        snapshot, taken = self._snapshot(rng)
         for _ in range(2):
             try:
                 await self._read_at(snapshot, taken, rng)

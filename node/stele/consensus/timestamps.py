@@ -1,7 +1,9 @@
 """Hybrid timestamps of one replica and the ceiling that keeps two leaders' apart. Owned by Replica; no I/O.
 
 A leader assigns a timestamp, or serves a snapshot, only below a committed ceiling; a new leader begins above the
-highest ceiling in its log. So two leaders' timestamps are disjoint and a snapshot never changes.
+highest ceiling in its log. So two leaders' timestamps are disjoint and a snapshot never changes. A new leader assigns
+none before its clock has passed that ceiling: what it acknowledged sooner would lie in the future, and a scan at the
+present, begun after that, would miss it.
 
 Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed.
 """
@@ -45,6 +47,7 @@ class Timestamps:
         self._highest = 0  # of any ceiling in the log, committed or not
         self._committed = 0  # usable: committed by this leader in this term
         self._proposed = 0  # on its way, 0: none
+        self._begins_us = 0  # of this clock: it has passed what earlier leaders may have assigned
         self.applied = 0  # all at or below it is applied here, and will never change
 
     def in_log(self, ceiling: int) -> None:
@@ -54,6 +57,7 @@ class Timestamps:
     def lead(self) -> None:
         """This replica has become leader: begin above everything an earlier leader may have assigned."""
         self._clock.observe(self._highest)
+        self._begins_us = physical_us(self._highest)
         self._committed = 0
         self._proposed = 0
 
@@ -94,10 +98,10 @@ class Timestamps:
         return max(0, physical_us(highest) - self._wall_us() - self._ahead_us) // 1000
 
     def assign(self) -> HybridTime | None:
-        """A fresh timestamp below the committed ceiling; None: wait for a ceiling."""
+        """A fresh timestamp below the committed ceiling; None: wait for a ceiling, or for time to pass."""
         last = self._clock.last
-        now = from_physical_us(self._wall_us())
-        if max(last + 1, now) > self._committed:
+        wall = self._wall_us()
+        if wall < self._begins_us or max(last + 1, from_physical_us(wall)) > self._committed:
             return None
         return self._clock.now()
 
