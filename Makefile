@@ -54,7 +54,7 @@ types: venv
 	MYPYPATH=node:operator:pipeline:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
 
 unit: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 sim: venv ## the simulator alone; SEEDS=10000 for more
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)

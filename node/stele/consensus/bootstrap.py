@@ -17,7 +17,7 @@ from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
-from stele.model.errors import Corrupt, Rejected, SteleError
+from stele.model.errors import Corrupt, Rejected, SteleError, of_later_program
 from stele.model.ids import OpId, ReplicaId
 from stele.model.schema import Schema
 from stele.raft.events import InitialState
@@ -114,6 +114,10 @@ async def start_replica(
     """Bring a READY replica, or a young witness, to life. Never raises for its own damage: it becomes FAILED.
 
     `replica`: made by the caller beforehand, so that it is visible (BOOTSTRAPPING) meanwhile.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION, a later program wrote its files. That is no damage: a FAILED replica would be
+            replaced, and its rows erased.
     """
     replica = replica or Replica(superblock, directory, host, options)
     failed = node_log.recovery.failed.get(superblock.key)
@@ -144,5 +148,7 @@ async def start_replica(
         if machine is not None:
             await host.in_thread(machine.close)
         replica.machine = None
+        if of_later_program(exc):
+            raise
         replica.fail(str(exc))
     return replica

@@ -88,14 +88,14 @@ def parse_record(data: bytes, magic: bytes, version_max: int, what: str) -> tupl
     found, version, length, crc = _HEADER.unpack_from(data)
     if found != magic:
         raise Corrupt(f"{what}: begins with {found!r}, expected {magic!r}; it is not such a file")
+    body = data[_HEADER.size :]
+    if len(body) != length or _sum(magic, version, body) != crc:
+        raise Corrupt(f"{what}: checksum or length differ from the header's; the disk lost or changed bytes")
     if version > version_max:
         raise Rejected(
             f"{what}: version {version} is unknown, this program reads up to {version_max}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
-    body = data[_HEADER.size :]
-    if len(body) != length or _sum(magic, version, body) != crc:
-        raise Corrupt(f"{what}: checksum or length differ from the header's; the disk lost or changed bytes")
     return version, body
 
 

@@ -136,6 +136,11 @@ _REJECTED_BELOW = Code.CORRUPT
 _CORRUPT_BELOW = Code.INTERNAL
 
 
+def of_later_program(error: Exception) -> bool:
+    """Whether a file or message is whole, but of a version that only a later program knows."""
+    return isinstance(error, SteleError) and error.code is Code.UNSUPPORTED_VERSION
+
+
 def error_for(code: Code, message: str) -> SteleError:
     """The exception that stands for a code received from the wire."""
     if code is Code.NOT_LEADER:

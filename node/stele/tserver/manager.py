@@ -27,7 +27,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
 from stele.tserver.replicas import Replicas
 
@@ -66,7 +66,11 @@ class TabletManager:
     # --- start and stop
 
     async def open_all(self) -> None:
-        """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on."""
+        """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on.
+
+        Raises:
+            Rejected: UNSUPPORTED_VERSION, a later program wrote the files of one.
+        """
         found = await self._host.in_thread(self._scan)
         places = asyncio.Semaphore(_OPEN_AT_ONCE)
 
@@ -97,6 +101,8 @@ class TabletManager:
                     else:
                         remove_tree(directory)
                 except (SteleError, OSError) as exc:
+                    if of_later_program(exc):
+                        raise
                     found.append((key, None, str(exc)))
         return found
 

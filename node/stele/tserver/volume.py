@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, ClusterId, NodeId, OpId, new_id
@@ -30,6 +32,7 @@ from stele.tserver.options import (
 FORMAT_VERSION = 1
 _NODE_FILE = "node.json"
 _LOCK_FILE = "LOCK"
+_CHECKSUM = "crc32c"
 
 
 class Fate(Exception):
@@ -242,10 +245,16 @@ def volume_old(directory: Path, why: str) -> Fate:
     )
 
 
+def _checksum(fields: dict[str, Any]) -> int:
+    """CRC-32C of the record's fields in the one way that JSON of sorted keys writes them."""
+    return int(google_crc32c.value(json.dumps(fields, sort_keys=True).encode()))
+
+
 def _write(directory: Path, record: NodeRecord) -> None:
     aside = directory / (_NODE_FILE + ".new")
+    fields = asdict(record)
     with aside.open("w") as f:
-        json.dump(asdict(record), f, indent=1, sort_keys=True)
+        json.dump(fields | {_CHECKSUM: _checksum(fields)}, f, indent=1, sort_keys=True)
         f.write("\n")
         f.flush()
         os.fsync(f.fileno())
@@ -257,6 +266,11 @@ def _read(directory: Path) -> NodeRecord:
     path = directory / _NODE_FILE
     try:
         raw = json.loads(path.read_text())
+        checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
+        if checksum is not None and checksum != _checksum(raw):
+            raise Corrupt(
+                f"{path}: damaged: its fields are not those that its checksum {checksum} was made of"
+            )
         version = int(raw["version"])
         if version > FORMAT_VERSION:
             raise Rejected(
@@ -279,5 +293,5 @@ def _read(directory: Path) -> NodeRecord:
             refused=str(raw.get("refused", "")),
             version=version,
         )
-    except (ValueError, TypeError, KeyError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise Corrupt(f"{path}: {exc!r}; expected a node's record") from exc
