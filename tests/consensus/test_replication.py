@@ -186,6 +186,18 @@ async def test_what_is_acknowledged_after_a_hand_over_is_not_in_the_future(group
     assert physical_us(outcome.timestamp) <= (await group.leader()).host.wall_us()
 
 
+async def test_a_read_waits_no_longer_than_its_caller(group_of: MakeGroup) -> None:
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    nodes[0].network.cut.add(leader.host.node_id)
+    reads = (leader.linearizable_read, leader.latest_snapshot)
+    for read in reads:
+        with pytest.raises(Retryable, match="within 50 ms") as late:
+            await read(50)
+        assert late.value.code is Code.TIMED_OUT
+
+
 async def test_a_snapshot_far_ahead_is_refused(group_of: MakeGroup) -> None:
     group, _ = await group_of()
     leader = await group.leader()

@@ -27,8 +27,10 @@ class ReadPart(WritePart):
         self._read_futures: list[asyncio.Future[int]] = []
         self._reads: dict[int, list[asyncio.Future[int]]] = {}
 
-    async def linearizable_read(self) -> None:
+    async def linearizable_read(self, within_ms: int = 0) -> None:
         """Return once whatever was acknowledged before the call is applied here (ReadIndex).
+
+        `within_ms`: how long its caller waits; 0, or more than the replica's own limit: that one.
 
         Raises:
             Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
@@ -39,7 +41,7 @@ class ReadPart(WritePart):
         if not self._read_futures:
             loop.call_soon(self._request_read)
         self._read_futures.append(future)
-        async with self._deadline("a read"):
+        async with self._deadline("a read", within_ms):
             await self._wait_applied(await future)
 
     def _request_read(self) -> None:
@@ -64,20 +66,21 @@ class ReadPart(WritePart):
             raise self._not_leader()
         await self._applier.wait(index)
 
-    def _deadline(self, what: str) -> _Deadline:
-        return _Deadline(self.options.read_timeout_ms, f"{what} of tablet {self.tablet_id}")
+    def _deadline(self, what: str, within_ms: int) -> _Deadline:
+        limit_ms = self.options.read_timeout_ms
+        return _Deadline(min(within_ms or limit_ms, limit_ms), f"{what} of tablet {self.tablet_id}")
 
-    async def latest_snapshot(self) -> HybridTime:
+    async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
         """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`."""
-        await self.linearizable_read()
+        await self.linearizable_read(within_ms)
         if self.timestamps.applied:
             return HybridTime(self.timestamps.applied)
         snapshot = self.timestamps.now()
-        await self.snapshot_ready(snapshot)
+        await self.snapshot_ready(snapshot, within_ms)
         return snapshot
 
-    async def snapshot_ready(self, snapshot: int) -> None:
-        """Return once everything at or below `snapshot` is applied here and can never change.
+    async def snapshot_ready(self, snapshot: int, within_ms: int = 0) -> None:
+        """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as above.
 
         Raises:
             Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks are apart).
@@ -89,7 +92,7 @@ class ReadPart(WritePart):
         self.timestamps.reserve(snapshot)
         if not self.timestamps.covers(snapshot):
             self._check_clock()
-        async with self._deadline(f"snapshot {snapshot}"):
+        async with self._deadline(f"snapshot {snapshot}", within_ms):
             while not self.timestamps.covers(snapshot):
                 future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._ceiling_waiters.append(future)

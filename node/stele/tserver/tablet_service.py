@@ -90,10 +90,10 @@ class TabletService(TabletServerServiceServicer):
         replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "table")
         if request.snapshot:
-            await replica.snapshot_ready(request.snapshot)
+            await replica.snapshot_ready(request.snapshot, request.deadline_ms)
             snapshot = request.snapshot
         else:
-            snapshot = await replica.latest_snapshot()
+            snapshot = await replica.latest_snapshot(request.deadline_ms)
         rows = await point_read(replica, request.keys, list(request.column_ids), snapshot)
         return pb.ReadResponse(rows=rows, snapshot=snapshot)
 
@@ -103,7 +103,7 @@ class TabletService(TabletServerServiceServicer):
         _check_kind(replica, "keyspace")
         machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
-            await replica.linearizable_read()
+            await replica.linearizable_read(request.deadline_ms)
             if request.op == pb.KV_LIST:
                 pairs = machine.list(request.key)
             else:
