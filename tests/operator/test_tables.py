@@ -10,9 +10,10 @@ import pytest
 from stele.driver.progress import Progress
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.findings import Kind
 from stele_operator.plan.observation import GroupObject, Observation
 from stele_operator.plan.status import cluster_status, group_status
-from tests.operator.world import World
+from tests.operator.world import COLUMNS, World
 from tests.operator.worlds import made
 
 NOW = "2026-01-01T00:00:00Z"
@@ -191,6 +192,38 @@ def test_under_retain_the_finalizer_goes_and_the_table_stays() -> None:
     world.run()
     assert len(world.tables) == 1
     assert conditions(world, "events")["Ready"][0] == "True"
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_retain_that_came_after_the_last_pass_is_heeded_and_lets_a_hanging_deletion_go(leads: bool) -> None:
+    """The finalizer is left from Delete: nobody acted between the change and the deletion, or it hung and was changed."""
+    world = made()
+    group = world.objects["TabletGroup", "events"]
+    if not leads:
+        world.confirmed = set()
+    group["spec"]["deletionPolicy"] = "Retain"
+    group["metadata"]["deletionTimestamp"] = NOW
+    plan = world.step()
+    assert [type(a) for a in plan.actions] == [SetFinalizers]
+    assert "its table stays" in plan.actions[0].reason
+    assert ("TabletGroup", "events") not in world.objects
+    assert [t.state for t in world.tables] == ["RUNNING"]
+
+
+def test_while_a_deleted_group_cannot_be_read_its_table_stays_and_it_is_said_what_to_do() -> None:
+    """An operator older than the definitions: what it cannot read may say Retain."""
+    world = made()
+    group = world.objects["TabletGroup", "events"]
+    group["metadata"]["deletionTimestamp"] = NOW
+    group["spec"]["columns"] = [{"name": "id", "type": "uuid"}]
+    plan = world.step()
+    assert not plan.actions
+    (finding,) = [f for f in plan.findings if f.group == "events"]
+    assert (finding.kind, finding.reason) == (Kind.STALLED, "InvalidSpec")
+    assert "spec.columns.0.type" in finding.message and "finalizer" in finding.message
+    group["spec"]["columns"] = COLUMNS
+    world.run()
+    assert [t.state for t in world.tables] == ["REMOVED"]
 
 
 def test_a_table_dropped_behind_its_back_is_not_made_again() -> None:

@@ -1,7 +1,7 @@
 """TabletGroups to tables. Called by planner; pure.
 
-Invariant: a table is dropped only for a TabletGroup that is being deleted under `deletionPolicy: Delete` and whose
-table it is; a TabletGroup that breaks a rule changes nothing.
+Invariant: a table is dropped only for a TabletGroup that is being deleted, whose spec says `deletionPolicy: Delete` at
+that moment, and whose table it is; a TabletGroup that breaks a rule changes nothing.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         )
     if o.identity is not None and not o.identity.formed:
         return let_go(group, "the cluster has not formed: there is no table yet")
+    # The finalizer tells what the policy was at some earlier pass; what counts is what the spec says now.
+    if group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.RETAIN:
+        return let_go(group, "deletionPolicy is Retain: its table stays")
     if o.catalog is None:
         message = f"the table cannot be dropped while no master leads: {o.catalog_problem}"
         findings.append(Finding(Kind.NOT_READY, "MastersUnavailable", message, group.name))
@@ -103,6 +106,13 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
     table = _owned(o, group)
     if table is None:
         return let_go(group, "its table is gone, or never was its own")
+    if group.spec is None:
+        message = (
+            f"table {table.name} stays, since this operator cannot read the spec, which may say Retain: "
+            f"{'; '.join(group.faults)}; mend it or the operator, or take the finalizer {FINALIZER_TABLE} off to keep the table"
+        )
+        findings.append(Finding(Kind.STALLED, "InvalidSpec", message, group.name))
+        return []
     reason = "the TabletGroup was deleted and its deletionPolicy is Delete"
     return [DeleteTable(reason, group.name, table.table_id, table.name)]
 
