@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stele.driver.view import NodeState
 from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import CreateClaim, CreatePod, RegisterNode
+from stele_operator.plan.actions import Action, CreateClaim, CreatePod, PatchObject, RegisterNode
 from stele_operator.plan.fates import State
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World, merged
@@ -93,6 +94,53 @@ def test_storage_grows_and_owners_follow_the_deletion_policy() -> None:
     world.cluster["spec"]["deletionPolicy"] = "Retain"
     world.run()
     assert "ownerReferences" not in world.objects["PersistentVolumeClaim", "flights-node-0"]["metadata"]
+
+
+class NeverGrows(World):
+    """Its storage class has no allowVolumeExpansion, or a quota is full."""
+
+    def apply(self, action: Action) -> None:
+        grows = (
+            isinstance(action, PatchObject)
+            and action.kind == "PersistentVolumeClaim"
+            and "spec" in action.patch
+        )
+        if not grows:
+            super().apply(action)
+
+
+def test_a_size_that_is_refused_does_not_hold_up_who_owns_the_volumes() -> None:
+    """Else they would go with the TabletCluster though it says Retain."""
+    world = NeverGrows({"nodes": {"replicas": 3}, "deletionPolicy": "Delete"})
+    world.run()
+    world.cluster["spec"] |= {
+        "nodes": {"replicas": 3, "storage": {"size": "20Gi"}},
+        "deletionPolicy": "Retain",
+    }
+    for _ in range(3):
+        world.step()
+    assert not [
+        c["metadata"]["name"]
+        for c in world.of("PersistentVolumeClaim")
+        if c["metadata"].get("ownerReferences")
+    ]
+    claim = world.objects["PersistentVolumeClaim", "flights-node-0"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+    assert next(a.reason for a in world.step().actions) == "flights-node-0: storage.size is 20Gi now"
+
+
+@pytest.mark.parametrize("also", [{"paused": True}, {"masters": {"replicas": 2}}])
+def test_retain_takes_effect_whatever_else_the_spec_says(also: dict[str, Any]) -> None:
+    """Kubernetes takes what is owned when the TabletCluster goes, and asks neither for `paused` nor for our rules."""
+    world = World({"nodes": {"replicas": 3}, "deletionPolicy": "Delete"})
+    world.run()
+    world.cluster["spec"] |= {"deletionPolicy": "Retain", **also}
+    plan = world.step()
+    assert {a.reason.partition(": ")[2] for a in plan.actions} == {"deletionPolicy is Retain"}
+    assert not any(c["metadata"].get("ownerReferences") for c in world.of("PersistentVolumeClaim"))
+    assert not world.step().actions
+    world.cluster["spec"]["deletionPolicy"] = "Delete"
+    assert not make_plan(world.observe()).actions, "to take volumes into possession can wait"
 
 
 def test_the_status_tells_which_deletion_policy_is_in_force() -> None:

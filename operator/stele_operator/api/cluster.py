@@ -186,5 +186,7 @@ class TabletClusterSpec(Model):
         description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",
     )
     paused: bool = Field(
-        default=False, description="Touch nothing: no pod is made, nothing is healed, until this is false."
+        default=False,
+        description="Touch nothing: no pod is made, nothing is healed, until this is false. Only a change to "
+        "deletionPolicy: Retain takes effect.",
     )

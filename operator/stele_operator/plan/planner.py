@@ -1,7 +1,7 @@
 """One pass: from an observation to actions, findings and how soon to look again. Called by reconcile and by tests.
 
 Pure. Invariant: what is unknown is never taken for gone: no claim is released and no table dropped for its absence
-from a list alone, and nothing at all is done to a cluster whose spec breaks a rule.
+from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ def make_plan(o: Observation) -> Plan:
         return Plan(tuple(actions), tuple(findings), everyone, counts, None, QUIET_S)
     spec = o.cluster.spec
     faults = o.cluster.faults or cluster_faults(o)
+    retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
         findings = [Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))]
-        return Plan((), tuple(findings), everyone, counts, None, QUIET_S)
+        return Plan(retaining, tuple(findings), everyone, counts, None, QUIET_S)
     if spec.paused:
         finding = Finding(
             Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed"
         )
-        return Plan((), (finding,), everyone, counts, None, QUIET_S)
+        return Plan(retaining, (finding,), everyone, counts, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:

@@ -206,22 +206,37 @@ def _start(
 
 
 def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim) -> list[Action]:
-    patch: Json = {}
-    reasons = []
+    """One thing in a pass, its owner first: a size may be refused for good (no allowVolumeExpansion, a quota), and must
+    not decide whether the volume goes with the TabletCluster."""
+    if claim.owned != (spec.deletionPolicy is DeletionPolicy.DELETE):
+        return [_owner_patch(o, spec, claim)]
     size = manifests.storage_of(spec, claim.role).size
     if claim.phase == "Bound" and claim.requested_bytes < byte_count(size):
-        patch["spec"] = {"resources": {"requests": {"storage": size}}}
-        reasons.append(f"storage.size is {size} now")
+        patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+        reason = f"{claim.name}: storage.size is {size} now"
+        return [
+            PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
+        ]
+    return []
+
+
+def _owner_patch(o: Observation, spec: TabletClusterSpec, claim: Claim) -> PatchObject:
     owned = spec.deletionPolicy is DeletionPolicy.DELETE
-    if owned != claim.owned:
-        patch["metadata"] = {"ownerReferences": [manifests.owner(o.cluster)] if owned else None}
-        reasons.append(f"deletionPolicy is {spec.deletionPolicy.value}")
-    if not patch:
-        return []
-    reason = f"{claim.name}: {', '.join(reasons)}"
-    return [
-        PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch),
-    ]
+    patch = {"metadata": {"ownerReferences": [manifests.owner(o.cluster)] if owned else None}}
+    reason = f"{claim.name}: deletionPolicy is {spec.deletionPolicy.value}"
+    return PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
+
+
+def plan_retaining(
+    o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]
+) -> tuple[Action, ...]:
+    """Volumes of this TabletCluster that are to stay when it goes. The one thing that is done to a cluster that is paused
+    or breaks a rule: Kubernetes deletes what is owned all the same."""
+    if spec.deletionPolicy is not DeletionPolicy.RETAIN:
+        return ()
+    in_use = [m.claim for m in everyone if m.claim is not None and m.state is not State.RETIRED]
+    own = [c for c in in_use if c.owned and c.owner_uid == o.cluster.uid and not c.deleting]
+    return tuple(_owner_patch(o, spec, claim) for claim in own)
 
 
 def _gone(o: Observation, machine: str) -> bool:
