@@ -185,6 +185,37 @@ def test_pods_beyond_what_the_spec_asks_for_are_no_room_for_another_eviction() -
     assert least(world) == 5
 
 
+@pytest.mark.parametrize("also", ["", "a table of one replica", "a pod that is not ready"])
+def test_no_pod_may_go_while_its_role_has_a_volume_that_would_go_with_it(also: str) -> None:
+    """Nor is it advised to delete pods, which come back on their volumes: these do not."""
+    world = made()
+    if also == "a table of one replica":
+        world.group("late", replicationFactor=1)
+        world.run()
+    name = node_of(world, "n2")
+    world.objects["PersistentVolumeClaim", name]["metadata"]["deletionTimestamp"] = NOW
+    if also == "a pod that is not ready":
+        world.silent.add(node_of(world, "n3"))
+        world.settle()
+    world.step()
+    assert (least(world), least(world, "master")) == (5, 2)
+    status, reason, message = drains(world)
+    assert (status, reason) == ("True", "ClaimsGoing")
+    assert name in message and "back on its volume" not in message
+
+
+def test_also_while_no_master_leads_no_pod_may_go_whose_volume_would_go_with_it() -> None:
+    """Of tablets nothing is known then; of claims there is."""
+    world = made()
+    assert drains(world)[0] == "False"
+    world.confirmed = set()
+    name = node_of(world, "n2")
+    world.objects["PersistentVolumeClaim", name]["metadata"]["deletionTimestamp"] = NOW
+    world.step()
+    assert (least(world), least(world, "master")) == (5, 2)
+    assert drains(world)[:2] == ("True", "ClaimsGoing")
+
+
 def test_a_lone_master_may_not_go_and_it_is_said_why() -> None:
     world = World({"nodes": {"replicas": 3}, "masters": {"replicas": 1}})
     world.run()

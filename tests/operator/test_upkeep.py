@@ -13,6 +13,7 @@ from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import Action, CreateClaim, CreatePod, PatchObject, RegisterNode
 from stele_operator.plan.fates import State
+from stele_operator.plan.findings import Kind
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World, merged
 from tests.operator.worlds import check, made, names, node_of
@@ -174,6 +175,42 @@ def test_a_released_claim_says_nothing_of_the_deletion_policy() -> None:
         seen = replace(observed, claims=claims)
         status = cluster_status(seen, make_plan(seen), (), "2026-01-01T00:00:00Z")
         assert status["deletionPolicy"] == told
+
+
+def test_claims_that_go_with_their_pods_are_told_and_the_volumes_are_not_said_to_stay() -> None:
+    """`kubectl delete pvc -l ...`, and all still runs, since Kubernetes holds each claim for its pod."""
+    world = made()
+    for raw in world.of("PersistentVolumeClaim"):
+        raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    plan = world.step()
+    assert not [a for a in plan.actions if a.kind != "PodDisruptionBudget"]
+    observed = world.observe()
+    status = cluster_status(observed, plan, (), "2026-01-01T00:00:00Z")
+    (stalled,) = [c for c in status["conditions"] if c["type"] == "Stalled"]
+    assert (stalled["status"], stalled["reason"]) == ("True", "ClaimsGoing")
+    assert "flights-master-0" in stalled["message"] and "and 3 more" in stalled["message"]
+    assert "kubectl delete pod" in stalled["message"]
+    assert status["deletionPolicy"] == "Delete"
+    world.confirmed = set()
+    findings = make_plan(world.observe()).findings
+    assert [f.reason for f in findings if f.kind is Kind.STALLED] == ["ClaimsGoing"], "no volume is lost yet"
+
+
+def test_a_claim_that_goes_is_made_up_for_once_its_pod_was_deleted() -> None:
+    world = made()
+    name = node_of(world, "n2")
+    world.objects["PersistentVolumeClaim", name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.run()
+    del (
+        world.objects["Pod", name],
+        world.objects["PersistentVolumeClaim", name],
+    )  # Kubernetes lets it go with its pod
+    for _ in range(8):
+        world.step()
+    plan = world.run()
+    assert not plan.findings
+    assert "flights-node-5" in names(world, "Pod")
+    check(world)
 
 
 def test_a_volume_chosen_on_a_machine_that_went_down_is_chosen_again() -> None:

@@ -79,7 +79,8 @@ _CLUSTER_STATUS = _object(
     observedGeneration=_count("Generation of the spec that the rest speaks of."),
     clusterUUID=_text("Identity of the cluster; its nodes refuse any other."),
     deletionPolicy=_text(
-        "What happens now to volumes when the TabletCluster is deleted: Delete while any claim in use still belongs to it."
+        "What happens now to volumes when the TabletCluster is deleted: Delete while any claim in use still belongs to "
+        "it, or is itself being deleted."
     ),
     replicas=_count("Nodes that exist."),
     readyReplicas=_count("Nodes that serve."),

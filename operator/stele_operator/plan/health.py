@@ -1,17 +1,18 @@
-"""How well the tablets are. Called by planner, tables and status; pure.
+"""How well the tablets, and the volumes under them, are. Called by the rest of plan; pure.
 
 Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stele.driver.situation import failed_replicas
 from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
-from stele_operator.plan.fates import SILENT_S, Member
+from stele_operator.plan.fates import SILENT_S, Member, State
 from stele_operator.plan.observation import Observation
 
 _SERVED = ("PREPARING", "CREATING", "RUNNING")
@@ -101,6 +102,19 @@ def catalog_tablet(o: Observation) -> TabletView | None:
     """The catalog's own tablet, or None before the masters told."""
     tablets = o.catalog.view.tablets if o.catalog else ()
     return next((t for t in tablets if t.tablet_id == CATALOG_TABLET_ID), None)
+
+
+def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
+    """Members whose claim is being deleted, by somebody else, and is held by their pod alone: the volume goes with it."""
+    return tuple(
+        m
+        for m in everyone
+        if m.claim is not None
+        and m.claim.deleting
+        and m.claim.phase == "Bound"
+        and m.pod is not None
+        and m.state not in (State.DRAINING, State.RETIRED)
+    )
 
 
 def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:

@@ -15,7 +15,14 @@ from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.health import TabletCounts, catalog_tablet, live_voters, tablet_counts, tablet_health
+from stele_operator.plan.health import (
+    TabletCounts,
+    catalog_tablet,
+    going,
+    live_voters,
+    tablet_counts,
+    tablet_health,
+)
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.planner import Plan
@@ -55,7 +62,8 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
         status["clusterUUID"] = o.identity.cluster_id
     kept = [c for c in o.claims if c.released_s is None]  # a released one stays as it was made until it goes
     if kept:
-        owned = any(c.owned for c in kept)
+        # A claim that is held by its pod alone goes when that goes, whoever owns it.
+        owned = any(c.owned for c in kept) or bool(going(plan.members))
         status["deletionPolicy"] = (DeletionPolicy.DELETE if owned else DeletionPolicy.RETAIN).value
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
@@ -136,7 +144,8 @@ Why = tuple[str, str]
 def _drains(o: Observation, plan: Plan) -> Condition:
     """Whether pods may be evicted. A budget that stays as it was, and what was said of it, stand or fall together."""
     before = next((c for c in o.cluster.conditions if c.type == DRAIN_BLOCKED), None)
-    if before is not None and (o.catalog is None or not plan.budgets):
+    told = [b for b in plan.budgets if o.catalog is not None or b.reason != "MastersUnavailable"]
+    if before is not None and not told:
         return before
     blocked = [b for b in plan.budgets if b.reason]
     if blocked:

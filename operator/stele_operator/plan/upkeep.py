@@ -27,10 +27,11 @@ from stele_operator.plan.actions import (
     ReleaseClaim,
     RetireClaim,
 )
-from stele_operator.plan.budgets import Budget
+from stele_operator.plan.budgets import Budget, some
 from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
+from stele_operator.plan.health import going
 from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
 from stele_operator.plan.placement import choose_zones, zone_faults
 
@@ -78,6 +79,7 @@ def plan_members(
     actions: list[Action] = []
     findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
     findings += _masters_lost(o, spec, identity)
+    findings += _claims_going(everyone)
     actions.extend(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
@@ -98,7 +100,8 @@ def plan_members(
 
 def _masters_lost(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Finding]:
     """A majority of the masters' volumes is gone: nobody is left who could replace them one by one."""
-    there = sum(c.role == "master" and c.released_s is None and not c.deleting for c in o.claims)
+    kept = [c for c in o.claims if c.released_s is None and (not c.deleting or o.pod(c.name) is not None)]
+    there = sum(c.role == "master" for c in kept)
     if not identity.formed or o.catalog is not None or 2 * there > spec.masters.replicas:
         return []
     message = (
@@ -108,6 +111,19 @@ def _masters_lost(o: Observation, spec: TabletClusterSpec, identity: Identity) -
         f"{naming.identity_name(o.cluster.name)}, and apply it anew"
     )
     return [Finding(Kind.STALLED, "MastersLost", message)]
+
+
+def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
+    """Nothing is lost yet, and whatever ends a pod, a drain or the scheduler, destroys a volume."""
+    leaving = going(everyone)
+    if not leaving:
+        return []
+    message = (
+        f"somebody deleted the claims {some([m.name for m in leaving])}: nothing undoes that, and each goes, with its volume, "
+        "as soon as its pod does. To replace them without losing rows: kubectl delete pod, one at a time, and before the next "
+        "one wait until a new member has taken its place and all tablets are healthy (status.members, status.tablets)"
+    )
+    return [Finding(Kind.STALLED, "ClaimsGoing", message)]
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
