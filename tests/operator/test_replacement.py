@@ -9,8 +9,8 @@ import pytest
 
 from stele.driver.view import NodeState
 from stele.model.ids import NodeId
-from stele_operator.plan import make_plan
-from stele_operator.plan.actions import CreatePod
+from stele_operator.plan import Plan, make_plan
+from stele_operator.plan.actions import CreatePod, DeleteClaim
 from stele_operator.plan.fates import Fate, State
 from stele_operator.plan.findings import Kind
 from tests.operator.world import World
@@ -76,6 +76,61 @@ def test_a_lost_volume_means_a_new_node_under_a_new_serial() -> None:
     assert ("Pod", name) not in world.objects
     assert "flights-node-5" in names(world, "Pod")
     check(world)
+
+
+def a_day_after_a_node_was_replaced() -> tuple[World, str]:
+    """The claim of the one that was retired is due to go."""
+    world = made()
+    world.machines.append(replace(world.machines[0], name="n6"))
+    name = node_of(world, "n5")
+    world.cluster["spec"]["healing"] = {"machineLostAfter": "5s"}
+    world.kill("n5")
+    for _ in range(8):
+        world.step()
+    world.run()
+    assert "stele.dev/released-at" in world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]
+    world.now_s += 24 * 3600 + 1
+    world.settle()
+    return world, name
+
+
+def deletes(plan: Plan) -> list[str]:
+    """Names of the claims that a plan deletes."""
+    return [a.name for a in plan.actions if isinstance(a, DeleteClaim)]
+
+
+@pytest.mark.parametrize("down", [1, 2])
+def test_a_volume_that_was_let_go_is_not_deleted_while_tablets_lack_a_voter(down: int) -> None:
+    """It may be the last that holds their rows; what was due is done once nothing can need it any more."""
+    world, name = a_day_after_a_node_was_replaced()
+    heard = dict(world.heard_s)
+    for peer in world.tablets[0].config.peers[:down]:
+        world.heard_s[peer.node_id] -= 3600
+    plan = make_plan(world.observe())
+    assert not deletes(plan)
+    (kept,) = [f.message for f in plan.findings if f.reason == "ClaimKept"]
+    assert name in kept and world.tablets[0].tablet_id[:8] in kept
+    world.heard_s = heard
+    plan = make_plan(world.observe())
+    assert deletes(plan) == [name]
+    assert not plan.findings
+
+
+def test_tables_of_one_replica_do_not_keep_a_volume_that_was_let_go_for_ever() -> None:
+    """They never have a voter to spare; that their only one serves is all that can be asked for."""
+    world, name = a_day_after_a_node_was_replaced()
+    world.tablets = [
+        replace(
+            t,
+            config=replace(t.config, peers=t.config.peers[:1]),
+            replication_factor=1,
+            leader_node=t.config.peers[0].node_id,
+        )
+        for t in world.tablets
+    ]
+    assert deletes(make_plan(world.observe())) == [name]
+    world.heard_s[world.tablets[0].leader_node] -= 3600
+    assert not deletes(make_plan(world.observe()))
 
 
 def test_masters_whose_volumes_are_gone_for_good_are_a_case_for_a_human() -> None:

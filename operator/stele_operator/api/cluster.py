@@ -151,7 +151,9 @@ class Healing(Model):
         description="With more nodes lost at once than this, healing stops and waits for a human (Stalled=TooManyLost).",
     )
     keepFor: Duration = Field(
-        default="24h", description="How long the claim of a retired node stays before it is deleted."
+        default="24h",
+        description="How long the claim of a retired node stays before it is deleted; longer while a tablet lacks its leader "
+        "or has no voter to spare.",
     )
 
 

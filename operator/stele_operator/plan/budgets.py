@@ -14,7 +14,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.health import can_lose_one, going
+from stele_operator.plan.health import going, without_spare
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
@@ -58,13 +58,13 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     if o.catalog is None:
         why = f"no master leads, so nothing is known of tablets: {o.catalog_problem}"
         return _blocked(role, pods, "MastersUnavailable", why)
-    needed = [t for t in o.catalog.view.tablets if t.node_role == role and not can_lose_one(o, t)]
+    needed = without_spare(o, role)
     single = [t for t in needed if t.replication_factor == 1]
     if single:
         return _blocked(role, pods, "SingleReplica", _single(single, {m.node_id: m.name for m in everyone}))
     if needed:
         why = "some tablets lack a voter or a leader; wait, they are healed (status.healing, stele ksck)"
-        return _blocked(role, pods, "VoterLost", f"{why}: {some([_tablet(t) for t in needed])}")
+        return _blocked(role, pods, "VoterLost", f"{why}: {some([tablet_name(t) for t in needed])}")
     ready = {p.name for p in o.pods if p.role == role and p.ready and not p.deleting}
     if len(ready) < pods:
         why = f"{len(ready)} of {pods} pods are ready, and one may be away at a time"
@@ -90,7 +90,7 @@ def _names(o: Observation, role: Role, everyone: Sequence[Member]) -> set[str]:
 
 
 def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
-    where = some([f"{_tablet(t)} on {_pods(t, pods)}" for t in tablets])
+    where = some([f"{tablet_name(t)} on {_pods(t, pods)}" for t in tablets])
     if tablets[0].tablet_id == CATALOG_TABLET_ID:
         return (
             "masters.replicas is 1: while the only master is away no table can be made and nothing is healed; to drain its "
@@ -103,7 +103,7 @@ def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
     )
 
 
-def _tablet(tablet: TabletView) -> str:
+def tablet_name(tablet: TabletView) -> str:
     """As events and `stele tablet list` name it."""
     if tablet.tablet_id == CATALOG_TABLET_ID:
         return "the catalog"

@@ -13,7 +13,7 @@ from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.plan.fates import SILENT_S, Member, State
-from stele_operator.plan.observation import Observation
+from stele_operator.plan.observation import Observation, Role
 
 _SERVED = ("PREPARING", "CREATING", "RUNNING")
 
@@ -58,12 +58,26 @@ def live_voters(o: Observation, tablet: TabletView) -> int:
     return sum(_heard(view.node(p.node_id)) and p.replica_id not in failed for p in voters)
 
 
-def can_lose_one(o: Observation, tablet: TabletView) -> bool:
-    """Whether a majority that holds the rows is left without any one of its voters. One that is not made yet holds none."""
+def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
+    """Tablets of a role of which no majority that holds the rows would be left without some one of their voters."""
+    return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, 1))
+
+
+def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
+    """Those that should have a voter to spare and have none, and those of one replica that nobody serves."""
+    return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
+
+
+def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
+    return tuple(t for t in o.catalog.view.tablets if t.node_role == role) if o.catalog else ()
+
+
+def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
+    """Whether a majority is left without that many of them. A tablet that is not made yet holds no rows."""
     if tablet.state != "RUNNING":
         return True
     leads = o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
-    return leads and live_voters(o, tablet) - 1 >= tablet.config.majority
+    return leads and live_voters(o, tablet) - voters >= tablet.config.majority
 
 
 def tablet_health(o: Observation) -> tuple[TabletHealth, ...]:

@@ -1,8 +1,8 @@
 """Pods, claims and Services: what should be there and is not, and what should go. Called by planner; pure.
 
 Invariant: a serial is set aside before the claim that uses it, a claim stands and its node is registered before its
-pod starts, a node is RETIRED, and that noted on its claim, before its pod goes, and its pod is gone before its claim
-is let go.
+pod starts, a node is RETIRED, and that noted on its claim, before its pod goes, its pod is gone before its claim is
+let go, and what was let go is deleted only while every tablet has what it should have.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stele_operator.plan.actions import (
     ReleaseClaim,
     RetireClaim,
 )
-from stele_operator.plan.budgets import Budget, some
+from stele_operator.plan.budgets import Budget, some, tablet_name
 from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
-from stele_operator.plan.health import going
+from stele_operator.plan.health import going, in_danger
 from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
 from stele_operator.plan.placement import choose_zones, zone_faults
 
@@ -85,7 +85,7 @@ def plan_members(
         actions.extend(_registrations(o.catalog, everyone))
     for member in everyone:
         actions.extend(_one(o, spec, identity, member, everyone))
-        findings.extend(_findings(spec, member))
+        findings.extend(_findings(o, spec, member))
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -288,10 +288,30 @@ def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Cla
                 reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
             ),
         ]
-    if not claim.deleting and o.now_s - claim.released_s >= seconds(spec.healing.keepFor):
+    if _due(o, spec, claim) and not in_danger(o, member.role):
         reason = f"{claim.name} was released {spec.healing.keepFor} ago"
         return [DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)]
     return []
+
+
+def _due(o: Observation, spec: TabletClusterSpec, claim: Claim) -> bool:
+    """Whether it was let go long enough ago to be deleted."""
+    long_ago = claim.released_s is not None and o.now_s - claim.released_s >= seconds(spec.healing.keepFor)
+    return long_ago and not claim.deleting
+
+
+def _kept_longer(o: Observation, spec: TabletClusterSpec, member: Member) -> list[Finding]:
+    """A volume that is due to go, and may be the last to hold what others have lost since."""
+    if member.claim is None or not _due(o, spec, member.claim):
+        return []
+    needing = in_danger(o, member.role)
+    if not needing:
+        return []
+    message = (
+        f"{member.name} was released {spec.healing.keepFor} ago; its claim stays until every tablet has a leader and can lose "
+        f"a voter: {some([tablet_name(t) for t in needing])}"
+    )
+    return [Finding(Kind.RECONCILING, "ClaimKept", message)]
 
 
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
@@ -333,7 +353,7 @@ def _newcomers(
     return actions
 
 
-def _findings(spec: TabletClusterSpec, member: Member) -> list[Finding]:
+def _findings(o: Observation, spec: TabletClusterSpec, member: Member) -> list[Finding]:
     title = "Master" if member.role == "master" else "Node"
     match member.state:
         case State.LOST | State.DRAINING:
@@ -350,5 +370,7 @@ def _findings(spec: TabletClusterSpec, member: Member) -> list[Finding]:
         case State.PENDING | State.STARTING:
             why = f" ({member.why})" if member.why else ""
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
+        case State.RETIRED:
+            return _kept_longer(o, spec, member)
         case _:
             return []
