@@ -144,6 +144,21 @@ def test_retain_takes_effect_whatever_else_the_spec_says(also: dict[str, Any]) -
     assert not make_plan(world.observe()).actions, "to take volumes into possession can wait"
 
 
+@pytest.mark.parametrize("role", ["node", "master"])
+def test_a_volume_that_somebody_made_larger_stays_so_and_stops_nothing(role: str) -> None:
+    """By hand, or by a controller that grows volumes; or the TabletCluster was applied again with a smaller size."""
+    world = made()
+    grown, name = f"flights-{role}-0", node_of(world, "n2")
+    world.objects["PersistentVolumeClaim", grown]["spec"]["resources"]["requests"]["storage"] = "20Gi"
+    del world.objects["Pod", name]
+    plan = world.step()
+    assert [a.reason for a in plan.actions] == [f"{name}: back on its volume"]
+    assert plan.policy is not None and not plan.findings
+    world.run()
+    claim = world.objects["PersistentVolumeClaim", grown]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+
+
 def test_the_status_tells_which_deletion_policy_is_in_force() -> None:
     """Volumes go with the TabletCluster until the last claim was let go, whatever the spec says meanwhile."""
     world = made()

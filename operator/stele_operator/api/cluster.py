@@ -64,7 +64,7 @@ class Storage(Model):
     size: Quantity = Field(
         default="10Gi",
         description="Size of each volume, 1Gi at least: with less than 256 MiB free a volume takes no writes, with less than "
-        "512 MiB no copies. Can grow where the storage class allows expansion.",
+        "512 MiB no copies. Can grow where the storage class allows expansion; a volume that is larger already stays so.",
     )
     className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
 from stele_operator.api.group import TabletGroupSpec
-from stele_operator.api.scalars import byte_count
-from stele_operator.plan.manifests import storage_of
 from stele_operator.plan.observation import Observation, Table
 
 
@@ -34,15 +32,6 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
         faults.append(
             f"masters.replicas cannot change: the cluster began with {len(o.identity.first_masters)}"
         )
-    for role in ("master", "node"):
-        largest = max(
-            (c.requested_bytes for c in o.claims if c.role == role and c.released_s is None), default=0
-        )
-        size = storage_of(spec, "master" if role == "master" else "node").size
-        if byte_count(size) < largest:
-            faults.append(
-                f"{role}s.storage.size is {size}, smaller than a volume that exists; it can only grow"
-            )
     return tuple(faults)
 
 
