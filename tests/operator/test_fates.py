@@ -69,6 +69,29 @@ def test_the_machine_that_a_volume_was_made_on_may_be_long_gone() -> None:
     assert (member.fate, member.given_up) == (Fate.RESTARTING, False)
 
 
+@pytest.mark.parametrize("pod", ["is not made yet", "waits for a machine"])
+def test_a_node_does_not_go_with_the_machine_it_was_drained_from(pod: str) -> None:
+    """Machines are renewed one by one: drained, deleted, and only then the new one joins, which the volume can come to."""
+    world = made()
+    name = node_of(world, "n2")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    del world.objects["Pod", name]
+    world.machines = [m for m in world.machines if m.name != "n2"]
+    if pod == "waits for a machine":
+        world.step()
+        assert "nodeName" not in world.objects["Pod", name]["spec"]
+    for age_s, state, given_up in (
+        (4, State.SILENT, False),
+        (31, State.LOST, False),
+        (301, State.LOST, True),
+    ):
+        world.now_s += age_s
+        for other in world.heard_s:
+            world.heard_s[other] = world.now_s - (age_s if other == node_id else 0)
+        member = next(m for m in members(world.observe()) if m.node_id == node_id)
+        assert (member.state, member.fate, member.given_up) == (state, Fate.RESTARTING, given_up)
+
+
 def test_without_the_right_to_read_machines_the_longest_time_out_counts() -> None:
     world = made()
     world.machines_known = False

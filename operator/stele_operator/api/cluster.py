@@ -139,7 +139,8 @@ class Healing(Model):
     )
     machineDeletedAfter: Duration = Field(
         default="0s",
-        description="When a lost node is retired and replaced whose machine was taken out of the cluster.",
+        description="When a lost node is retired and replaced whose machine was taken out of the cluster under its pod. "
+        "For one that was drained before, silentAfter counts: its volume may follow it to another machine.",
     )
     volumeLostAfter: Duration = Field(
         default="0s", description="When a lost node is retired and replaced whose volume is gone or empty."

@@ -169,7 +169,8 @@ def _fate(
     # Where its volume was made says nothing of a node that has run elsewhere since.
     name = (pod.machine if pod else "") or (node.machine if node else "") or claim.selected_machine
     machine: Machine | None = o.machine(name)
-    if name and o.machines is not None and machine is None:
+    # One that was drained first may follow its volume elsewhere, so it does not go with its machine.
+    if pod is not None and pod.machine and o.machines is not None and machine is None:
         return Fate.MACHINE_DELETED, f"machine {name} is no longer part of Kubernetes"
     if machine is not None and not machine.ready:
         return Fate.MACHINE_LOST, f"machine {name} is not ready"
