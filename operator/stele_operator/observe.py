@@ -220,7 +220,8 @@ def parse_pod(raw: Json) -> Pod | None:
         return None
     annotations = metadata.get("annotations") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
-    container: Json = next(iter(status.get("containerStatuses") or ()), {})
+    containers = {c["name"]: c for c in status.get("containerStatuses") or ()}
+    container: Json = containers.get(naming.CONTAINER, {})  # others may have been put beside it
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
     waiting = state.get("waiting") or {}

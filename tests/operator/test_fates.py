@@ -44,7 +44,7 @@ def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
         case _:
             ended = {"terminated": {"exitCode": exits[what], "message": "told why"}}
             pod["status"]["containerStatuses"] = [
-                {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+                {"name": "stele", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
             ]
     world.now_s += 31
     node_id = pod["metadata"]["annotations"]["stele.dev/node-id"]
@@ -54,6 +54,22 @@ def test_each_fate_has_its_name(what: str, fate: Fate) -> None:
     member = next(m for m in members(world.observe()) if m.node_id == node_id)
     assert (member.state, member.fate) == (State.LOST, fate)
     assert member.given_up == (fate in (Fate.MACHINE_DELETED, Fate.VOLUME_LOST, Fate.VOLUME_EMPTY))
+
+
+@pytest.mark.parametrize("sidecar", ["istio-proxy", "vault-agent"])
+def test_a_container_that_somebody_put_into_the_pod_says_nothing_of_the_node(sidecar: str) -> None:
+    """As service meshes do. The kubelet tells of containers by their names, in order."""
+    world = made()
+    name = node_of(world, "n2")
+    ended = {"terminated": {"exitCode": 3, "message": "told why"}}
+    statuses = [
+        {"name": "stele", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended},
+        {"name": sidecar, "state": {"running": {}}, "restartCount": 9},
+    ]
+    world.objects["Pod", name]["status"]["containerStatuses"] = sorted(statuses, key=lambda s: str(s["name"]))
+    pod = world.observe().pod(name)
+    assert pod is not None
+    assert (pod.running, pod.exit_code, pod.restarts, pod.waiting) == (False, 3, 0, "CrashLoopBackOff")
 
 
 def test_the_machine_that_a_volume_was_made_on_may_be_long_gone() -> None:

@@ -238,7 +238,9 @@ class World:
             "phase": "Running",
             "podIP": f"10.0.0.{int(metadata['uid'][:8], 16) % 250}",
             "conditions": [{"type": "Ready", "status": "True" if up else "False"}],
-            "containerStatuses": [{"state": {"running": {}} if machine.ready else {}, "restartCount": 0}],
+            "containerStatuses": [
+                {"name": "stele", "state": {"running": {}} if machine.ready else {}, "restartCount": 0}
+            ],
         }
         self.touch(raw)
         if not up:

@@ -134,7 +134,7 @@ def pod(
         *formation,
     ]  # fmt: skip
     container: Json = {
-        "name": "stele",
+        "name": naming.CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["stele", role, "run"],

@@ -29,6 +29,7 @@ ANNOTATION_SELECTED_MACHINE = "volume.kubernetes.io/selected-node"
 LABEL_ZONE = "topology.kubernetes.io/zone"
 LABEL_HOST = "kubernetes.io/hostname"
 
+CONTAINER = "stele"
 PORT_NODE = 7050
 PORT_MASTER = 7051
 PORT_FLIGHT = 7052
