@@ -13,6 +13,7 @@ from stele_operator.plan import Plan, make_plan
 from stele_operator.plan.actions import CreatePod, DeleteClaim
 from stele_operator.plan.fates import Fate, State
 from stele_operator.plan.findings import Kind
+from stele_operator.plan.status import cluster_status
 from tests.operator.world import World
 from tests.operator.worlds import check, made, names, node_of
 
@@ -133,21 +134,57 @@ def test_tables_of_one_replica_do_not_keep_a_volume_that_was_let_go_for_ever() -
     assert not deletes(make_plan(world.observe()))
 
 
+def applied_again(world: World, masters: int) -> None:
+    """Deleted under Retain, and applied with another number of masters, which the API server cannot know of."""
+    for name in names(world, "Pod"):
+        del world.objects["Pod", name]
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    world.cluster["spec"]["masters"] = {"replicas": masters}
+
+
+def stalled(world: World) -> dict[str, str]:
+    """What waits for a human, by its reason."""
+    return {f.reason: f.message for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED}
+
+
+@pytest.mark.parametrize("asked", [1, 5])
+def test_a_cluster_goes_on_with_as_many_masters_as_it_was_formed_with(asked: int) -> None:
+    world = made()
+    applied_again(world, asked)
+    world.run()
+    said = stalled(world)["MastersDiffer"]
+    assert f"masters.replicas is {asked}" in said and "formed with 3" in said
+    assert [n for n in names(world, "Pod") if "master" in n] == [f"flights-master-{i}" for i in range(3)]
+    world.silent.add("flights-master-1")
+    for _ in range(5):
+        world.step()
+    o = world.observe()
+    conditions = cluster_status(o, make_plan(o), (), "2026-01-01T00:00:00Z")["conditions"]
+    assert "2 of 3 masters hold the catalog" in {c["message"] for c in conditions}
+    for _ in range(310):
+        world.step()
+    there = [n for n in names(world, "Pod") if "master" in n]
+    assert there == ["flights-master-0", "flights-master-2", "flights-master-3"]
+    applied_again(world, 3)
+    assert "MastersDiffer" not in stalled(world)
+    check(world)
+
+
 def test_masters_whose_volumes_are_gone_for_good_are_a_case_for_a_human() -> None:
     world = made()
     masters = sorted(n for n in names(world, "PersistentVolumeClaim") if "master" in n)
-
-    def stalled() -> dict[str, str]:
-        return {f.reason: f.message for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED}
-
-    assert "MastersLost" not in stalled()
-    for name in masters[:2]:
-        del world.objects["PersistentVolumeClaim", name]
-        del world.objects["Pod", name]
     world.confirmed = set(sorted(world.confirmed)[:1])
     assert not world.leads()
-    assert "1 of 3" in stalled()["MastersLost"]
-    assert "kubectl delete pvc -l stele.dev/cluster=flights" in stalled()["MastersLost"]
+    for name in masters[:2]:
+        for asked in (1, 3, 5):
+            world.cluster["spec"]["masters"] = {"replicas": asked}
+            assert "MastersLost" not in stalled(world), "the volumes of two could still elect a leader"
+        del world.objects["PersistentVolumeClaim", name]
+        del world.objects["Pod", name]
+    for asked in (1, 3, 5):
+        world.cluster["spec"]["masters"] = {"replicas": asked}
+        assert "1 of 3" in stalled(world)["MastersLost"]
+        assert "kubectl delete pvc -l stele.dev/cluster=flights" in stalled(world)["MastersLost"]
 
 
 @pytest.mark.parametrize("leaderless_after", range(6))

@@ -71,6 +71,8 @@ class World:
         self.heard_s: dict[str, float] = {}
         self.tables: list[Table] = []
         self.tablets: list[TabletView] = []
+        self.masters_wanted = int(self.cluster["spec"].get("masters", {}).get("replicas", 3))
+        """How many masters the cluster is formed with, and has on record ever after."""
         self.silent: set[str] = set()
         """Names of pods whose process says nothing."""
 
@@ -258,11 +260,6 @@ class World:
     def leads(self) -> bool:
         """Whether a majority of the masters is confirmed and up."""
         return len(self.confirmed) > self.masters_wanted // 2
-
-    @property
-    def masters_wanted(self) -> int:
-        """How many masters the spec asks for."""
-        return int(self.cluster["spec"].get("masters", {}).get("replicas", 3))
 
     def kill(self, machine: str) -> None:
         """The machine loses its power."""

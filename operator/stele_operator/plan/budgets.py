@@ -14,7 +14,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.health import going, without_spare
+from stele_operator.plan.health import going, masters_wanted, without_spare
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
@@ -46,7 +46,7 @@ def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Mem
 
 def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Sequence[Member]) -> Budget:
     names = _names(o, role, everyone)
-    wanted = spec.masters.replicas if role == "master" else spec.nodes.replicas
+    wanted = masters_wanted(o, spec) if role == "master" else spec.nodes.replicas
     # More pods than are asked for, such as one that is on its way out, would be room for one more eviction.
     pods = max(wanted, len(names))
     # First of all: what is said below of pods that come back on their volumes does not hold for these.

@@ -12,6 +12,7 @@ from stele.driver.situation import failed_replicas
 from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
+from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan.fates import SILENT_S, Member, State
 from stele_operator.plan.observation import Observation, Role
 
@@ -129,6 +130,12 @@ def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
         and m.pod is not None
         and m.state not in (State.DRAINING, State.RETIRED)
     )
+
+
+def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
+    """How many masters there should be: as many as the catalog has on record, once there is one."""
+    catalog = catalog_tablet(o)
+    return catalog.replication_factor if catalog is not None else spec.masters.replicas
 
 
 def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:

@@ -7,7 +7,9 @@ against what is there. Invariant: all faults are found, not the first one only.
 from __future__ import annotations
 
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
+from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.health import masters_wanted
 from stele_operator.plan.observation import Observation, Table
 
 
@@ -33,6 +35,18 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
             f"masters.replicas cannot change: the cluster began with {len(o.identity.first_masters)}"
         )
     return tuple(faults)
+
+
+def masters_differ(o: Observation, spec: TabletClusterSpec) -> str:
+    """That another number of masters is asked for than the cluster has on record; empty when it is not so."""
+    recorded = masters_wanted(o, spec)
+    if spec.masters.replicas == recorded:
+        return ""
+    return (
+        f"masters.replicas is {spec.masters.replicas}, but the cluster was formed with {recorded}, and goes on with so "
+        "many: their number cannot change yet. While status.deletionPolicy is Retain, the TabletCluster can be deleted "
+        f"and applied again with {recorded}"
+    )
 
 
 def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:

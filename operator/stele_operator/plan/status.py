@@ -193,7 +193,7 @@ def _weak(o: Observation, plan: Plan) -> Why | None:
         return "UnderReplicated", f"{counts.ailing} of {counts.total} tablets lack a voter or a leader"
     catalog = catalog_tablet(o)
     if catalog is not None and o.cluster.spec is not None and o.identity is not None and o.identity.formed:
-        alive, wanted = live_voters(o, catalog), o.cluster.spec.masters.replicas
+        alive, wanted = live_voters(o, catalog), catalog.replication_factor
         if alive < wanted:
             return "MasterLost", f"{alive} of {wanted} masters hold the catalog"
     return None

@@ -31,9 +31,10 @@ from stele_operator.plan.budgets import Budget, some, tablet_name
 from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
-from stele_operator.plan.health import going, in_danger
+from stele_operator.plan.health import going, in_danger, masters_wanted
 from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
 from stele_operator.plan.placement import choose_zones, zone_faults
+from stele_operator.plan.rules import masters_differ
 
 _UNBOUND_PATIENCE_S = 60.0
 Result = tuple[list[Action], list[Finding]]
@@ -78,7 +79,9 @@ def plan_members(
     """Claims and pods of all members."""
     actions: list[Action] = []
     findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
-    findings += _masters_lost(o, spec, identity)
+    if differ := masters_differ(o, spec):
+        findings.append(Finding(Kind.STALLED, "MastersDiffer", differ))
+    findings += _masters_lost(o, identity)
     findings += _claims_going(everyone)
     actions.extend(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
@@ -98,15 +101,16 @@ def plan_members(
     return actions, findings
 
 
-def _masters_lost(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Finding]:
+def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
     """A majority of the masters' volumes is gone: nobody is left who could replace them one by one."""
     kept = [c for c in o.claims if c.released_s is None and (not c.deleting or o.pod(c.name) is not None)]
     there = sum(c.role == "master" for c in kept)
-    if not identity.formed or o.catalog is not None or 2 * there > spec.masters.replicas:
+    wanted = len(identity.formed)  # the spec may say another number, and the catalog cannot be asked
+    if not wanted or o.catalog is not None or 2 * there > wanted:
         return []
     message = (
-        f"{there} of {spec.masters.replicas} masters' volumes are there, too few to elect a leader, and nothing can make "
-        "up for the others: put their claims back; or, to give up all data, delete the TabletCluster, its claims "
+        f"{there} of {wanted} masters' volumes are there, too few to elect a leader, and nothing can make up for the "
+        "others: put their claims back; or, to give up all data, delete the TabletCluster, its claims "
         f"(kubectl delete pvc -l {naming.LABEL_CLUSTER}={o.cluster.name}) and the ConfigMap "
         f"{naming.identity_name(o.cluster.name)}, and apply it anew"
     )
@@ -331,7 +335,7 @@ def _newcomers(
     """Members that are missing: their serials set aside first, then their claims; the next pass registers them."""
     actions: list[Action] = []
     fresh = iter(o.fresh_ids)
-    wanted: dict[Role, int] = {"master": spec.masters.replicas, "node": spec.nodes.replicas}
+    wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
     missing = {
         role: max(0, wanted[role] - sum(m.role == role and m.active for m in everyone)) for role in ROLES
     }
