@@ -155,14 +155,11 @@ def _role(metadata: Json) -> Role | None:
 
 
 def parse_claim(raw: Json, cluster: str) -> Claim | None:
-    """A claim with the name of a member and an identity on it; None for one that someone else made."""
+    """A claim with the name of a member; None for one that can be none's."""
     metadata, spec = raw["metadata"], raw["spec"]
     annotations = metadata.get("annotations") or {}
-    member, node_id = (
-        naming.member_of(cluster, metadata["name"]),
-        annotations.get(naming.ANNOTATION_NODE_ID, ""),
-    )
-    if member is None or not is_id(node_id):
+    member = naming.member_of(cluster, metadata["name"])
+    if member is None:
         return None
     role, serial = member
     released = annotations.get(naming.ANNOTATION_RELEASED, "")
@@ -172,8 +169,8 @@ def parse_claim(raw: Json, cluster: str) -> Claim | None:
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
         role=role,
-        node_id=node_id,
-        cluster_id=annotations.get(naming.ANNOTATION_CLUSTER_ID, ""),
+        node_id=_id(annotations.get(naming.ANNOTATION_NODE_ID, "")),
+        cluster_id=_id(annotations.get(naming.ANNOTATION_CLUSTER_ID, "")),
         serial=serial,
         zone=annotations.get(naming.ANNOTATION_ZONE, ""),
         phase=(raw.get("status") or {}).get("phase", "Pending"),
@@ -188,6 +185,10 @@ def parse_claim(raw: Json, cluster: str) -> Claim | None:
         labelled=naming.labels(cluster, role).items() <= (metadata.get("labels") or {}).items(),
         retired=naming.ANNOTATION_RETIRED in annotations,
     )
+
+
+def _id(text: str) -> str:
+    return text if is_id(text) else ""
 
 
 def _claims(raws: Sequence[Json], cluster: str) -> tuple[Claim, ...]:
@@ -206,9 +207,9 @@ def unlisted_claims(o: Observation) -> tuple[str, ...]:
 
 
 def with_claims(o: Observation, raws: Sequence[Json]) -> Observation:
-    """The observation with claims that were found by name; those of another cluster are not taken for its own."""
+    """The observation with claims that were found by name; those that say they are another cluster's are left out."""
     own = o.identity.cluster_id if o.identity is not None else ""
-    found = tuple(c for c in _claims(raws, o.cluster.name) if c.cluster_id == own)
+    found = tuple(c for c in _claims(raws, o.cluster.name) if c.cluster_id in (own, ""))
     return replace(o, claims=(*o.claims, *found))
 
 

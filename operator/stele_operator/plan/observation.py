@@ -94,7 +94,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PersistentVolumeClaim of this cluster. `selected_machine`: where the scheduler wants its volume."""
+    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id` are empty where it does not say; `selected_machine`: where the scheduler wants its volume."""
 
     name: str
     uid: str
@@ -116,6 +116,8 @@ class Claim:
     """Of the TabletCluster that it goes with."""
     labelled: bool = True
     """Whether it would be found by its labels."""
+    identified: bool = True
+    """Whether it says itself whose volume it is."""
     retired: bool = False
     """The masters said so once: what is to be known of its node while none of them leads."""
 

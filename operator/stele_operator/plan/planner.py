@@ -17,6 +17,7 @@ from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import TabletCounts, lost_in_use, tablet_counts
 from stele_operator.plan.observation import Observation
+from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
 
 QUIET_S = 30.0
@@ -39,6 +40,7 @@ class Plan:
 
 def make_plan(o: Observation) -> Plan:
     """What to do next, and why."""
+    o = with_owners(o)
     everyone = members(o)
     counts = tablet_counts(o)
     if o.cluster.deleting:

@@ -153,12 +153,8 @@ def _one(
     claim, pod = member.claim, member.pod
     if claim is None:
         return []
-    if not claim.labelled:
-        patch = {"metadata": {"labels": naming.labels(o.cluster.name, claim.role)}}
-        reason = f"{claim.name} has lost its labels: nobody who lists claims finds it"
-        return [
-            PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
-        ]
+    if not (claim.labelled and claim.identified):
+        return [_as_made(o, claim)]
     if member.state is State.RETIRED:
         return _retired(o, spec, member, claim)
     if claim.deleting:
@@ -187,6 +183,21 @@ def _one(
             DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)
         )
     return actions
+
+
+def _as_made(o: Observation, claim: Claim) -> PatchObject:
+    """Its labels, and whose volume it is, put back."""
+    notes = {
+        naming.ANNOTATION_NODE_ID: claim.node_id,
+        naming.ANNOTATION_CLUSTER_ID: claim.cluster_id,
+    }
+    patch = {"metadata": {"labels": naming.labels(o.cluster.name, claim.role), "annotations": notes}}
+    reason = (
+        f"{claim.name} has lost its labels: nobody who lists claims finds it"
+        if not claim.labelled
+        else f"{claim.name} no longer says whose volume it is"
+    )
+    return PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
 
 
 def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
