@@ -87,10 +87,11 @@ async def _lead(kube: Kube, fleet: Fleet, options: Options) -> None:
     lease = Lease(kube, options.lease_namespace or _own_namespace(options), options.identity)
     await lease.acquire()
     fleet.lead()
-    keepers = [asyncio.create_task(lease.keep_for_ever(), name="lease")]
+    keepers = [
+        asyncio.create_task(lease.keep_for_ever(), name="lease"),
+        asyncio.create_task(fleet.sweep_for_ever(), name="sweep"),
+    ]
     try:
-        await fleet.sweep()
-        keepers.append(asyncio.create_task(fleet.sweep_for_ever(), name="sweep"))
         watching = registry(fleet, lambda: configuration(options.kubeconfig))
         await kopf.operator(
             registry=watching,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ SWEEP_S = 30.0
 WATCH_LAG_MAX_S = 120.0
 STUCK_S = 180.0
 _KINDS = ("TabletCluster", "TabletGroup")
+_REFUSED = (403, 404)
 
 
 class Fleet:
@@ -47,6 +48,7 @@ class Fleet:
         self._seen: dict[str, tuple[str, float]] = {}
         self._behind: dict[str, float] = {}
         self._marks: dict[str, tuple[Any, ...]] = {}
+        self._refused: set[str] = set()
         self._swept = self._passed = self._clock()
         self._leads = False
         self._closed = False
@@ -99,32 +101,57 @@ class Fleet:
     async def sweep_for_ever(self) -> None:
         """List what there is, every 30 s, and keep a task for each."""
         while True:
-            try:
-                await self.sweep()
-            except KubeError as exc:
-                log.warning("cannot list our resources; is the API server there, and may we?", error=str(exc))
+            await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """One sweep.
-
-        Raises:
-            KubeError: a list did not come.
-        """
+        """One sweep, each namespace by itself: one that went away, and its Role with it, must not stop the others."""
         now = self._clock()
         listed: dict[str, str] = {}
         for namespace in self._namespaces:
-            for kind in _KINDS:
-                for raw in await self._kube.list(kind, namespace):
-                    metadata = raw["metadata"]
-                    listed[metadata["uid"]] = metadata["resourceVersion"]
-                    key = (metadata["namespace"], _cluster_name(raw))
-                    if key not in self._tasks or self._tasks[key][1].done():
-                        self.wake(*key)
+            try:
+                found = await self._list(namespace)
+            except KubeError as exc:
+                if exc.status not in _REFUSED:
+                    log.warning(
+                        "cannot list our resources; is the API server there?",
+                        namespace=namespace,
+                        error=str(exc),
+                    )
+                    continue
+                await self._leave(namespace, exc)
+            else:
+                self._serve(namespace, found)
+                listed |= {raw["metadata"]["uid"]: raw["metadata"]["resourceVersion"] for raw in found}
+            self._swept = self._clock()  # to be refused is an answer too: to start again would not mend it
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
         self._compare(listed, now)
-        self._swept = self._clock()
+
+    async def _list(self, namespace: str) -> list[Json]:
+        return [raw for kind in _KINDS for raw in await self._kube.list(kind, namespace)]
+
+    def _serve(self, namespace: str, found: list[Json]) -> None:
+        if namespace in self._refused:
+            self._refused.discard(namespace)
+            log.info("we may list our resources again", namespace=namespace)
+        metrics.REFUSED.labels(namespace).set(0)
+        for raw in found:
+            key = (raw["metadata"]["namespace"], _cluster_name(raw))
+            if key not in self._tasks or self._tasks[key][1].done():
+                self.wake(*key)
+
+    async def _leave(self, namespace: str, exc: KubeError) -> None:
+        """End the tasks of a namespace in which nothing can be done, until a sweep finds it open again."""
+        if namespace not in self._refused:
+            self._refused.add(namespace)
+            log.warning(
+                "we may not list our resources; is the namespace there, and our Role in it?",
+                namespace=namespace,
+                error=str(exc),
+            )
+        metrics.REFUSED.labels(namespace).set(1)
+        await _end(task for key, (_, task) in self._tasks.items() if namespace in ("", key[0]))
 
     def _compare(self, listed: dict[str, str], now: float) -> None:
         """For how long has the watch owed us a change that the list shows?"""
@@ -154,10 +181,14 @@ class Fleet:
     async def close(self) -> None:
         """End all tasks. What they were about, the next process goes on with."""
         self._closed = True
-        tasks = [task for _, task in self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(task for _, task in self._tasks.values())
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def _cluster_name(raw: Json) -> str:

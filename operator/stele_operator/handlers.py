@@ -6,6 +6,8 @@ Invariant: a handler returns at once.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -16,12 +18,24 @@ from stele_operator.fleet import Fleet
 from stele_operator.plan.naming import LABEL_CLUSTER
 
 
+class _Patience:
+    """Seconds between the tries of one request of kopf: they never end.
+
+    Where they end, a single watch that is refused (403) ends kopf, and with it the operator for all other namespaces.
+    So the watches of a namespace that went away wait for it, and go on when it is back.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 5.0, 10.0, 20.0), itertools.repeat(60.0))
+
+
 def settings() -> kopf.OperatorSettings:
     """How kopf is to behave: it watches, and that is all."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     made.peering.standalone = True
+    made.networking.error_backoffs = _Patience()
     made.watching.connect_timeout = 10
     # A watch that says nothing for so long is opened again; the sweep finds what it missed meanwhile.
     made.watching.server_timeout = 240

@@ -32,6 +32,11 @@ STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human."
 WATCH_LAG_SECONDS = Gauge(
     "stele_operator_watch_lag_seconds", "For how long a change seen in a list has not come through the watch."
 )
+REFUSED = Gauge(
+    "stele_operator_namespace_refused",
+    "1 while the API server refuses to list our resources in a namespace that we are to serve.",
+    ["namespace"],
+)
 LAST_PASS = Gauge(
     "stele_operator_last_pass_timestamp_seconds", "When the last pass over any cluster was done."
 )

@@ -17,7 +17,7 @@ import yaml
 from stele_local.cluster import LocalCluster, Settings
 from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
-from tests.operator.rights import door
+from tests.operator.rights import Door, door
 
 Json = dict[str, Any]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -39,16 +39,17 @@ async def install_crds(kube: Kube) -> None:
 class Bench:
     """A Kubernetes, a client, and an operator process that can be killed and started again."""
 
-    def __init__(self, local: LocalCluster, kube: Kube, folder: Path, kubeconfig: Path) -> None:
+    def __init__(self, local: LocalCluster, kube: Kube, folder: Path, kubeconfig: Path, guard: Door) -> None:
         self.local = local
         self.kube = kube
+        self.guard = guard
         self._folder = folder
         self._kubeconfig = kubeconfig
         self._operator: asyncio.subprocess.Process | None = None
         self.starts = 0
 
-    async def start(self) -> None:
-        """Start the operator."""
+    async def start(self, *more: str) -> None:
+        """Start the operator, with more arguments where they are given."""
         self.starts += 1
         environment = {**os.environ, **self.local.environment()}
         # The names of the cluster come from there; the operator, as every test, from where this process has it.
@@ -57,7 +58,7 @@ class Bench:
         with open(self._folder / f"operator-{self.starts}.log", "wb") as log:  # noqa: ASYNC230 - at once
             self._operator = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "stele_operator", "run", "--kubeconfig", str(self._kubeconfig),
-                "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY,
+                "--namespace", "default", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--identity", IDENTITY, *more,
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -110,7 +111,7 @@ async def bench(folder: Path, machines: int = 5) -> AsyncIterator[Bench]:
         door(local.kubeconfig, folder) as (guard, kubeconfig),
     ):
         kube = Kube(await configuration(str(local.kubeconfig)))
-        made = Bench(local, kube, folder, kubeconfig)
+        made = Bench(local, kube, folder, kubeconfig, guard)
         try:
             await install_crds(kube)
             yield made
