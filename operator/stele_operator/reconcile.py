@@ -145,9 +145,9 @@ class ClusterTask:
         await self._tell(raw, o, plan, outcomes)
         resting = self._healer.rests(view, plan.policy)
         # Before the healing, which takes its time: members and conditions are to be true meanwhile.
-        await self._report(raw, groups, o, plan, outcomes)
+        told = await self._try_report(raw, groups, o, plan, outcomes)
         await self._heal(raw, None if resting else view, plan)
-        return BUSY_S if any(x.error for x in outcomes) else plan.wait_s
+        return BUSY_S if not told or any(x.error for x in outcomes) else plan.wait_s
 
     async def _with_masters(self, o: Observation) -> Observation:
         if o.identity is None:
@@ -202,11 +202,27 @@ class ClusterTask:
             await self._reporter.status("TabletGroup", raw, {**(raw.get("status") or {}), **status}, now_s)
         return QUIET_S
 
+    async def _try_report(
+        self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
+    ) -> bool:
+        """Whether all was written. What refuses a status, such as a webhook that is down with its machine, must not
+        keep that machine's tablets from being healed."""
+        try:
+            await self._report(raw, groups, o, plan, outcomes)
+        except KubeError as exc:
+            self._log.warning("status not written", error=str(exc))
+            if not _unreachable(exc):
+                text = f"status and conditions may be old until this is mended: {exc}"
+                await self._reporter.event("TabletCluster", raw, "StatusRefused", text, o.now_s, True)
+            return False
+        return True
+
     async def _report(
         self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
     ) -> None:
         now = timestamp(o.now_s)
         active = self._healer.progress
+        _measure(o, plan, len(active))
         status = cluster_status(o, plan, active, now)
         await self._tell_changes(raw, o, status)
         await self._reporter.status("TabletCluster", raw, status, o.now_s)
@@ -217,7 +233,6 @@ class ClusterTask:
             if not group.deleting:
                 status = group_status(o, plan, group, now, refusals.get(group.name, ""))
                 await self._reporter.status("TabletGroup", there, status, o.now_s)
-        _measure(o, plan, len(active))
 
     async def _tell(self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome]) -> None:
         """Events: what was done, what could not be, what was found. Findings are told when they come up."""

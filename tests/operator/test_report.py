@@ -11,11 +11,13 @@ import pytest
 
 from stele.driver.progress import Pace
 from stele.driver.steps import Blocked, DrainNode
+from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, TabletId
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.heal import Healer
-from stele_operator.kube import Kube
-from stele_operator.plan import make_plan
+from stele_operator.kube import Kube, KubeError
+from stele_operator.plan import Plan, make_plan
+from stele_operator.plan.planner import BUSY_S
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
@@ -204,6 +206,39 @@ async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
             await made.until("it counts as alive", lives, 10)
         finally:
             await fleet.close()
+
+
+class Hooked(Kube):
+    """A connection to an API server whose admission webhook for statuses went down with its machine."""
+
+    async def patch(self, kind: str, namespace: str, name: str, patch: Json, sub: str = "") -> Json:
+        if sub == "status":
+            raise KubeError(500, "InternalError", 'failed calling webhook "validate.example.com"')
+        return await super().patch(kind, namespace, name, patch, sub)
+
+
+class Healing(ClusterTask):
+    """A task that counts how often it came to heal."""
+
+    healed = 0
+
+    async def _heal(self, raw: Json, view: ClusterView | None, plan: Plan) -> None:
+        self.healed += 1
+        await super()._heal(raw, view, plan)
+
+
+async def test_a_status_that_is_refused_is_told_and_healing_goes_on(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        kube = Hooked(made.kube.settings)
+        task = Healing(kube, Reporter(kube, "test"), "default", "flights", "", lambda done: None)
+        await made.apply("cluster", paused=True)
+        try:
+            assert await task.run_pass() == BUSY_S
+            assert task.healed == 1
+            (told,) = [e for e in await made.events("TabletCluster") if e["reason"] == "StatusRefused"]
+            assert "failed calling webhook" in told["message"]
+        finally:
+            await kube.close()
 
 
 async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Path) -> None:
