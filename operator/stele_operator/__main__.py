@@ -50,9 +50,14 @@ def main() -> None:
     show_default=True,
     help="Image of masters and nodes where a TabletCluster names none.",
 )
-@click.option("--metrics-host", default="0.0.0.0", show_default=True, help="Address for /metrics and /livez.")
 @click.option(
-    "--metrics-port", default=8080, show_default=True, help="Port for /metrics and /livez; 0: any free one."
+    "--metrics-host", default="0.0.0.0", show_default=True, help="Address for /metrics, /livez and /readyz."
+)
+@click.option(
+    "--metrics-port",
+    default=8080,
+    show_default=True,
+    help="Port for /metrics, /livez and /readyz; 0: any free one.",
 )
 @click.option(
     "--lease-namespace", default="", help="Where the Lease is; default: the operator's own namespace."

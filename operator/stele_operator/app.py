@@ -12,18 +12,18 @@ from pathlib import Path
 
 import kopf
 import structlog
-from kubernetes.aio.client.configuration import Configuration
 from prometheus_client import generate_latest
 
 from stele.rpc.http import HttpServer, Reply, Route
 from stele_operator import metrics
 from stele_operator.fleet import Fleet
 from stele_operator.handlers import registry, settings
-from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration
+from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration, in_cluster
 from stele_operator.lease import Lease
 from stele_operator.report import Reporter
 
 log = structlog.get_logger("stele.operator")
+_AGAIN_S = 2.0
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -47,40 +47,55 @@ async def run(options: Options) -> None:
         BadKubeconfig: the API server cannot be used as given; one line that says what to do.
         Rejected: the metrics port is in use.
     """
-    found = await configuration(options.kubeconfig)
-    kube = Kube(found)
+    kube = Kube(await configuration(options.kubeconfig))
     try:
-        await _introduce(kube, found, options)
-        reporter = Reporter(kube, options.identity)
-        fleet = Fleet(kube, reporter, options.namespaces, options.image)
-        server = HttpServer(_routes(fleet))
-        port = await server.start(options.metrics_host, options.metrics_port)
-        log.info("serving probes and metrics", host=options.metrics_host, port=port)
-        try:
-            await _lead(kube, fleet, options)
-        finally:
-            await server.close()
+        await serve(kube, options)
     finally:
         await kube.close()
 
 
-async def _introduce(kube: Kube, found: Configuration, options: Options) -> None:
-    """Wait for the CustomResourceDefinitions; whatever else is wrong is said at once."""
-    told = False
+async def serve(kube: Kube, options: Options) -> None:
+    """Run over a connection. Probes are answered from the start: who waits for the API server is not to be killed.
+
+    Raises:
+        BadKubeconfig, Rejected: as `run`.
+    """
+    fleet = Fleet(kube, Reporter(kube, options.identity), options.namespaces, options.image)
+    introduced = asyncio.Event()
+    server = HttpServer(_routes(fleet, introduced))
+    port = await server.start(options.metrics_host, options.metrics_port)
+    try:
+        await _introduce(kube, options)
+        introduced.set()
+        log.info("serving probes and metrics", host=options.metrics_host, port=port)
+        await _lead(kube, fleet, options)
+    finally:
+        await server.close()
+
+
+async def _introduce(kube: Kube, options: Options) -> None:
+    """Wait for the CustomResourceDefinitions, and in a pod for the API server too; elsewhere what is wrong with it is
+    said at once. A pod that ended instead would be started again after up to five minutes."""
+    told = ""
     while True:
         try:
             if await kube.serves_our_resources():
                 return
+            why = "the CustomResourceDefinitions are missing; waiting: kubectl apply -f crds/"
         except KubeError as exc:
-            given = f"kubeconfig {options.kubeconfig}" if options.kubeconfig else "the kubeconfig in use"
-            advice = "check its server and credentials, or give another with --kubeconfig"
-            raise BadKubeconfig(
-                f"the API server {found.host} cannot be used ({exc}); {given}: {advice}"
-            ) from exc
-        if not told:
-            log.warning("the CustomResourceDefinitions are missing; waiting: kubectl apply -f crds/")
-            told = True
-        await asyncio.sleep(2.0)
+            if not in_cluster(options.kubeconfig):
+                raise _unusable(kube, options, exc) from exc
+            why = f"the API server does not answer us; waiting: {exc}"
+        if why != told:
+            log.warning(why)
+            told = why
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _unusable(kube: Kube, options: Options, exc: KubeError) -> BadKubeconfig:
+    given = f"kubeconfig {options.kubeconfig}" if options.kubeconfig else "the kubeconfig in use"
+    advice = "check its server and credentials, or give another with --kubeconfig"
+    return BadKubeconfig(f"the API server {kube.settings.host} cannot be used ({exc}); {given}: {advice}")
 
 
 async def _lead(kube: Kube, fleet: Fleet, options: Options) -> None:
@@ -115,13 +130,18 @@ def _own_namespace(options: Options) -> str:
     return options.namespaces[0] if options.namespaces else "default"
 
 
-def _routes(fleet: Fleet) -> dict[str, Route]:
+def _routes(fleet: Fleet, introduced: asyncio.Event) -> dict[str, Route]:
     async def live() -> Reply:
         why = fleet.not_live()
         return Reply(503 if why else 200, (why or "ok").encode() + b"\n")
+
+    async def ready() -> Reply:
+        if introduced.is_set():
+            return await live()
+        return Reply(503, b"waits for the API server and the CustomResourceDefinitions\n")
 
     async def measured() -> Reply:
         body = await asyncio.to_thread(generate_latest, metrics.registry)
         return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
 
-    return {"/livez": live, "/metrics": measured}
+    return {"/livez": live, "/readyz": ready, "/metrics": measured}

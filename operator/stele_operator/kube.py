@@ -82,6 +82,11 @@ RESOURCES: dict[str, Resource] = {
 }
 
 
+def in_cluster(kubeconfig: str) -> bool:
+    """Whether the pod's own account is used: then no file of the user's can be wrong."""
+    return not kubeconfig and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
 async def configuration(kubeconfig: str = "") -> Configuration:
     """How to reach Kubernetes: the file given, else the pod's own account, else KUBECONFIG or ~/.kube/config.
 
@@ -92,7 +97,7 @@ async def configuration(kubeconfig: str = "") -> Configuration:
     if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240 - once, before anything is served
         raise BadKubeconfig(f"kubeconfig {kubeconfig}: no such file; give the right path with --kubeconfig")
     try:
-        if not kubeconfig and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        if in_cluster(kubeconfig):
             config.load_incluster_config(client_configuration=made)
         else:
             await config.load_kube_config(config_file=kubeconfig or None, client_configuration=made)
