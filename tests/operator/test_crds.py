@@ -120,6 +120,8 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
     ("cluster", "metadata.name", "a" * 41, "at most 40 characters"),
     ("cluster", "metadata.name", "dotted.name", "lower-case letters, digits and '-'"),
+    ("cluster", "metadata.name", "2024-flights", "the first a letter"),
+    ("flights", "spec.clusterRef.name", "2024-flights", "spec.clusterRef.name"),
     ("flights", "spec.replicationFactor", 2, "spec.replicationFactor"),
     ("flights", "spec.columns.0.type", "text", "spec.columns[0].type"),
     ("flights", "spec.columns", [], "spec.columns"),

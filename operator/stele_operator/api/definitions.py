@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX, GROUP, VERSION
 from stele_operator.api.cluster import TabletClusterSpec, rule
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.api.scalars import CLUSTER_NAME
 from stele_operator.api.structural import structural_schema
 
 Json = dict[str, Any]
@@ -254,8 +255,9 @@ def definitions() -> dict[str, Json]:
                 f"metadata.name is too long: at most {CLUSTER_NAME_LENGTH_MAX} characters, as names of pods are made of it",
             ),
             rule(
-                "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must be lower-case letters, digits and '-', as names of pods are made of it",
+                f"self.metadata.name.matches('{CLUSTER_NAME}')",
+                "metadata.name must be lower-case letters, digits and '-', the first a letter, as names of pods and "
+                "Services are made of it",
             ),
         ],
         scale=True,

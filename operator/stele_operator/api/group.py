@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from stele_operator.api.cluster import DeletionPolicy, Model, rule, with_rules
-from stele_operator.api.scalars import DNS_LABEL, ColumnName
+from stele_operator.api.scalars import CLUSTER_NAME, ColumnName
 
 COLUMN_TYPE = (
     r"^(bool|int8|int16|int32|int64|float|double|string|binary|date|timestamp"
@@ -21,7 +21,7 @@ COLUMN_TYPE = (
 class ClusterRef(Model):
     """Which TabletCluster of the same namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=40, pattern=DNS_LABEL)] = Field(
+    name: Annotated[str, Field(min_length=1, max_length=40, pattern=CLUSTER_NAME)] = Field(
         description="Name of the TabletCluster."
     )
 

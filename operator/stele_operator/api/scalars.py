@@ -24,7 +24,8 @@ _FACTOR = {
     **{f"{unit}i": Decimal(1024) ** n for n, unit in enumerate("KMGTPE", start=1)},
 }
 
-DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+CLUSTER_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""Names of Services are made of it; before Kubernetes 1.34 they could not begin with a digit."""
 
 
 def seconds(text: str) -> float:
