@@ -51,7 +51,10 @@ def main() -> None:
     help="Image of masters and nodes where a TabletCluster names none.",
 )
 @click.option(
-    "--metrics-host", default="0.0.0.0", show_default=True, help="Address for /metrics, /livez and /readyz."
+    "--metrics-host",
+    default="0.0.0.0",
+    show_default=True,
+    help="Address for /metrics, /livez and /readyz; empty: all, of IPv6 too.",
 )
 @click.option(
     "--metrics-port",

@@ -20,6 +20,7 @@ import structlog
 from stele.driver.view import NodeState
 from stele.model.errors import SteleError
 from stele.model.ids import is_id, new_id
+from stele.rpc.resolve import join_address
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.api.scalars import byte_count
@@ -360,7 +361,7 @@ async def observe_masters(
 
 
 def _address(pod: Pod) -> str:
-    return f"{pod.ip}:{naming.PORT_MASTER}"
+    return join_address(pod.ip, naming.PORT_MASTER)
 
 
 def _is_down(o: Observation, name: str) -> bool:

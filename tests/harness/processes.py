@@ -23,6 +23,7 @@ from typing import Any
 from stele.client.admin import form_masters
 from stele.model.errors import SteleError
 from stele.model.ids import new_id
+from stele.rpc.resolve import join_address
 
 NODE_PORT, MASTER_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
 
@@ -55,15 +56,18 @@ class Member:
     group: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
+    flight_port: int = FLIGHT_PORT
+    http_port: int = HTTP_PORT
+
     @property
     def address(self) -> str:
         """HOST:PORT of its gRPC server."""
-        return f"{self.host}:{MASTER_PORT if self.role == 'master' else NODE_PORT}"
+        return join_address(self.host, MASTER_PORT if self.role == "master" else NODE_PORT)
 
     @property
     def flight_address(self) -> str:
         """HOST:PORT of its Flight server."""
-        return f"{self.host}:{FLIGHT_PORT}"
+        return join_address(self.host, self.flight_port)
 
     @property
     def log_path(self) -> Path:
@@ -183,8 +187,8 @@ class Cluster:
             *("--masters", ",".join(self.master_addresses)),
             *("--machine", member.machine),
             *("--zone", member.zone),
-            *("--http-port", str(HTTP_PORT)),
-            *("--flight-port", str(FLIGHT_PORT)),
+            *("--http-port", str(member.http_port)),
+            *("--flight-port", str(member.flight_port)),
             *extra,
             *self.arguments,
         ]
@@ -267,7 +271,7 @@ class Cluster:
         """(status, body) of a GET on a member's HTTP port; (0, why) without an answer."""
         try:
             async with asyncio.timeout(2.0):
-                reader, writer = await asyncio.open_connection(member.host, HTTP_PORT)
+                reader, writer = await asyncio.open_connection(member.host, member.http_port)
                 try:
                     writer.write(f"GET {path} HTTP/1.1\r\nHost: {member.host}\r\n\r\n".encode())
                     raw = await reader.read()

@@ -13,6 +13,7 @@ from stele_operator import app
 from stele_operator.app import Options
 from stele_operator.kube import UNREACHABLE, BadKubeconfig, Kube, KubeError
 from tests.operator.cluster import bench
+from tests.tserver.test_ipv6 import has_ipv6
 
 
 class Away(Kube):
@@ -51,17 +52,19 @@ async def test_in_a_pod_it_waits_for_the_api_server_and_is_alive_meanwhile(
         await made.kube.create("Lease", "default", lease("somebody else"))
         kube, port = Away(made.kube.settings), free_port()
         kube.answers = away()
-        options = Options("image", "test", namespaces=("default",), metrics_port=port)
+        options = Options("image", "test", namespaces=("default",), metrics_host="", metrics_port=port)
         running = asyncio.create_task(app.serve(kube, options))
         try:
             async with aiohttp.ClientSession() as session:
 
-                async def asked(path: str) -> int:
-                    async with session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                async def asked(path: str, host: str = "127.0.0.1") -> int:
+                    async with session.get(f"http://{host}:{port}{path}") as answer:
                         return answer.status
 
                 await asyncio.sleep(0.1)
                 assert (await asked("/livez"), await asked("/readyz")) == (200, 503)
+                if has_ipv6():
+                    assert await asked("/livez", "[::1]") == 200
 
                 async def ready() -> bool:
                     return await asked("/readyz") == 200

@@ -11,7 +11,7 @@ from pathlib import Path
 from stele.consensus.ports import ReplicaOptions
 from stele.model.errors import Rejected
 from stele.model.ids import ClusterId, NodeId, is_id
-from stele.rpc.resolve import split_address
+from stele.rpc.resolve import join_address, split_address
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -76,7 +76,7 @@ class NodeOptions:
             faults.append("--first-masters and --join exclude each other")
         if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:
             faults.append(f"--first-masters does not name this node, {self.node_id}")
-        for flag, address in (("--listen", self.listen), ("--advertise", self.advertised)):
+        for flag, address in (("--listen", self.listen), ("--advertise", self.advertise or self.listen)):
             try:
                 split_address(address)
             except Rejected as exc:
@@ -98,5 +98,5 @@ class NodeOptions:
 
     @property
     def advertised(self) -> str:
-        """HOST:PORT that others dial."""
-        return self.advertise or self.listen
+        """HOST:PORT that others dial; in brackets only what needs them, however it was given."""
+        return join_address(*split_address(self.advertise or self.listen))

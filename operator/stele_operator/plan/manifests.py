@@ -124,8 +124,8 @@ def pod(
         "--data-dir", f"{_DATA}/stele",
         "--node-id", member.node_id,
         "--cluster-id", member.cluster_id,
-        "--listen", f"$(POD_IP):{port}",
-        "--advertise", f"$(POD_IP):{port}",
+        "--listen", f"[$(POD_IP)]:{port}",  # in brackets, as it may be an IPv6 address
+        "--advertise", f"[$(POD_IP)]:{port}",
         "--masters", ",".join(hosts),
         "--machine", "$(MACHINE)",
         "--zone", member.zone,
