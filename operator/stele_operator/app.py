@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +49,22 @@ async def run(options: Options) -> None:
         Rejected: the metrics port is in use.
     """
     kube = Kube(await configuration(options.kubeconfig))
+    waiting, told = asyncio.current_task(), False
+
+    def end() -> None:
+        nonlocal told
+        told = True
+        assert waiting is not None
+        waiting.cancel()
+
+    # Until kopf puts its own in its place: what waits as a container's first process would not be ended by the signal.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
     try:
         await serve(kube, options)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        log.info("stopped before it led")
     finally:
         await kube.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -105,3 +106,24 @@ async def test_elsewhere_what_is_wrong_with_the_api_server_is_said_at_once(
                     await app.serve(kube, Options("image", "test", kubeconfig=kubeconfig, metrics_port=0))
         finally:
             await kube.close()
+
+
+async def test_one_that_waits_ends_when_it_is_told(tmp_path: Path) -> None:
+    """As a container's first process, which signals without a handler do not end, it was killed 20 s later."""
+    async with bench(tmp_path, machines=1) as made:
+        await made.kube.create("Lease", "default", lease("somebody else"))
+        program = (sys.executable, "-m", "stele_operator", "run", "--metrics-port", "0")
+        given = ("--kubeconfig", str(made.local.kubeconfig), "--namespace", "default")
+        pipe = asyncio.subprocess.PIPE
+        operator = await asyncio.create_subprocess_exec(*program, *given, stdout=pipe, stderr=pipe)
+        assert operator.stderr is not None
+        try:
+            async with asyncio.timeout(30):
+                while b"serving probes" not in await operator.stderr.readline():
+                    pass
+                operator.terminate()
+                assert await operator.wait() == 0
+        finally:
+            if operator.returncode is None:
+                operator.kill()
+            await operator.communicate()
