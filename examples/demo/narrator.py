@@ -70,6 +70,8 @@ def _status_lines(status: dict[str, Any]) -> dict[str, str]:
     for heal in status.get("healing", {}).get("active", ()):
         done, total = heal.get("bytesDone"), heal.get("bytesTotal")
         size = f", {done} of {total} bytes" if total else ""
+        if "etaSeconds" in heal:
+            size += f", {heal['etaSeconds']} s left"
         following = f", then {heal['next']}" if heal.get("next") else ""
         lines[f"heal {heal['tablet']}"] = (
             f"tablet {heal['tablet']}: {heal['step']}{size}{following} ({heal.get('reason', '')})"

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from stele.driver.progress import Pace
-from stele.driver.steps import Blocked, DrainNode
+from stele.driver.steps import Blocked, DrainNode, WaitCopy
 from stele.driver.view import ClusterView
-from stele.model.ids import NodeId, TabletId
+from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
 from stele_operator.plan import Plan, make_plan
 from stele_operator.plan.planner import BUSY_S
+from stele_operator.plan.status import healing_status
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
@@ -295,3 +296,19 @@ def test_what_is_about_a_node_or_about_all_is_told_by_its_name() -> None:
         "flights-node-1: declared lost, and silent",
         "all tablets: the leader master has not heard from all nodes yet",
     ]
+
+
+def test_a_copy_tells_how_long_it_takes_still() -> None:
+    pace = Pace()
+
+    def told(done: int, now_ms: int) -> Json:
+        step = WaitCopy(
+            TabletId("a" * 32), 7, "bytes have arrived", ReplicaId(4), NodeId("b" * 32), done, 100, False
+        )
+        (heal,) = healing_status([pace.record(step, "events", now_ms)])["active"]
+        return {key: heal.get(key) for key in ("bytesDone", "bytesTotal", "etaSeconds")}
+
+    assert told(10, 1_000) == {"bytesDone": 10, "bytesTotal": 100, "etaSeconds": None}, "no pace is known yet"
+    assert told(40, 4_000) == {"bytesDone": 40, "bytesTotal": 100, "etaSeconds": 6}
+    pace.keep(set())
+    assert told(50, 5_000)["etaSeconds"] is None

@@ -123,6 +123,7 @@ _CLUSTER_STATUS = _object(
                 reason=_text("Why."),
                 bytesDone=_count("Bytes copied."),
                 bytesTotal=_count("Bytes to copy."),
+                etaSeconds=_count("How long the copy takes still, at the pace so far."),
                 next=_text("What comes after."),
             ),
             20,

@@ -107,6 +107,8 @@ def _heal(p: Progress) -> Json:
     entry: Json = {"tablet": p.tablet_id, "table": p.table_name, "step": p.step, "reason": reason[:_TEXT_MAX]}
     if p.bytes_total:
         entry |= {"bytesDone": p.bytes_done, "bytesTotal": p.bytes_total}
+    if p.eta_s is not None:
+        entry["etaSeconds"] = round(p.eta_s)
     if p.next:
         entry["next"] = p.next
     return entry
