@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from stele.model.block import RowOp
-from stele.model.errors import Corrupt, Retryable
+from stele.model.errors import Code, Corrupt, Retryable
+from stele.tablet import compaction, worker
 from stele.tablet.colfile import FileMeta
-from stele.tablet.compaction import choose
+from stele.tablet.compaction import CompactionJob, choose
 from stele.tablet.compactor import Compactor
 from stele.tablet.store import TabletStore
 from tests.tablet.twin import FOREVER, Row, Twin, all_rows, flush, new_store
@@ -112,6 +115,18 @@ async def test_a_worker_that_meets_damage_says_so(tmp_path: Path) -> None:
             await compactor.run(job)
     finally:
         await compactor.close()
+
+
+def test_a_merge_that_arrow_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker died of it, and only its own output knew why."""
+
+    def run_job(_: CompactionJob) -> None:
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(compaction, "run_job", run_job)
+    job = CompactionJob("d", ("rows-1",), "rows-2", 0, True, "{}")
+    answer = json.loads(worker._answer(job.to_json()))
+    assert answer["code"] == Code.UNAVAILABLE and "offset overflow" in answer["message"]
 
 
 def _file(size: int, *, deletes: int = 0, unique: bool = True) -> FileMeta:

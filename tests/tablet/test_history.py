@@ -10,6 +10,7 @@ import pytest
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
+from stele.tablet import runs
 from stele.tablet.compaction import CompactionJob, run_job
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.tablet.view import View
@@ -86,6 +87,30 @@ class Story:
 @pytest.mark.parametrize("seed", range(16))
 def test_what_somebody_may_still_read_is_kept_and_what_is_deleted_stays_so(tmp_path: Path, seed: int) -> None:
     Story(tmp_path / "t", seed).tell()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_merge_into_several_files_loses_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a key has more versions than a run may hold, the older ones go into a file of their own."""
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 60)
+    monkeypatch.setattr(runs, "_FEW_BYTES", 0)
+    story = Story(tmp_path / "t", seed)
+    story.tell()
+    story.views = []
+    if story.options.history_us == 1 << 50:
+        flush(story.store)
+        story.merge_ends()
+        story.merge = story.store.plan_compaction(full=True)
+        assert story.merge is not None
+        result = run_job(story.merge)
+        assert len(result.files) > 1
+        story.store.abandon_compaction(story.merge)
+        assert not list(story.directory.glob(f"{story.merge.output}*"))
+        story.merge = story.store.plan_compaction(full=True)
+        story.merge_ends()
+        story.check()
 
 
 def test_a_merge_of_the_newest_files_keeps_the_deletes_that_older_ones_need(tmp_path: Path) -> None:

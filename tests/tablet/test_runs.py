@@ -1,15 +1,18 @@
-"""Searching sorted keys, whatever their lengths."""
+"""Searching sorted keys, whatever their lengths; choosing among versions, however many bytes they are."""
 
 from __future__ import annotations
 
 import bisect
 import tracemalloc
 
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stele.tablet.runs import lower_bound
+from stele.tablet import runs
+from stele.tablet.runs import Kept, Run, lower_bound, visible
 
 
 @given(st.lists(st.binary(max_size=9)), st.lists(st.binary(max_size=9)), st.booleans())
@@ -32,3 +35,41 @@ def test_one_long_key_among_many_costs_its_own_bytes() -> None:
     tracemalloc.stop()
     assert found.tolist() == list(range(10_001))[::100]
     assert peak < 8 << 20
+
+
+TEXT_BYTES = 16 << 20
+
+
+def _versions(newest: int, count: int) -> Run:
+    """Versions of one key with a text of 16 MiB in each; zeros that nobody reads take no memory."""
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(TEXT_BYTES)
+    texts = np.zeros(count * TEXT_BYTES, np.uint8)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(texts)]
+    batch = pa.record_batch([pa.Array.from_buffers(pa.string(), count, buffers)], names=["v"])
+    times = np.arange(newest, newest - count, -1).astype(np.uint64)
+    return Run(batch, pa.array([b"k"] * count, pa.binary()), times, None)
+
+
+def test_versions_of_more_than_an_array_holds_are_read_and_merged() -> None:
+    """They were joined before one was chosen: no ordered scan and no merge succeeded any more, on any replica."""
+    both = [_versions(140, 70), _versions(70, 70)]
+    assert visible(both, 1000).num_rows == 1
+    dropped = Kept(both, 1000, bottom=True)
+    assert [dropped.run(rows).times.tolist() for layer in dropped.layers for rows in layer] == [[140]]
+    kept = Kept(both, 0, bottom=True)
+    assert [[len(rows) for rows in layer] for layer in kept.layers] == [[32], [32], [32], [32], [12]]
+    assert kept.run(kept.layers[-1][0][:1]).times.tolist() == [12]
+
+
+def test_what_a_merge_keeps_is_cut_by_keys_and_then_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 30)
+    keys = [b"a", b"b", b"b", b"b", b"c", b"d"]
+    batch = pa.record_batch(
+        [pa.array(["x" * 9] * len(keys))], names=["v"]
+    )  # 10 bytes each, as they are counted
+    run = Run(batch, pa.array(keys, pa.binary()), np.array([9, 9, 8, 7, 9, 9], np.uint64), None)
+    kept = Kept([run.slice(0, 3), run.slice(3, 3)], 0, bottom=True)
+    assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[0], [1, 2, 3], [4, 5]]]
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 20)
+    kept = Kept([run.slice(0, 3), run.slice(3, 3)], 0, bottom=True)
+    assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[0], [1, 2], [4, 5]], [[3]]]

@@ -164,13 +164,17 @@ class _Writer:
             array = run.batch.column(position)
             yield from self._part(int(column.id), group, _message(array, _column_schema(column)))
 
-    def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes]:
+    def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         start = -(-self._offset // ALIGNMENT) * ALIGNMENT
-        raw = bytes(data)
-        padded = raw + bytes(-len(raw) % ALIGNMENT)
-        self._table.append((part, group, start, len(raw), google_crc32c.value(padded), 0))
-        yield bytes(start - self._offset) + padded
-        self._offset = start + len(padded)
+        raw = np.frombuffer(data, np.uint8)
+        raw.flags.writeable = False  # or its checksum wants a copy
+        padding = bytes(-len(raw) % ALIGNMENT)
+        crc = google_crc32c.extend(google_crc32c.value(raw), padding)
+        self._table.append((part, group, start, len(raw), crc, 0))
+        yield bytes(start - self._offset)
+        yield raw.data
+        yield padding
+        self._offset = start + len(raw) + len(padding)
 
     def _footer(self) -> Iterator[bytes]:
         about = {

@@ -18,7 +18,7 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile, FileMeta, write_column_file
 from stele.tablet.files import FILES, Files
-from stele.tablet.runs import Run, compacted
+from stele.tablet.runs import Kept, Run
 from stele.tablet.sources import pieces
 
 FILES_MIN = 4
@@ -35,6 +35,10 @@ class CompactionJob:
     history_mark: int
     bottom: bool
     schema_json: str
+
+    def output_name(self, number: int) -> str:
+        """The name of a file that the merge makes: there is seldom more than one."""
+        return f"{self.output}-{number}" if number else self.output
 
     def to_json(self) -> str:
         """One line, as the worker reads it."""
@@ -109,35 +113,50 @@ def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
 
     Raises:
         Corrupt: an input is damaged.
-        Retryable: DISK_FULL; nothing is left behind.
+        Retryable: DISK_FULL; whoever planned the job abandons it, which removes what was written.
     """
     directory = Path(job.directory)
     schema = Schema.from_json(job.schema_json)
-    sources = [ColumnFile(directory / name) for name in job.inputs]
-    runs = (r for r in merge(sources, schema, job.history_mark, bottom=job.bottom) if r.rows)
-    first = next(runs, None)
-    if first is None:
-        return CompactionResult(job, ())
-    path = directory / job.output
-    meta = write_column_file(files, path, schema, _chain(first, runs))
-    files.sync_directory(directory)
-    return CompactionResult(job, (meta,))
+    merge = Merge([ColumnFile(directory / name) for name in job.inputs], schema, job)
+    metas: list[FileMeta] = []
+    while merge.ranges:
+        runs = merge.layer()
+        first = next(runs, None)
+        if first is not None:
+            path = directory / job.output_name(len(metas))
+            metas.append(write_column_file(files, path, schema, itertools.chain([first], runs)))
+    if metas:
+        files.sync_directory(directory)
+    return CompactionResult(job, tuple(metas))
 
 
-def _chain(first: Run, rest: Iterator[Run]) -> Iterator[Run]:
-    yield first
-    yield from rest
+class Merge:
+    """What the inputs of a job become: layer after layer, newest first, each without what no snapshot at or above the
+    mark sees. There is more than one where a key has more versions than a run may hold (`Kept`)."""
 
+    def __init__(self, sources: Sequence[ColumnFile], schema: Schema, job: CompactionJob) -> None:
+        self._sources, self._schema, self._job = sources, schema, job
+        self._number = 0
+        self.ranges = pieces(sources, b"", b"")
+        """Key ranges of which the next layer has something."""
 
-def merge(sources: Sequence[ColumnFile], schema: Schema, mark: int, *, bottom: bool) -> Iterator[Run]:
-    """Sorted runs, one key range after the other, without what no snapshot at or above `mark` sees."""
-    columns, arrow = schema.columns, schema.to_arrow()
-    for low, high in pieces(sources, b"", b""):
-        runs = []
-        for source in sources:
+    def layer(self) -> Iterator[Run]:
+        """The next layer: sorted runs, one key range after the other."""
+        ranges, self.ranges = self.ranges, []
+        number, self._number = self._number, self._number + 1
+        for low, high in ranges:
+            runs = list(self._runs(low, high))
+            if not runs:
+                continue
+            kept = Kept(runs, self._job.history_mark, bottom=self._job.bottom)
+            if number + 1 < len(kept.layers):
+                self.ranges.append((low, high))
+            yield from (kept.run(positions) for positions in kept.layers[number] if len(positions))
+
+    def _runs(self, low: bytes, high: bytes) -> Iterator[Run]:
+        columns, arrow = self._schema.columns, self._schema.to_arrow()
+        for source in self._sources:
             for group in source.groups_between(low, high):
                 run = source.run(group, columns, arrow).between(low, high)
                 if run.rows:
-                    runs.append(run)
-        if runs:
-            yield compacted(runs, mark, bottom=bottom)
+                    yield run

@@ -7,7 +7,7 @@ Invariant: a sorted run has its keys ascending, and the versions of one key newe
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from stele.model import keys as key_bytes
 U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
+
+RUN_BYTES_MAX = 512 << 20
+"""A merge makes no run that is larger by more than one row: it is held in memory, and an array holds 2 GiB."""
+_FEW_BYTES = 16 << 20
+"""So much is joined whole before rows are taken from it."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,10 @@ class Run:
         return Run(take_batch(self.batch, indices), self.keys.take(indices), self.times[positions], deleted)
 
 
+_Part = tuple[pa.RecordBatch, pa.Array | None]
+"""Rows of a batch; None: all."""
+
+
 def take_batch(batch: pa.RecordBatch, indices: pa.Array) -> pa.RecordBatch:
     """Rows of a batch, also of one without columns."""
     if batch.num_columns == 0:
@@ -71,15 +80,18 @@ def concat(runs: Sequence[Run]) -> Run:
     """One run after the other, unsorted."""
     if len(runs) == 1:
         return runs[0]
-    deleted = None
-    if any(r.deleted is not None for r in runs):
-        deleted = np.concatenate([np.zeros(r.rows, bool) if r.deleted is None else r.deleted for r in runs])
     return Run(
         concat_batches([r.batch for r in runs]),
         pa.concat_arrays([r.keys for r in runs]),
         np.concatenate([r.times for r in runs]),
-        deleted,
+        _concat_deleted(runs),
     )
+
+
+def _concat_deleted(runs: Sequence[Run]) -> Mask | None:
+    if all(r.deleted is None for r in runs):
+        return None
+    return np.concatenate([np.zeros(r.rows, bool) if r.deleted is None else r.deleted for r in runs])
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -91,26 +103,77 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=first.schema)
 
 
-def _in_order(runs: Sequence[Run]) -> tuple[Run, Positions, Mask]:
-    """(the runs concatenated, their order by key and newest first, whether a row in that order repeats the key)."""
-    whole = concat(runs)
+@dataclass(slots=True)
+class _Versions:
+    """Runs laid one after the other, without their columns: what is chosen by, and the order by key, newest first.
+    `same`: whether a row in that order repeats the key before it."""
+
+    keys: pa.BinaryArray
+    times: U64
+    deleted: Mask | None
+    order: Positions
+    same: Mask
+
+
+def _in_order(runs: Sequence[Run]) -> _Versions:
     if len(runs) == 1:
-        return whole, np.arange(whole.rows), key_bytes.same_as_before(whole.keys)
-    order = key_bytes.sort_order(whole.keys)
-    return whole, order, key_bytes.same_as_before(whole.keys.take(pa.array(order)))
+        run = runs[0]
+        return _Versions(
+            run.keys, run.times, run.deleted, np.arange(run.rows), key_bytes.same_as_before(run.keys)
+        )
+    keys = pa.concat_arrays([r.keys for r in runs])
+    order = key_bytes.sort_order(keys)
+    same = key_bytes.same_as_before(keys.take(pa.array(order)))
+    return _Versions(keys, np.concatenate([r.times for r in runs]), _concat_deleted(runs), order, same)
 
 
-def _deleted_at(deleted: Mask | None, positions: Positions) -> Mask:
-    return np.zeros(len(positions), bool) if deleted is None else deleted[positions]
+def _gathered(runs: Sequence[Run], positions: Positions) -> pa.RecordBatch:
+    """Rows at these positions, each named once, of the runs laid one after the other. All versions together may be more
+    than an array holds, so others are copied only where that is the quicker way."""
+    if len(runs) == 1 or not len(positions):
+        return take_batch(runs[0].batch, pa.array(positions))
+    rows = sum(r.rows for r in runs)
+    if len(positions) == rows or sum(r.batch.nbytes for r in runs) <= _FEW_BYTES:
+        parts: list[_Part] = [(r.batch, None) for r in runs]
+    else:
+        wanted = np.zeros(rows, bool)
+        wanted[positions] = True
+        parts = list(_wanted_parts(runs, wanted))
+        positions = (np.cumsum(wanted) - 1)[positions]
+        rows = len(positions)
+    order = None if np.array_equal(positions, np.arange(rows)) else pa.array(positions)
+    schema = runs[0].batch.schema
+    arrays = [_joined([(batch.column(i), at) for batch, at in parts], order) for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def visible(runs: Sequence[Run], snapshot: int) -> tuple[Run, Positions]:
-    """(the runs concatenated, positions in it of the newest live version of each key at or below `snapshot`, by key).
+def _wanted_parts(runs: Sequence[Run], wanted: Mask) -> Iterator[_Part]:
+    start = 0
+    for run in runs:
+        at = np.flatnonzero(wanted[start : start + run.rows])
+        start += run.rows
+        if len(at) and at[-1] - at[0] == len(at) - 1:
+            yield run.batch.slice(at[0], len(at)), None
+        elif len(at):
+            yield run.batch, pa.array(at)
+
+
+def _joined(parts: Sequence[tuple[pa.Array, pa.Array | None]], order: pa.Array | None) -> pa.Array:
+    """Rows of each array (None: all), one after the other, then in `order` (None: as they are)."""
+    taken = [array if rows is None else array.take(rows) for array, rows in parts]
+    whole = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+    del taken  # they may be large, and the next step makes as much again
+    return whole if order is None else whole.take(order)
+
+
+def visible(runs: Sequence[Run], snapshot: int) -> pa.RecordBatch:
+    """The newest live version of each key at or below `snapshot`, by key.
 
     `runs` are sorted and come newest first.
     """
-    whole, order, same = _in_order(runs)
-    in_time = whole.times[order] <= snapshot
+    versions = _in_order(runs)
+    order, same = versions.order, versions.same
+    in_time = versions.times[order] <= snapshot
     if in_time.all():
         chosen = order[~same]
     else:
@@ -119,18 +182,49 @@ def visible(runs: Sequence[Run], snapshot: int) -> tuple[Run, Positions]:
         first = np.ones(len(at), bool)
         first[1:] = group[at[1:]] != group[at[:-1]]
         chosen = order[at[first]]
-    if whole.deleted is not None:
-        chosen = chosen[~whole.deleted[chosen]]
-    return whole, chosen
+    if versions.deleted is not None:
+        chosen = chosen[~versions.deleted[chosen]]
+    if len(runs) == 1 and len(chosen) == len(order):
+        return runs[0].batch
+    return _gathered(runs, chosen)
 
 
-def compacted(runs: Sequence[Run], mark: int, *, bottom: bool) -> Run:
-    """The runs as one sorted run without the versions that no snapshot at or above `mark` can see.
+class Kept:
+    """What is left of sorted runs, which come newest first, without the versions that no snapshot at or above `mark`
+    can see. `layers`: where it stands, as runs of at most about `RUN_BYTES_MAX`, which follow on each other by key.
 
-    `runs` are sorted and come newest first. `bottom`: nothing older lies below, so a delete at or below `mark` goes, too.
+    Of a key whose versions are more than that the newest are in the first layer, those before them in the second, and so
+    on: layers are to each other as files are, the newer ones first.
     """
-    whole, order, same = _in_order(runs)
-    times = whole.times[order]
+
+    def __init__(self, runs: Sequence[Run], mark: int, *, bottom: bool) -> None:
+        """`bottom`: nothing older lies below, so a delete at or below `mark` goes, too."""
+        self._runs = runs
+        self._versions = _in_order(runs)
+        keep = _kept(self._versions, mark, bottom)
+        chosen = self._versions.order[keep]
+        if sum(r.batch.nbytes for r in runs) <= RUN_BYTES_MAX:
+            self.layers = [[chosen]]
+        else:
+            sizes = np.concatenate([_row_bytes(r.batch) for r in runs])[chosen]
+            # The first version of a key goes only with all others, so what repeats a key still follows one that does not.
+            self.layers = _layers(chosen, sizes, self._versions.same[keep])
+
+    def run(self, positions: Positions) -> Run:
+        """The rows at positions that `layers` names."""
+        return _picked(self._runs, self._versions, positions)
+
+
+def _picked(runs: Sequence[Run], versions: _Versions, positions: Positions) -> Run:
+    deleted = None if versions.deleted is None else versions.deleted[positions]
+    keys = versions.keys.take(pa.array(positions))
+    return Run(_gathered(runs, positions), keys, versions.times[positions], deleted)
+
+
+def _kept(versions: _Versions, mark: int, bottom: bool) -> Mask:
+    """Which rows stay, in their order."""
+    order, same = versions.order, versions.same
+    times = versions.times[order]
     old = times <= mark
     keep = np.ones(len(order), bool)
     if len(order) > 1:
@@ -138,9 +232,49 @@ def compacted(runs: Sequence[Run], mark: int, *, bottom: bool) -> Run:
         keep[1:] &= ~(same[1:] & old[:-1])
         # Rows of one entry share a timestamp; only the last one written, which stands first, can ever be seen.
         keep[1:] &= ~(same[1:] & (times[1:] == times[:-1]))
-    if bottom and whole.deleted is not None:
-        keep &= ~(old & _deleted_at(whole.deleted, order))
-    return whole.take(order[keep])
+    if bottom and versions.deleted is not None:
+        keep &= ~(old & versions.deleted[order])
+    return keep
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Positions:
+    """About how many bytes each row takes."""
+    sizes = np.full(batch.num_rows, batch.num_columns, np.int64)  # validity, at most
+    for array in batch.columns:
+        if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
+            offsets, _ = key_bytes.binary_parts(array)
+            sizes += np.diff(offsets)
+        else:
+            sizes += -(-array.type.bit_width // 8)
+    return sizes
+
+
+def _layers(chosen: Positions, sizes: Positions, same: Mask) -> list[list[Positions]]:
+    key = np.cumsum(~same) - 1
+    before = np.cumsum(sizes) - sizes
+    layer = (before - before[~same][key]) // RUN_BYTES_MAX
+    every = [np.flatnonzero(layer == number) for number in range(int(layer.max(initial=0)) + 1)]
+    return [[chosen[at[part]] for part in _cuts(sizes[at], key[at])] for at in every]
+
+
+def _cuts(sizes: Positions, key: Positions) -> Iterator[slice]:
+    """Rows by whole keys, cut where they are more than `RUN_BYTES_MAX`."""
+    bounds = [*np.flatnonzero(np.diff(key, prepend=-1)).tolist(), len(key)]
+    ends = np.cumsum(np.append(0, sizes))
+    start = 0
+    while start < len(key):
+        fitting = int(np.searchsorted(ends, ends[start] + RUN_BYTES_MAX, "right")) - 1
+        end = bounds[bisect.bisect_right(bounds, fitting) - 1]
+        if end <= start:  # one key, and more than that: its layer holds no more of it
+            end = bounds[bisect.bisect_right(bounds, start)]
+        yield slice(start, end)
+        start = end
+
+
+def compacted(runs: Sequence[Run], mark: int, *, bottom: bool) -> Run:
+    """What is `Kept`, as one run: for runs that are together no more than a run may be."""
+    versions = _in_order(runs)
+    return _picked(runs, versions, versions.order[_kept(versions, mark, bottom)])
 
 
 def sorted_newest_first(run: Run) -> Run:

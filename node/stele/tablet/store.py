@@ -384,7 +384,7 @@ class TabletStore:
         """The merge failed; what it wrote is removed, and it may be planned again."""
         with self._manifest_lock:
             self._compacting = False
-            self._remove_unlisted(job.output)
+            self._remove_unlisted(*(path.name for path in self.directory.glob(f"{job.output}*")))
 
     def install_compaction(self, result: CompactionResult) -> None:
         """Put the merged files in the place of those they were made from, durably. Blocks; any thread.

@@ -25,7 +25,7 @@ from stele.model.schema import Column, Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.memtable import MemView
-from stele.tablet.runs import Run, concat_batches, take_batch, visible
+from stele.tablet.runs import Run, concat_batches, visible
 from stele.tablet.sources import LiveMasks, MemorySource, Source, clusters, pieces
 
 _SIGN_OF_LIFE = 32
@@ -159,11 +159,9 @@ class View:
     def _visible(self, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
         runs = [r for r in runs if r.rows]
         if runs:
-            whole, chosen = visible(runs, self.snapshot)
-            if len(chosen) == whole.rows and len(runs) == 1:
-                yield whole.batch
-            elif len(chosen):
-                yield take_batch(whole.batch, pa.array(chosen))
+            batch = visible(runs, self.snapshot)
+            if batch.num_rows:
+                yield batch
 
     def _merge(
         self,

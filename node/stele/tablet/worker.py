@@ -20,6 +20,8 @@ _NICE = 10
 
 
 def _answer(line: str) -> str:
+    import pyarrow as pa
+
     from stele.tablet.compaction import CompactionJob, run_job
 
     try:
@@ -27,7 +29,7 @@ def _answer(line: str) -> str:
         return json.dumps({"files": [m.to_json() for m in result.files]})
     except SteleError as exc:
         return json.dumps({"code": int(exc.code), "message": str(exc.args[0])})
-    except (OSError, MemoryError) as exc:
+    except (OSError, MemoryError, pa.ArrowException) as exc:
         return json.dumps({"code": int(Code.UNAVAILABLE), "message": repr(exc)})
 
 
