@@ -7,6 +7,7 @@ import decimal
 import fractions
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -130,6 +131,17 @@ def test_bad_defaults_are_refused(type_: str, default: str) -> None:
         ("timestamp", 0.5),
         ("date", "2024-01-01"),
         ("decimal(5,2)", 1.5),
+        ("date", datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)),
+        ("date", pd.Timestamp("2024-05-01")),
+        ("date", pd.NaT),
+        ("date", np.True_),
+        ("timestamp", pd.Timestamp("2024-05-01T00:00:00.123456789")),
+        ("float", 1e300),
+        ("float", np.float64(-1e39)),
+        ("float", True),
+        ("double", True),
+        ("double", np.True_),
+        ("decimal(5,2)", True),
     ],
 )
 def test_a_column_says_why_a_value_is_none_of_its_own(type_: str, value: object) -> None:
@@ -145,6 +157,10 @@ def test_a_column_takes_what_is_whole_and_the_names_of_types_have_their_article(
     column = Column(ColumnId(0), "c", "int64")
     given = [None, 1, 2.0, decimal.Decimal("3.00"), fractions.Fraction(4), np.int8(5), np.float32(6)]
     assert column.array(given).to_pylist() == [None, 1, 2, 3, 4, 5, 6]
+    inexact = Column(ColumnId(0), "c", "float").array([None, 0.1, 3.4e38, float("inf"), 2])
+    assert inexact.to_pylist() == [None, float(np.float32(0.1)), float(np.float32(3.4e38)), float("inf"), 2]
+    moment = pd.Timestamp("2024-05-01T00:00:00.123456Z")
+    assert Column(ColumnId(0), "c", "timestamp").array([moment]).to_pylist() == [moment.to_pydatetime()]
     assert [Column(ColumnId(0), "c", t).a_type for t in ("int8", "bool")] == ["an int8", "a bool"]
     assert len(column.fault("x" * 10_000)) < 400
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stele.client.casts import cast
 from stele.client.results import WriteResult, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
@@ -60,7 +60,7 @@ def fit(
         array = batch.column(position)
         if array.type != column.arrow:
             try:
-                array = pc.cast(array, column.arrow)
+                array = cast(array, column.arrow)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
                 faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({exc})")
                 continue

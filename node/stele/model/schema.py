@@ -12,7 +12,8 @@ import decimal
 import fractions
 import json
 import re
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ _TYPES: dict[str, pa.DataType] = {
     "timestamp": TIMESTAMP,
 }
 _NO_KEY_TYPES = ("float", "double")
+_FLOAT = struct.Struct("<f")
 _NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, AttributeError)
 """What Arrow raises of a Python value that is none of the type's."""
 _SHOWN_CHARS_MAX = 120
@@ -71,17 +73,25 @@ def arrow_type(name: str) -> pa.DataType:
     raise Rejected(f"type {name!r} is unknown; expected one of {', '.join(_TYPES)}, decimal(p,s)")
 
 
-def _holds_whole_numbers(arrow: pa.DataType) -> bool:
-    """Whether values of this type are whole numbers, of which Arrow silently makes other ones: 1 of 1.5."""
-    return bool(pa.types.is_integer(arrow) or pa.types.is_timestamp(arrow) or pa.types.is_date(arrow))
+def _fault_finder(arrow: pa.DataType) -> Callable[[object], str] | None:
+    """What says why a value, of Python or numpy, is none of this type, where Arrow would silently make another one of
+    it: 1 of 1.5, the day of a moment. Empty if it may be one."""
+    if pa.types.is_date(arrow):
+        return _date_fault
+    if pa.types.is_timestamp(arrow):
+        return _timestamp_fault
+    if pa.types.is_integer(arrow):
+        return _whole_fault
+    if pa.types.is_float32(arrow):
+        return _float_fault
+    return _double_fault if pa.types.is_float64(arrow) else None
 
 
 def _whole_fault(value: object) -> str:
-    """Why this value, of Python or numpy, is no whole number; empty if it may be one."""
     if type(value) is int or value is None:
         return ""
     if isinstance(value, (bool, np.bool_)):
-        return "a bool is no integer"
+        return "a bool is no number"
     if isinstance(value, (float, np.floating)):
         whole = float(value).is_integer()
     elif isinstance(value, decimal.Decimal):
@@ -89,6 +99,31 @@ def _whole_fault(value: object) -> str:
     else:
         whole = not isinstance(value, fractions.Fraction) or value.denominator == 1
     return "" if whole else "it is not whole"
+
+
+def _date_fault(value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return "it is a datetime; give its date()"
+    return _whole_fault(value)
+
+
+def _timestamp_fault(value: object) -> str:
+    if getattr(value, "nanosecond", 0):  # of pandas
+        return "it has nanoseconds, a timestamp microseconds"
+    return _whole_fault(value)
+
+
+def _double_fault(value: object) -> str:
+    return "a bool is no number" if isinstance(value, (bool, np.bool_)) else ""
+
+
+def _float_fault(value: object) -> str:
+    if isinstance(value, (float, np.floating)):
+        try:
+            _FLOAT.pack(value)
+        except OverflowError:
+            return "it is too large"
+    return _double_fault(value)
 
 
 def shown(value: object) -> str:
@@ -150,11 +185,13 @@ class Column:
         """These Python values, or None, as an Arrow array of the column's type. A datetime without a time zone is UTC.
 
         Raises:
-            Rejected: one is no value of the column. None is rounded, cut or parsed so that it fits.
+            Rejected: one is no value of the column. None is rounded, cut or parsed so that it fits, but for the
+                precision of `float`.
         """
         arrow = self.arrow
+        find = _fault_finder(arrow)
         try:
-            if not (_holds_whole_numbers(arrow) and any(map(_whole_fault, values))):
+            if find is None or not any(map(find, values)):
                 return pa.array(values, arrow)
             why = ""
         except _NO_VALUE as exc:
@@ -168,7 +205,8 @@ class Column:
 
     def _fault(self, value: object) -> str:
         arrow = self.arrow
-        if _holds_whole_numbers(arrow) and (why := _whole_fault(value)):
+        find = _fault_finder(arrow)
+        if find is not None and (why := find(value)):
             return why
         try:
             pa.array([value], arrow)

@@ -1,0 +1,79 @@
+"""What Arrow data becomes in columns of other types: the same, or refused."""
+
+from __future__ import annotations
+
+import random
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stele.client.bulk import fit
+from stele.model.block import RowOp
+from stele.model.errors import Rejected
+from stele.model.schema import Schema
+
+NEW_YORK = pa.timestamp("us", "America/New_York")
+
+
+def _fitted(array: pa.Array, type_: str) -> list[Any]:
+    schema = Schema.make([("k", "int64"), ("c", type_, True)], ["k"])
+    rows = pa.record_batch([pa.array(range(len(array)), pa.int64()), array], names=["k", "c"])
+    batch, _ = fit(rows, "t", schema, RowOp.UPSERT)
+    found: list[Any] = batch.column(1).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("array", "type_", "why"),
+    [
+        (pa.array([5, 0]), "bool", "a number is no bool"),
+        (pa.array([0.5]), "bool", "a number is no bool"),
+        (pa.array([Decimal("1")]), "bool", "a number is no bool"),
+        (pa.array([None, 1e300]), "float", "1e\\+300: it is too large"),
+        (pa.array(["1", "1e39"]), "float", "'1e39': it is too large"),
+        (pa.array(["1e999"]), "double", "'1e999': it is too large"),
+        (pa.array([1.25, 1.005]), "decimal(5,2)", "1.005: it has more digits"),
+        (
+            pa.array([datetime(2024, 5, 1), datetime(2024, 5, 1, 1)]),
+            "date",
+            "1, 1, 0\\): it has a time of day",
+        ),
+        (pa.array([datetime(2024, 5, 1)], NEW_YORK), "date", "it has a time of day"),
+        (pa.array([-(2**62)], pa.timestamp("us")), "date", "it has a time of day"),
+        (pa.array([datetime(2024, 5, 1, 1)]).dictionary_encode(), "date", "it has a time of day"),
+        (pa.array([1], pa.timestamp("ns")), "timestamp", "lose data"),
+    ],
+)
+def test_a_cast_that_would_change_a_value_is_refused(array: pa.Array, type_: str, why: str) -> None:
+    with pytest.raises(Rejected, match=rf"column c: .* does not fit .*{why}"):
+        _fitted(array, type_)
+
+
+@pytest.mark.parametrize(
+    ("array", "type_", "found"),
+    [
+        (pa.array([None, datetime(2024, 5, 1)]), "date", [None, date(2024, 5, 1)]),
+        (pa.array([datetime(2024, 5, 1, 4)], NEW_YORK), "date", [date(2024, 5, 1)]),
+        (pa.array([None, 0.25, float("inf")]), "float", [None, 0.25, float("inf")]),
+        (pa.array(["inf", "-Infinity", "2"]), "float", [float("inf"), float("-inf"), 2.0]),
+        (pa.array([None, 0.57, -1e-2]), "decimal(5,2)", [None, Decimal("0.57"), Decimal("-0.01")]),
+        (pa.array([0.1], pa.float32()), "decimal(5,2)", [Decimal("0.10")]),
+        (pa.array(["a", None]).dictionary_encode(), "string", ["a", None]),
+        (pa.array([], pa.timestamp("us")), "date", []),
+    ],
+)
+def test_a_cast_that_loses_nothing_is_made(array: pa.Array, type_: str, found: list[Any]) -> None:
+    assert _fitted(array, type_) == found
+
+
+def test_decimals_are_made_of_numbers_with_no_more_digits() -> None:
+    """From a decimal Arrow does not make the nearest number, so a plain cast back does not tell."""
+    rng = random.Random(7)
+    for digits in (1, 2, 5, 9):
+        numbers = [round(rng.uniform(-1000, 1000), digits) for _ in range(2_000)]
+        assert _fitted(pa.array(numbers), f"decimal(20,{digits})") == [
+            Decimal(repr(number)).quantize(Decimal(1).scaleb(-digits)) for number in numbers
+        ]
