@@ -137,6 +137,26 @@ async def test_rows_that_are_refused_are_told_and_the_others_written(
         )
 
 
+async def test_rows_that_were_written_before_a_load_ended_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were told as "0 rows written", and the bad lines not at all."""
+
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        await client.open_table("t")
+        (tablet,) = cluster.tablets.values()
+        tablet.before.extend([lambda: None] * 3)
+        tablet.before.append(lambda: Rejected("no more"))
+        lines = "".join(f"{number},\n" for number in range(50_000))
+        (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
+        assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
+        assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
+        assert "no more" in err
+
+
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with small_cluster(tmp_path) as (cluster, _):
         run = runner(cluster, monkeypatch)

@@ -13,8 +13,9 @@ from stele.cli.options import masters_option, timeout_option, with_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.progress import TaskID
 
-    from stele.client import AsyncClient
+    from stele.client import AsyncClient, AsyncTable
     from stele.model.block import RowError
     from stele.model.schema import Schema
 
@@ -56,25 +57,33 @@ def load(
     written = 0
 
     async def work(client: AsyncClient) -> None:
-        nonlocal written
         table = await client.open_table(name)
         for path in files:
-            task = progress.add_task(Path(path).name, total=_rows(path))
-            source = Source(path, table.schema, nulls)
-            result = await table.write_arrow(
-                source.batches(),
-                op,
-                timeout_s=timeout_s,
-                on_rows=lambda rows, task=task: progress.advance(task, rows),  # type: ignore[misc]
-                raise_row_errors=False,
+            await write(
+                table,
+                Source(path, table.schema, nulls),
+                progress.add_task(Path(path).name, total=_rows(path)),
             )
-            written += result.rows_written
-            faults.add(source, result.row_errors)
+
+    async def write(table: AsyncTable, source: Source, task: TaskID) -> None:
+        def acknowledged(rows: int) -> None:
+            nonlocal written
+            written += rows
+            progress.advance(task, rows)
+
+        refused: Sequence[RowError] = ()
+        try:
+            result = await table.write_arrow(
+                source.batches(), op, timeout_s=timeout_s, on_rows=acknowledged, raise_row_errors=False
+            )
+            refused = result.row_errors
+        finally:  # a file that breaks off has bad lines before that
+            faults.add(source, refused)
 
     try:
         with rows_progress() as progress:
             with_client(masters, work, timeout_s)
-    finally:  # of a later file there may be nothing to tell but that it cannot be read
+    finally:  # also of what was written before a file could not be read, or no leader be found
         seconds = time.monotonic() - started
         click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
         faults.tell()
