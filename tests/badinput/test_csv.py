@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from pathlib import Path
 
@@ -76,3 +77,14 @@ def test_every_type_is_read_and_refused(tmp_path: Path) -> None:
         assert [row["id"] for row in rows] == ([1, 3] if wrong else [1, 2, 3]), kind
         assert rows[0]["v"] is not None and rows[-1]["v"] is None
         assert [line for line, _ in lines.errors] == ([3] if wrong else [])
+
+
+def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
+    """Such as `table scan` writes where there is no date; without a sign it is a date that lacks its hyphens."""
+    schema = Schema.make([("id", "int64"), ("day", "date", True), ("at", "timestamp", True)], ["id"])
+    path = tmp_path / "t.csv"
+    path.write_text("id,day,at\n1,20240501,\n2,,1714521600000\n3,+99999999999,\n4,-1,+0\n")
+    rows, lines = read(path, schema)
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    assert rows == [{"id": 4, "day": datetime.date(1969, 12, 31), "at": epoch}]
+    assert [line for line, _ in lines.errors] == [2, 3, 4]

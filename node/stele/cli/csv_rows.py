@@ -7,6 +7,7 @@ a bad value or a line with too few or too many values costs its own row, and eve
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ import pyarrow.csv as pa_csv
 
 from stele.model.schema import Column, Schema
 
+_VALUE_BYTES_MAX = 32 << 20
+"""Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""
 _VALUE_CHARS_SHOWN = 40
+_NUMBER = re.compile(rb"[+-][0-9]{1,19}\Z")
 _EXPECTED = {
     "timestamp": "; expected ISO 8601 with a zone, like 2026-01-31T12:00:00Z",
     "date": "; expected YYYY-MM-DD",
@@ -66,7 +70,10 @@ def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> I
     """
     reader = pa_csv.open_csv(
         path,
-        read_options=pa_csv.ReadOptions(use_threads=False),  # else bad lines come without their number
+        read_options=pa_csv.ReadOptions(
+            use_threads=False,  # else bad lines come without their number
+            block_size=_VALUE_BYTES_MAX,
+        ),
         parse_options=pa_csv.ParseOptions(
             ignore_empty_lines=False, newlines_in_values=True, invalid_row_handler=lines.skip
         ),
@@ -116,6 +123,8 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
     except pa.ArrowInvalid:
         pass
     if len(values) == 1:
+        if (moment := _moment(values[0].as_py(), arrow)) is not None:
+            return moment
         shown = values[0].as_py()[:_VALUE_CHARS_SHOWN].decode("utf-8", "backslashreplace")
         faults.setdefault(
             first, f"column {column.name}: {shown!r} is no {column.type}{_EXPECTED.get(column.type, '')}"
@@ -128,6 +137,17 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
             _cast(values.slice(half), column, first + half, faults),
         ]
     )
+
+
+def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
+    """The date or time that a number with a sign stands for, in days or microseconds since 1970: those that no date is
+    written for. Without a sign it is more likely a date without its hyphens."""
+    if not pa.types.is_temporal(arrow) or not _NUMBER.match(text):
+        return None
+    try:
+        return pa.array([int(text)], arrow)
+    except (pa.ArrowException, OverflowError):
+        return None
 
 
 def _nth_absent(numbers: Sequence[int], n: int) -> int:

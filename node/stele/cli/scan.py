@@ -134,9 +134,6 @@ def _cell(value: Any) -> str:
 
 def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
     """A function that writes a batch, and ends the file when given None."""
-    import pyarrow as pa
-    import pyarrow.csv as pa_csv
-
     from stele.model.rows import python_rows
 
     if form == "json":
@@ -147,21 +144,28 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
                 sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 
         return write_json
-    shape = _as_it_is if form == "arrow" else _bytes_as_they_are
-    shaped = shape(pa.RecordBatch.from_pylist([], schema)).schema
-    writer = pa.ipc.new_stream(sink, shaped) if form == "arrow" else pa_csv.CSVWriter(sink, shaped)
+    return _arrow_writer(sink, schema) if form == "arrow" else _csv_writer(sink, schema)
+
+
+def _arrow_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
+    import pyarrow as pa
+
+    writer = pa.ipc.new_stream(sink, schema)
+    return lambda batch: writer.close() if batch is None else writer.write_batch(batch)
+
+
+def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    bare = pa_csv.WriteOptions(include_header=False)
+    pa_csv.write_csv(_bytes_as_they_are(pa.RecordBatch.from_pylist([], schema)), sink)
 
     def write(batch: pa.RecordBatch | None) -> None:
-        if batch is None:
-            writer.close()
-        else:
-            writer.write_batch(shape(batch))
+        if batch is not None:
+            pa_csv.write_csv(_times_as_they_are(_bytes_as_they_are(batch)), sink, bare)
 
     return write
-
-
-def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -175,6 +179,32 @@ def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
         for array in batch.columns
     ]
     return pa.record_batch(arrays, names=batch.schema.names)
+
+
+def _times_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same, where columns with dates or times outside of the years 1 to 9999 are text, in which these are numbers
+    with a sign: `table load` knows them by it."""
+    import pyarrow as pa
+
+    arrays = [_as_text(array) if pa.types.is_temporal(array.type) else array for array in batch.columns]
+    return pa.record_batch(arrays, names=batch.schema.names)
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = array.view(pa.int32() if pa.types.is_date(array.type) else pa.int64())
+    first, last = (
+        pa.scalar(day, pa.date32()).cast(array.type) for day in (datetime.date.min, datetime.date.max)
+    )
+    end = last.value + (1 if pa.types.is_date(array.type) else 86_400_000_000)
+    beyond = pc.or_(pc.less(numbers, first.value), pc.greater_equal(numbers, end))
+    if not pc.any(beyond).as_py():
+        return array
+    texts = pc.cast(numbers, pa.string())
+    signed = pc.if_else(pc.less(numbers, 0), texts, pc.binary_join_element_wise("+", texts, ""))
+    return pc.if_else(beyond, signed, pc.cast(array, pa.string()))
 
 
 def _json_value(value: Any) -> Any:
