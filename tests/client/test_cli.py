@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
 from stele.client.where import parse_where
 from stele.model.errors import Advice, Rejected, SteleError
-from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.keys import encode_tuple
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -224,6 +226,25 @@ async def test_who_stands_for_a_name_is_told_each_holder_once(tmp_path: Path) ->
         finally:
             process.terminate()  # not SIGINT, which whoever runs in the background is told to ignore
             assert await process.wait() == -signal.SIGTERM
+
+
+async def test_ranges_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = Schema.make([("day", "date"), ("s", "string")], ["day", "s"])
+    types = (pa.date32(), pa.string())
+    days = tuple(encode_tuple((date(2024, month, 1),), types[:1]) for month in (1, 7))
+    pairs = (encode_tuple((5, "b"), types), b"\xff")
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        for name, ids, splits, told, listed in (
+            ("one", (0,), days, '"2024-01-01", "2024-07-01"', [["2024-01-01"], ["2024-07-01"]]),
+            ("two", (0, 1), pairs, '["1970-01-06", "b"], "0xff"', [["1970-01-06", "b"], ["0xff"]]),
+        ):
+            await client.create_table(name, schema, PartitionSchema((), RangePartition(ids, splits)))
+            columns = [schema.columns[i].name for i in ids]
+            _, out, _ = await run("table", "describe", name)
+            assert f"range of {', '.join(columns)}, split at {told}\n" in out
+            shown = json.loads((await run("table", "describe", name, "--json"))[1])["partitioning"]
+            assert shown == {"hash": [], "range": {"columns": columns, "splitAt": listed}}
 
 
 async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,15 @@ async def test_what_a_scan_wrote_is_loaded_as_it_was(tmp_path: Path) -> None:
             await table.write_arrow(pa.table({"id": [row["id"] for row in ROWS]}), op="delete")
 
 
+async def test_a_snapshot_without_a_zone_is_utc(tmp_path: Path) -> None:
+    """As a time in --where is; it was the zone of whoever asked."""
+    async with wide_table(tmp_path) as cluster:
+        now = dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()
+        for zone in ("UTC", "UTC-9", "UTC+9"):
+            line = f"TZ={zone} stele table scan wide --count --snapshot {now}"
+            assert await shell(cluster, line) == (0, "300000\n", "")
+
+
 async def test_rows_are_told_in_words_of_json_and_without_orders_to_the_terminal(tmp_path: Path) -> None:
     def refused(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")

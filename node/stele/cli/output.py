@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def show_json(value: Any) -> None:
@@ -25,3 +29,18 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def short(identifier: str) -> str:
     """The first eight digits of an identifier, "-" for none."""
     return identifier[:8] or "-"
+
+
+def json_value(value: Any) -> Any:
+    """What JSON has no word for is a string; NaN and Infinity too, which most readers refuse bare."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else _NOT_FINITE[str(value)]
+        case bytes():
+            return value.hex()
+        case datetime.date():
+            return value.isoformat()
+        case _:
+            return str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import show_table
+from stele.cli.output import json_value, show_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient
 
 _TABLE_ROWS_MAX = 1_000
-_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @click.command()
@@ -30,7 +29,10 @@ _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 @click.option("--limit", type=click.IntRange(0), default=None, help="At most so many rows.")
 @click.option("--ordered", is_flag=True, help="In key order.")
 @click.option(
-    "--snapshot", default="", metavar="TIME", help="As of this hybrid time, or ISO 8601 time [default: now]."
+    "--snapshot",
+    default="",
+    metavar="TIME",
+    help="As of this hybrid time, or ISO 8601 time, UTC without a zone [default: now].",
 )
 @click.option(
     "--format",
@@ -140,7 +142,7 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
 
         def write_json(batch: pa.RecordBatch | None) -> None:
             for row in python_rows(batch) if batch is not None else ():
-                values = {name: _json_value(value) for name, value in row.items()}
+                values = {name: json_value(value) for name, value in row.items()}
                 sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 
         return write_json
@@ -207,21 +209,6 @@ def _as_text(array: pa.Array) -> pa.Array:
     return pc.if_else(beyond, signed, pc.cast(array, pa.string()))
 
 
-def _json_value(value: Any) -> Any:
-    """What JSON has no word for is a string; NaN and Infinity too, which most readers refuse bare."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else _NOT_FINITE[str(value)]
-        case bytes():
-            return value.hex()
-        case datetime.date():
-            return value.isoformat()
-        case _:
-            return str(value)
-
-
 def _snapshot(text: str) -> int | None:
     from stele.model.clock import from_physical_us
     from stele.model.errors import Rejected
@@ -233,7 +220,9 @@ def _snapshot(text: str) -> int | None:
     try:
         moment = datetime.datetime.fromisoformat(text)
         if moment.tzinfo is None:
-            moment = moment.astimezone()
-    except (ValueError, OverflowError) as exc:
+            moment = moment.replace(tzinfo=datetime.UTC)  # as in --where
+        if moment < _EPOCH:
+            raise ValueError("it is before 1970")
+    except ValueError as exc:
         raise Rejected(f"--snapshot {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
-    return from_physical_us(int(moment.timestamp() * 1_000_000))
+    return from_physical_us((moment - _EPOCH) // datetime.timedelta(microseconds=1))

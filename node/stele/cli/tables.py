@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,13 +16,17 @@ from stele.cli.options import (
     timeout_option,
     with_client,
 )
-from stele.cli.output import short, show_json, show_table
+from stele.cli.output import json_value, short, show_json, show_table
 from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from stele.client import AsyncClient
     from stele.client.health import ClusterHealth
     from stele.client.locations import TableInfo
+    from stele.model.partition import RangePartition
+    from stele.model.schema import Schema
 
 
 @click.command(name="list")
@@ -82,6 +88,10 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         for part in info.partitioning.hash:
             names = [info.schema.by_id[i].name for i in part.column_ids]
             click.echo(f"hash of {', '.join(names)} into {part.buckets} buckets")
+        if info.partitioning.range is not None:
+            names, splits = _split(info.schema, info.partitioning.range)
+            shown = ", ".join(json.dumps(split if len(split) > 1 else split[0]) for split in splits)
+            click.echo(f"range of {', '.join(names)}, split at {shown}")
     click.echo(f"{ready} of {info.tablets} tablets have a leader and a majority")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
@@ -171,8 +181,32 @@ def delete(name: str, yes: bool, masters: str) -> None:
     click.echo(f"deleted {name}")
 
 
+def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any]]]:
+    """Names of the columns, and the values that each range but the first begins with, as JSON has them."""
+    columns = [schema.by_id[i] for i in part.column_ids]
+    types = [column.arrow for column in columns]
+    return [column.name for column in columns], [_values(key, types) for key in part.split_keys]
+
+
+def _values(key: bytes, types: Sequence[pa.DataType]) -> list[Any]:
+    import pyarrow as pa
+
+    from stele.model.errors import Corrupt
+    from stele.model.keys import decode_key
+    from stele.model.rows import python_values
+
+    try:
+        values = decode_key(key, types)
+    except (Corrupt, ValueError):  # keys may be split anywhere, also within a value
+        return [f"0x{key.hex()}"]
+    return [json_value(python_values(pa.array([value], type_))[0]) for value, type_ in zip(values, types)]
+
+
 def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
     schema = info.schema
+    names, splits = (
+        _split(schema, info.partitioning.range) if schema and info.partitioning.range else ([], [])
+    )
     return {
         "name": info.name,
         "id": info.table_id,
@@ -192,6 +226,7 @@ def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
                 {"columns": [schema.by_id[i].name for i in part.column_ids], "buckets": part.buckets}
                 for part in info.partitioning.hash
                 if schema
-            ]
+            ],
+            "range": {"columns": names, "splitAt": splits} if names else None,
         },
     }
