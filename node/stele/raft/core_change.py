@@ -92,11 +92,16 @@ class ChangePart(LeaderPart):
     def _facts(self) -> dict[int, PeerFacts]:
         since = self._now_ms - self.options.election_max_ms
         facts: dict[int, PeerFacts] = {
+            # Its own disk moves: a leader whose sync stalls steps down.
             self.self_replica: PeerFacts(self._own_match(), True, False, self.has_data)
         }
         for progress in self._progress.values():
             facts[progress.replica_id] = PeerFacts(
-                progress.match, progress.reachable(since), progress.failed, progress.has_data
+                progress.match,
+                progress.reachable(since),
+                progress.failed,
+                progress.has_data,
+                progress.stuck(since),
             )
         return facts
 
@@ -129,7 +134,8 @@ class ChangePart(LeaderPart):
     def _ready(self, peer: Peer, progress: Progress) -> bool:
         if progress.failed or not progress.has_data or progress.match < self.commit_index:
             return False
-        if not progress.reachable(self._now_ms - self.options.election_max_ms):
+        since = self._now_ms - self.options.election_max_ms
+        if not progress.reachable(since) or progress.stuck(since):
             return False
         if peer.member_type is MemberType.WITNESS:
             return True

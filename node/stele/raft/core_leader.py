@@ -273,6 +273,7 @@ class LeaderPart(ElectionPart):
             if due is not None and now >= due and progress.hold_from is None:
                 gone = progress.replica_id
                 continue
+            progress.look(self._last_for(progress), now)
             replicates = progress.state is PeerState.REPLICATE
             if replicates and progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
                 progress.probe_from(progress.match + 1)

@@ -17,12 +17,18 @@ from stele.raft.events import ChangeType, ProposeChange
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What the leader knows of a peer, itself included."""
+    """What the leader knows of a peer, itself included. `stuck`: it lacks entries and acknowledges none."""
 
     match_index: int
     reachable: bool
     failed: bool
     has_data: bool
+    stuck: bool = False
+
+    @property
+    def helps(self) -> bool:
+        """Whether it can be counted on to commit what is sent to it now."""
+        return self.reachable and not self.stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +134,26 @@ def _unreachable_majority(
     if len(old_voters) == 1:
         return None
     old_ids = tuple(p.replica_id for p in old_voters)
-    reached = [p for p in voters if p.replica_id in old_ids and facts.get(p.replica_id, _UNKNOWN).reachable]
+    known = {p.replica_id: facts.get(p.replica_id, _UNKNOWN) for p in voters if p.replica_id in old_ids}
+    helping = [f for f in known.values() if f.helps]
     majority = len(voters) // 2 + 1
-    if len(reached) < majority:
+    if len(helping) >= majority:
+        return None
+    # The new configuration is in force before it is committed: only its own voters can commit it then, and whoever
+    # comes back meanwhile cannot help.
+    stuck = [str(n) for n, f in known.items() if f.reachable and f.stuck]
+    if stuck:
         return Refusal(
             Code.UNSAFE_CHANGE,
-            f"{len(reached)} of the {len(voters)} voters of the new configuration can be reached (an added one not "
-            f"counted), {majority} are needed; first take away or demote the dead",
+            f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached and keep up (an added "
+            f"one not counted), {majority} are needed; replica {', '.join(stuck)} answers and acknowledges nothing of "
+            "what it lacks: its disk may hang, or it needs a copy; wait, or restart its node",
         )
-    return None
+    return Refusal(
+        Code.UNSAFE_CHANGE,
+        f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (an added one not "
+        f"counted), {majority} are needed; first take away or demote the dead",
+    )
 
 
 def _witness_start(

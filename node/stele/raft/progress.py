@@ -17,6 +17,7 @@ class Progress:
 
     __slots__ = (
         "base_ms",
+        "behind_since_ms",
         "connected",
         "departing_until_ms",
         "failed",
@@ -54,6 +55,7 @@ class Progress:
         self.heard_ms: int | None = None
         self.moved_ms = now_ms  # when match last rose, or the first message went out
         self.updated_ms = now_ms  # when the last message went out, whatever it held
+        self.behind_since_ms: int | None = None  # since when it lacks something and match stood still
         self.connected = True
         self.failed = False
         self.has_data = False
@@ -72,6 +74,18 @@ class Progress:
     def reachable(self, since_ms: int) -> bool:
         """Whether it has really answered since then, and its connection stands."""
         return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
+
+    def look(self, last_index: int, now_ms: int) -> None:
+        """Note whether it lacks something of what it is to have, up to `last_index`."""
+        if self.match >= last_index:
+            self.behind_since_ms = None
+        elif self.behind_since_ms is None:
+            self.behind_since_ms = now_ms
+
+    def stuck(self, since_ms: int) -> bool:
+        """Whether it has lacked something since then and acknowledged nothing, however well it answers: its disk may
+        hang, or it needs a copy."""
+        return self.behind_since_ms is not None and self.behind_since_ms < since_ms
 
     def probe_from(self, next_index: int) -> None:
         """Fall back to one message at a time, beginning at `next_index`."""
@@ -109,6 +123,7 @@ class Progress:
         if rose:
             self.match = match
             self.moved_ms = now_ms
+            self.behind_since_ms = None
             if self.window_bytes < self.window_bytes_max:
                 grown = 2 * max(self.window_bytes, self.inflight_bytes)
                 self.window_bytes = min(grown, self.window_bytes_max)
