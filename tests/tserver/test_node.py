@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -34,6 +36,7 @@ from stele.tserver.node import Node
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_INVARIANT,
+    EXIT_TRY_AGAIN,
     EXIT_USAGE,
     EXIT_VOLUME_EMPTY,
     EXIT_VOLUME_FOREIGN,
@@ -41,6 +44,7 @@ from stele.tserver.options import (
 )
 from stele.tserver.process import exit_code
 from stele.tserver.volume import Fate
+from stele.wal.handover import Writer
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import LocalCluster
 
@@ -417,6 +421,55 @@ async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
     assert "disk is gone" in node.health.ready()
     assert exit_code(node.failed.result()) == EXIT_DISK
     await cluster.stop("node-0")
+
+
+async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> None:
+    await cluster.stop("node-0")
+    node = Node(replace(cluster.options("node-0"), log_stall_ms=400))
+    await node.start()
+    cluster.running["node-0"] = node
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await fill(client, 20)
+        await asyncio.sleep(1.0)
+        assert not node.failed.done(), "a log at rest does not hang"
+        await wait_until(lambda: node.log.under_way is None)
+        with node.log.lock:  # as if a sync of the thread's never returned
+            node.log.handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+        await wait_until(node.failed.done)
+        assert "hangs" in str(node.failed.result())
+        assert exit_code(node.failed.result()) == EXIT_TRY_AGAIN
+        with node.log.lock:
+            node.log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+    await cluster.stop("node-0")
+
+
+_HANGS = """
+import asyncio, sys, time
+from stele.model.errors import Retryable
+from stele.tserver import process
+
+process.END_S = 0.5
+
+class Hangs:
+    address, node_id, incarnation = "", "", 1
+
+    def __init__(self, options):
+        self.failed = asyncio.get_running_loop().create_future()
+
+    async def start(self):
+        self.failed.set_result(Retryable("the disk hangs"))
+
+    async def stop(self):
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+
+sys.exit(process.run_process(None, Hangs))
+"""
+
+
+def test_a_node_that_cannot_close_its_log_ends_all_the_same() -> None:
+    ended = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=40)
+    assert (ended.returncode, ended.stderr.count("stele: the disk hangs")) == (EXIT_TRY_AGAIN, 1)
 
 
 def test_exit_codes_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,3 +466,4 @@ class Node:
     def _tick(self, now_ms: int) -> None:
         self.replicas.tick(now_ms)
         self.quiet.tick(now_ms)
+        self.watch.tick(now_ms)

@@ -61,6 +61,8 @@ class NodeOptions:
     heartbeat_s: float = 1.0
     replica: ReplicaOptions = field(default_factory=ReplicaOptions)
     memory_bytes: int = 256 << 20
+    log_stall_ms: int = 20_000
+    """A log whose write or sync does not return for so long ends the node; well past what a busy disk takes."""
 
     def __post_init__(self) -> None:
         faults = []

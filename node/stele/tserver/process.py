@@ -1,6 +1,7 @@
 """A node or master as a process: signals, exit codes, memory settings. Called by the command line.
 
-Invariant: the process ends with one of the documented exit codes, and says why in one line.
+Invariant: the process ends with one of the documented exit codes, and says why in one line. One that cannot go on ends
+within END_S, whatever its disk does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +33,8 @@ from stele.tserver.volume import Fate
 log = structlog.get_logger("stele.tserver")
 
 TERMINATION_LOG = "STELE_TERMINATION_LOG"
+END_S = 10.0
+"""How long a node that cannot go on may take to close what it has."""
 _GC_THRESHOLDS = (50_000, 50, 100)
 
 
@@ -66,11 +70,23 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     log.info("serving", address=node.address, node=node.node_id, incarnation=node.incarnation)
     await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    if node.failed.done():
+        return await _end(node, node.failed.result())
     await node.stop()
     if node.failed.done():
         return exit_code(node.failed.result())
     log.info("stopped")
     return EXIT_OK
+
+
+async def _end(node: Node, error: Exception) -> int:
+    """Where a disk hangs, threads that wait for it keep the log from closing and the interpreter from ending."""
+    at_last = threading.Timer(END_S, os._exit, (_code_of(error),))
+    at_last.daemon = True
+    at_last.start()
+    code = exit_code(error)
+    await node.stop()
+    return code
 
 
 def exit_code(error: BaseException) -> int:
@@ -85,17 +101,21 @@ def exit_code(error: BaseException) -> int:
     told_to = os.environ.get(TERMINATION_LOG)
     if told_to:
         Path(told_to).write_text(line + "\n")
-    if full is not None or isinstance(error, Retryable):
+    code = _code_of(error)
+    if code == EXIT_INVARIANT and not isinstance(error, InvariantViolation):
+        log.error("unexpected end", exc_info=error)
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    if _disk_full(error) is not None or isinstance(error, Retryable):
         return EXIT_TRY_AGAIN  # never EXIT_DISK: an operator would give a sound volume up
     if isinstance(error, Fate):
         return error.exit_code
     if isinstance(error, Rejected):
         return EXIT_USAGE
-    if isinstance(error, InvariantViolation):
-        return EXIT_INVARIANT
     if isinstance(error, Corrupt | OSError):
         return EXIT_DISK
-    log.error("unexpected end", exc_info=error)
     return EXIT_INVARIANT
 
 

@@ -1,7 +1,10 @@
-"""What a node looks at once a second: its disk, its log, its gauges.
+"""What a node looks at once a second: its disk, its log, its gauges. At every tick: whether its log moves.
 
 Owns the last measurement of the disk. Decides nothing about tablets but one thing: a node whose disk gets full hands
 its leaders over.
+
+A disk that hangs gives no error, and the node answers heartbeats: it would take the fault tolerance of all its tablets
+in silence. So it ends, and is healed as a silent node is. (CockroachDB does the same after the same 20 s.)
 
 Invariant: leaders are handed over once for each time that the disk gets full, however long it stays so. If the others
 have no space either, leaders would go round and round.
@@ -17,6 +20,7 @@ import structlog
 
 from stele import metrics
 from stele.consensus.replica import ReplicaState
+from stele.model.errors import Code, Retryable
 from stele.tablet.store import TabletStore
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ HAND_OVER_S = 10.0
 
 
 class NodeWatch:
-    """`look` once a second; `measure` before anything that wants the disk's figures."""
+    """`look` once a second, `tick` at each tick; `measure` before anything that wants the disk's figures."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -36,6 +40,8 @@ class NodeWatch:
         """(free, used), as last measured."""
         self._told_low = False
         self._leaving: asyncio.Task[None] | None = None
+        self._log_under_way: tuple[int, int] | None = None
+        self._log_moved_ms = 0
 
     async def measure(self) -> None:
         """Ask the volume how full it is."""
@@ -48,6 +54,24 @@ class NodeWatch:
         self._count()
         if self._node.log.failed is not None:
             self._node.fail(self._node.log.failed)
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed, as the replicas count it: a stall of ours is none of the disk's.
+
+        Not in `look`, which a disk that hangs holds up as well.
+        """
+        under_way = self._node.log.under_way
+        if under_way is None or under_way != self._log_under_way:
+            self._log_under_way, self._log_moved_ms = under_way, now_ms
+        elif now_ms - self._log_moved_ms > self._node.options.log_stall_ms:
+            waited_s = (now_ms - self._log_moved_ms) // 1000
+            self._node.fail(
+                Retryable(
+                    f"the disk of {self._node.log.directory} hangs: a write or sync of the log has not returned for "
+                    f"{waited_s} s; look at the disk, then start again",
+                    code=Code.IO_ERROR,
+                )
+            )
 
     async def close(self) -> None:
         """Stop handing over."""

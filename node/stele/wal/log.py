@@ -24,7 +24,7 @@ from stele.wal.cache import EntryCache
 from stele.wal.collect import bytes_from_each, collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
-from stele.wal.handover import Handover
+from stele.wal.handover import Handover, Writer
 from stele.wal.inline import Inline
 from stele.wal.keeper import Keeper, Pool, make_next
 from stele.wal.metadata import Metadata, write_metadata
@@ -221,6 +221,14 @@ class Log:
         finds the log's end there or behind (`recovery.found`), unless the directory was replaced by an older copy."""
         assert self._appender is not None
         return self._appender.synced_place
+
+    @property
+    def under_way(self) -> tuple[int, int] | None:
+        """Something is queued, being written or being synced: how many batches and syncs ended before. None: nothing is.
+        As long as the same is told again, the disk has not moved. Never waits."""
+        if self.handover.writer is Writer.NOBODY and not self.handover.queue:
+            return None
+        return self.stats.batches, self.stats.syncs
 
     @property
     def bytes_on_disk(self) -> int:
