@@ -51,7 +51,7 @@ class Refused(Exception):
 
 @dataclass
 class ModelNode:
-    """A node and whether it answers; `gone` ones never come back."""
+    """A node and whether it answers; `gone` ones never come back, copies to `hangs` ones never get further."""
 
     node_id: NodeId
     machine: str
@@ -59,6 +59,7 @@ class ModelNode:
     role: str = "node"
     alive: bool = True
     gone: bool = False
+    hangs: bool = False
     state: NodeState = NodeState.ACTIVE
 
 
@@ -323,7 +324,8 @@ class Cluster:
         for t in self.tablets.values():
             intent = self.intents.get(t.tablet_id)
             for rid, r in t.replicas.items():
-                if self.nodes[r.node_id].alive and r.copied < COPY_ROUNDS and self.data_voters(t):
+                node = self.nodes[r.node_id]
+                if node.alive and not node.hangs and r.copied < COPY_ROUNDS and self.data_voters(t):
                     r.copied += 1
                 if r.copied >= COPY_ROUNDS:
                     r.has_data = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -24,14 +25,16 @@ from tests.driver.served import START_IN_FORCE, Served, serve
 
 @asynccontextmanager
 async def driver(
-    served: Served, told: list[Progress] | None = None, holder: str = "d1"
+    served: Served,
+    told: list[Progress] | None = None,
+    holder: str = "d1",
+    now_ms: Callable[[], int] = lambda: 0,
 ) -> AsyncIterator[Executor]:
     """An executor on a pool of its own."""
     pool = ChannelPool(Identity(ClusterId("c" * 32)))
     try:
-        yield Executor(
-            pool, [served.address], holder=holder, on_progress=told.append if told is not None else None
-        )
+        on_progress = told.append if told is not None else None
+        yield Executor(pool, [served.address], holder=holder, on_progress=on_progress, now_ms=now_ms)
     finally:
         await pool.close()
 
@@ -129,6 +132,22 @@ async def test_a_refused_step_is_told_and_planned_again() -> None:
             cluster.nodes[node].alive = True
         await passes(executor, cluster, 40)
         assert cluster.healthy()
+
+
+async def test_a_target_to_which_no_copy_comes_is_left_for_another() -> None:
+    cluster, told = Cluster(6, 1, 1, 3), list[Progress]()
+    (t,) = cluster.tablets.values()
+    cluster.nodes[t.config.peers[2].node_id].alive = False
+    cluster.advance()
+    time = itertools.count(0, 30_000)
+    async with serve(cluster) as served, driver(served, told, now_ms=lambda: next(time)) as executor:
+        await passes(executor, cluster, 1)
+        (hung,) = (cluster.nodes[i.target_node] for i in cluster.intents.values())
+        hung.hangs = True
+        reports = await passes(executor, cluster, 40)
+        assert reports[-1].idle and cluster.healthy()
+        assert any("stood still 3 times" in p.reason for p in told)
+        assert t.config.peer_on(hung.node_id) is None
 
 
 async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_up() -> None:

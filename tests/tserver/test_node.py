@@ -312,6 +312,27 @@ async def test_a_copy_that_fails_before_there_is_a_replica_is_told_of(cluster: L
         await come_to_say("Failed")
 
 
+async def test_a_copy_is_begun_anew_where_another_source_is_named(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        await fill(client, 50)
+        (tablet,) = table.locations.tablets
+        cluster.ids["node-3"] = NodeId(new_id())
+        fresh = await cluster.launch("node-3")
+        await wait_until(lambda: fresh.replicas.opened)
+        order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), NodeId(new_id()), "127.0.0.1:1")
+        stuck = await fresh.manager.start_copy(order, LostSource())
+        assert stuck is not None and await fresh.manager.start_copy(order, LostSource()) is stuck
+        source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
+        order = replace(order, source_node=source.node_id, source_address=source.address)
+        copy = await fresh.manager.start_copy(order, fresh.copy_source(source.node_id, source.address))
+        assert stuck.failed and copy is not None
+        await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
+        assert copy.progress.state == "Done", copy.progress.error
+        other = replace(order, source_node=NodeId(new_id()))
+        assert await fresh.manager.start_copy(other, LostSource()) in (copy, None), "it is here"
+
+
 class LostSource:
     """A CopySource that does not answer, and then is known to be gone."""
 

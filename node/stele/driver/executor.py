@@ -1,7 +1,7 @@
 """Carries plans out, thinly: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim and its renewal; everything else is rebuilt at each pass from the masters' view. Safe to interrupt
-anywhere. Invariant: no order is given under an epoch that a master has refused.
+Owns the claim and its renewal, and what went wrong of late; everything else is rebuilt at each pass from the masters'
+view. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress
 from stele.driver.situation import is_dead
 from stele.driver.steps import WAITS, AddWitness, CancelCopy, Step, WaitCopy
+from stele.driver.trials import CopyMemory
 from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb, freshen, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
@@ -92,6 +93,7 @@ class Executor:
         self._renewed_ms = 0
         self._pace = Pace()
         self._refusals: Counter[tuple[str, int]] = Counter()
+        self._copies = CopyMemory()
 
     async def ensure_claim(self) -> Claim:
         """Take the claim, or renew it once a third of its time has passed.
@@ -175,7 +177,8 @@ class Executor:
             view = await self.observe(policy)
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"epoch {claim.epoch} is not the one in force: {view.claim}"))
-        steps = tuple(self._patience(s) for s in plan(view, policy))
+        trials = self._copies.look(view, self._now_ms())
+        steps = tuple(self._patience(s) for s in plan(view, policy, trials))
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         gate = asyncio.Semaphore(STEPS_AT_ONCE)
         outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))

@@ -31,7 +31,7 @@ from stele.driver.view import ClusterView, Intent, NodeView, TabletView
 from stele.driver.wire import intent_to_pb
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Retryable
-from stele.model.ids import OPID_NONE, OpId, ReplicaId, TabletId
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TabletId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import (
     config_from_pb,
@@ -170,14 +170,17 @@ class Orders:
 
     async def _add_witness(self, step: AddWitness, view: ClusterView) -> None:
         tablet = _tablet(step.tablet_id, view)
-        source = tablet.leader or tablet.config.peers[0]
+        report = tablet.report(step.replica_id)
+        copy = report.copy if report is not None else None
+        leader = tablet.leader or tablet.config.peers[0]
         prepared = StartCopy(
             step.tablet_id,
             step.cas,
             step.reason,
             step.replica_id,
             step.target_node,
-            source.node_id,
+            # The copy runs; from another source it would begin anew.
+            NodeId(copy.source_node) if copy is not None and copy.source_node else leader.node_id,
             True,
             step.witness_start,
         )

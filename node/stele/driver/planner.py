@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from stele.driver.copying import Copying
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation, judge, majority
@@ -29,7 +30,8 @@ from stele.driver.steps import (
     WaitCopy,
     WaitPromotion,
 )
-from stele.driver.targets import Load, choose_target, has_room
+from stele.driver.targets import Load, choose_target
+from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     ClusterView,
     CopyView,
@@ -44,8 +46,11 @@ from stele.model.config import MemberType
 from stele.model.ids import TabletId
 
 
-def plan(view: ClusterView, policy: Policy) -> tuple[Step, ...]:
-    """The steps that may be taken now, the most urgent tablets first; empty when all is well."""
+def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[Step, ...]:
+    """The steps that may be taken now, the most urgent tablets first; empty when all is well.
+
+    `trials`: how the copies under way have gone so far.
+    """
     if not view.settled:
         return (
             Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
@@ -55,7 +60,7 @@ def plan(view: ClusterView, policy: Policy) -> tuple[Step, ...]:
     situations = sorted(
         (judge(t, view, policy, nodes) for t in running), key=lambda s: (s.spare, s.tablet.tablet_id)
     )
-    planner = _Planner(view, policy, situations)
+    planner = _Planner(view, policy, situations, trials)
     steps = [step for s in situations if (step := planner.tablet(s)) is not None]
     return tuple(steps) + tuple(node_steps(view, policy))
 
@@ -63,11 +68,14 @@ def plan(view: ClusterView, policy: Policy) -> tuple[Step, ...]:
 class _Planner:
     """One pass. Counts what it has planned itself: copies in flight and replicas per node."""
 
-    def __init__(self, view: ClusterView, policy: Policy, situations: Iterable[Situation]) -> None:
+    def __init__(
+        self, view: ClusterView, policy: Policy, situations: Iterable[Situation], trials: Trials
+    ) -> None:
         self.view = view
         self.policy = policy
         self.epoch = view.claim.epoch if view.claim is not None else 0
-        self.load = Load(view)
+        self.load = Load(view, trials.avoid)
+        self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.copies = sum(
             s.intent is not None and not _is_voter(s.joining) and _serves(s) for s in situations
@@ -157,14 +165,14 @@ class _Planner:
         return _blocked(s, "TooManyLost", f"{len(silent)} nodes are silent ({names}), at most {limit} may be")
 
     def drop_target(self, s: Situation) -> Step | None:
-        """The joining replica's node died, drains, or the replica FAILED: start over with another."""
+        """The joining replica's node died, drains, or takes no copy, or the replica FAILED: start over with another."""
         intent, joining = s.intent, s.joining
         if intent is None or _is_voter(joining):
             return None
-        full = self._too_full(s)
+        useless = self.copying.useless_target(s)
         if joining is not None:
             if joining.live and joining.active:
-                return self._remove(s, joining, full) if full and s.can_remove(joining) else None
+                return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
             if joining.failed and not joining.dead and not joining.peer.votes:
                 # Removed and added again it would only fail again; as a leftover it is replaced by another.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
@@ -173,8 +181,8 @@ class _Planner:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
-        if full:
-            return _cancel(s, intent, full)
+        if useless:
+            return _cancel(s, intent, useless)
         report = s.tablet.report(intent.replica_id)
         gone = (DataState.TOMBSTONED, DataState.DELETED)
         if report is not None and (report.data_state in gone or report.state is ReplicaState.FAILED):
@@ -182,18 +190,6 @@ class _Planner:
                 s, intent, f"the new replica cannot be used: {report.error or report.data_state.name}"
             )
         return None
-
-    def _too_full(self, s: Situation) -> str:
-        """Why the copy to the target can only fail again, where another node could take it; else empty. Room was there
-        when the target was chosen; other copies have come to it since."""
-        report = s.tablet.report(s.intent.replica_id) if s.intent is not None else None
-        if s.target is None or report is None or report.copy is None or not _copy_failed(report.copy):
-            return ""
-        if has_room(s.target, report.copy.bytes_total - report.copy.bytes_done, self.policy):
-            return ""
-        if choose_target(s, self.view, self.policy, self.load) is None:
-            return ""
-        return f"the copy failed ({report.copy.error}), and node {s.target.node_id[:8]} has no room for it"
 
     def drop_unneeded(self, s: Situation) -> Step | None:
         """Enough good voters without the joining one (the dead one returned, or fewer are wanted)."""
@@ -218,7 +214,12 @@ class _Planner:
         if intent is None or s.joining is not None:
             return None
         report = s.tablet.report(intent.replica_id)
-        if report is None or report.state is ReplicaState.UNKNOWN or _copy_failed(report.copy):
+        copy = report.copy if report is not None else None
+        if (
+            report is None
+            or report.state is ReplicaState.UNKNOWN
+            or self.copying.anew(s, intent.replica_id, copy)
+        ):
             return self._start_copy(s, intent, report)
         prepared = report.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
         if not (prepared if intent.witness else report.data_state is DataState.READY):
@@ -238,7 +239,7 @@ class _Planner:
         joining = s.joining
         if s.intent is None or joining is None or _is_voter(joining):
             return None
-        return self._help_along(s, joining, s.intent.source_node)
+        return self._help_along(s, joining)
 
     def remove_replaced(self, s: Situation) -> Step | None:
         joining = s.joining
@@ -258,7 +259,7 @@ class _Planner:
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
-                    return self._help_along(s, m, s.tablet.leader_node)
+                    return self._help_along(s, m)
                 if s.can_remove(m):
                     return self._remove(s, m, f"{m.name}, a witness: {m.fault}")
             elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
@@ -372,11 +373,10 @@ class _Planner:
         return None
 
     def _start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
-        leader = s.leader()
-        source = leader.peer.node_id if leader is not None else s.data_voters[0].peer.node_id
+        source = self.copying.source(s, intent.replica_id)
         reason = f"new replica {intent.replica_id} is to be made on node {intent.target_node[:8]}"
-        if report is not None and report.copy is not None and report.copy.error:
-            reason = f"the copy failed ({report.copy.error}); again"
+        if report is not None and report.copy is not None:
+            reason = self.copying.anew(s, intent.replica_id, report.copy) or reason
         at = _at(s, reason)
         return StartCopy(
             *at, intent.replica_id, intent.target_node, source, intent.witness, intent.witness_start
@@ -387,7 +387,7 @@ class _Planner:
         reason = f"{done} of {total} bytes have arrived"
         return WaitCopy(*_at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
 
-    def _help_along(self, s: Situation, m: Member, source: str) -> Step:
+    def _help_along(self, s: Situation, m: Member) -> Step:
         """What a live WITNESS, PRE_FOLLOWER or NON_VOTER still waits for."""
         peer, at = m.peer, _at(s, "")
         if peer.member_type is MemberType.NON_VOTER and not peer.promote:
@@ -398,11 +398,10 @@ class _Planner:
         if not lacks_data:
             reason = f"{m.name} has its data; the leader promotes it once it has caught up"
             return WaitPromotion(at[0], at[1], reason, peer.replica_id, peer.node_id)
-        if copy is None or _copy_failed(copy):
-            leader = s.leader()
-            origin = leader.peer.node_id if leader is not None else s.data_voters[0].peer.node_id
-            error = f" ({copy.error})" if copy is not None and copy.error else ""
-            reason = f"{m.name} lacks its rows and no copy runs{error}"
+        anew = self.copying.anew(s, peer.replica_id, copy)
+        if copy is None or anew:
+            origin = self.copying.source(s, peer.replica_id)
+            reason = f"{m.name} lacks its rows: {anew or 'no copy runs'}"
             return StartCopy(
                 at[0], at[1], reason, peer.replica_id, peer.node_id, origin, True, peer.witness_start
             )
@@ -425,10 +424,6 @@ def _serves(s: Situation) -> bool:
 
 def _is_voter(m: Member | None) -> bool:
     return m is not None and m.peer.member_type is MemberType.VOTER
-
-
-def _copy_failed(copy: CopyView | None) -> bool:
-    return copy is not None and copy.state == "Failed"
 
 
 def _at(s: Situation, reason: str) -> tuple[TabletId, int, str]:

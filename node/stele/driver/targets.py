@@ -15,9 +15,13 @@ from stele.model.config import Peer
 
 
 class Load:
-    """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state."""
+    """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state.
 
-    def __init__(self, view: ClusterView) -> None:
+    `avoid`: nodes to take only where there is no other.
+    """
+
+    def __init__(self, view: ClusterView, avoid: frozenset[str] = frozenset()) -> None:
+        self.avoid = avoid
         self._replicas: Counter[str] = Counter()
         for tablet in view.tablets:
             if tablet.state in ("CREATING", "RUNNING"):
@@ -56,7 +60,7 @@ def choose_target(
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    Other machine than any peer's; then the zone with the fewest peers, the fewest replicas, the most free bytes, the
+    Other machine than any peer's; one that is not to be avoided; then the zone with the fewest peers, the fewest replicas, the most free bytes, the
     smallest id. `without` leaves one peer out of the count, for when it is removed first.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
@@ -79,6 +83,12 @@ def _host(nodes: dict[str, NodeView], node_id: str) -> str:
 def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load) -> NodeView | None:
     return min(
         nodes,
-        key=lambda n: (zones[n.zone], load.of(n.node_id), -n.disk_free_bytes, n.node_id),
+        key=lambda n: (
+            n.node_id in load.avoid,
+            zones[n.zone],
+            load.of(n.node_id),
+            -n.disk_free_bytes,
+            n.node_id,
+        ),
         default=None,
     )

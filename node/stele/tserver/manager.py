@@ -323,7 +323,8 @@ class TabletManager:
     # --- copies (CopyHome)
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
-        """Begin a copy, or give the one that runs or is done; None: the replica is here and complete.
+        """Begin a copy, or give the one that runs or is done; None: the replica is here and complete. One that still
+        fetches is begun anew where the order names another source; a witness keeps what has arrived.
 
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
@@ -336,7 +337,12 @@ class TabletManager:
             self._here.refuse_unless_open()
             running = self._here.copies.get(key)
             if running is not None and not running.failed:
-                return running
+                if running.progress.state not in ("Starting", "Fetching"):
+                    return running
+                if running.order.source_node == order.source_node:
+                    return running
+                log.info("the copy is begun anew", replica=str(key), source=order.source_node)
+                await running.cancel()
             if key in self._here.tombstones:
                 raise Rejected(
                     f"replica {key} is a tombstone; an id is never used again", code=Code.ALREADY_PRESENT

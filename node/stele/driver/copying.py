@@ -1,0 +1,73 @@
+"""How a copy is to go on: from whom, whether anew, whether elsewhere. Called by planner; pure, plans no step itself.
+
+Invariant: a target is given up only where another node could take the copy.
+"""
+
+from __future__ import annotations
+
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation, is_dead
+from stele.driver.targets import Load, choose_target, has_room
+from stele.driver.trials import TRIES, Trials, failed, runs
+from stele.driver.view import ClusterView, CopyView, Intent
+from stele.model.ids import NodeId
+
+
+class Copying:
+    """One pass's answers, each in words that a step can give as its reason; empty: no."""
+
+    def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
+        self._view = view
+        self._policy = policy
+        self._trials = trials
+        self._load = load
+
+    def source(self, s: Situation, replica_id: int) -> NodeId:
+        """Whom to copy from: the leader; another live data voter each second time."""
+        first = s.leader() or s.data_voters[0]
+        others = [m for m in s.data_voters if m is not first]
+        times = self._trials.of(s.tablet.tablet_id, replica_id)
+        if times % 2 and others:
+            return others[times // 2 % len(others)].peer.node_id
+        return first.peer.node_id
+
+    def anew(self, s: Situation, replica_id: int, copy: CopyView | None) -> str:
+        """Why a copy is to be begun again, perhaps from another source."""
+        if copy is None:
+            return ""
+        if failed(copy):
+            return f"the copy failed ({copy.error}); again" if copy.error else "the copy failed; again"
+        if not (runs(copy) and copy.source_node) or self.source(s, replica_id) == copy.source_node:
+            return ""
+        if is_dead(self._view.node(copy.source_node), self._policy):
+            return f"the copy's source, node {copy.source_node[:8]}, is silent; from another"
+        if (s.tablet.tablet_id, replica_id) in self._trials.stalled:
+            return f"nothing comes from node {copy.source_node[:8]}; from another"
+        return ""
+
+    def useless_target(self, s: Situation) -> str:
+        """Why the copy can only fail again, or does nothing but fail, where another node could take it."""
+        intent = s.intent
+        report = s.tablet.report(intent.replica_id) if intent is not None else None
+        if intent is None or report is None or report.copy is None:
+            return ""
+        why = self._too_full(s, report.copy) or self._tried_in_vain(intent, report.copy)
+        if not why:
+            return ""
+        other = choose_target(s, self._view, self._policy, self._load)
+        return why if other is not None and other.node_id not in self._trials.avoid else ""
+
+    def _too_full(self, s: Situation, copy: CopyView) -> str:
+        """Room was there when the target was chosen; other copies have come to it since."""
+        if s.target is None or not failed(copy):
+            return ""
+        if has_room(s.target, copy.bytes_total - copy.bytes_done, self._policy):
+            return ""
+        return f"the copy failed ({copy.error}), and node {s.target.node_id[:8]} has no room for it"
+
+    def _tried_in_vain(self, intent: Intent, copy: CopyView) -> str:
+        times = self._trials.of(intent.tablet_id, intent.replica_id)
+        if times < TRIES or not (failed(copy) or runs(copy)):
+            return ""
+        error = f" ({copy.error})" if copy.error else ""
+        return f"the copy to node {intent.target_node[:8]} failed or stood still {times} times{error}"

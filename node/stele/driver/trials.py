@@ -1,0 +1,113 @@
+"""Copies that do not come about: what a driver remembers of them between its passes. Called by executor; the planner
+goes by what it says.
+
+Owns how often each copy failed or stood still, and which targets were of no use. Invariant: nothing here is needed to
+be safe. A new driver begins with an empty memory, and loses only time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stele.driver.view import ClusterView, CopyView, Intent
+
+TRIES = 3
+"""A copy that failed or stood still so often, without getting further in between, is tried elsewhere."""
+STALL_MS = 120_000
+"""A copy to which nothing came for so long stands still. Before the first byte the source sums up its files."""
+_APART_MS = 10_000
+"""What fails again sooner counts once: a node that restarts fails several times in a second."""
+_AVOID_MS = 600_000
+
+Key = tuple[str, int]
+"""Of a copy: tablet and replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """`failures` of the copies under way; `stalled`: those found standing still now; `avoid`: nodes to which copies did
+    not come of late."""
+
+    failures: Mapping[Key, int] = field(default_factory=dict)
+    stalled: frozenset[Key] = frozenset()
+    avoid: frozenset[str] = frozenset()
+
+    def of(self, tablet_id: str, replica_id: int) -> int:
+        """How often this copy has failed or stood still."""
+        return self.failures.get((tablet_id, replica_id), 0)
+
+
+NO_TRIALS = Trials()
+
+
+def runs(copy: CopyView) -> bool:
+    """Whether bytes are still to come; a copy that is being installed waits for the replica's log at times."""
+    return copy.state in ("Starting", "Fetching")
+
+
+def failed(copy: CopyView) -> bool:
+    """Whether it ended without a replica."""
+    return copy.state == "Failed"
+
+
+@dataclass(slots=True)
+class _Course:
+    """Of one copy."""
+
+    bytes_done: int
+    furthest: int
+    moved_ms: int
+    counted_ms: int
+    failures: int = 0
+
+
+class CopyMemory:
+    """One driver's. `look` once a pass."""
+
+    def __init__(self) -> None:
+        self._courses: dict[Key, _Course] = {}
+        self._avoid: dict[str, int] = {}  # node, until when
+
+    def look(self, view: ClusterView, now_ms: int) -> Trials:
+        """Take note of how the copies are; what to go by in this pass."""
+        tablets = {t.tablet_id: t for t in view.tablets}
+        before, self._courses = self._courses, {}
+        stalled: set[Key] = set()
+        for intent in view.intents:
+            tablet = tablets.get(intent.tablet_id)
+            report = tablet.report(intent.replica_id) if tablet is not None else None
+            key = (intent.tablet_id, int(intent.replica_id))
+            if report is not None and report.copy is not None:
+                course = before.get(key)
+                if course is None:
+                    done = report.copy.bytes_done
+                    course = _Course(done, done, now_ms, now_ms - _APART_MS)
+                self._courses[key] = course
+                if self._judge(course, report.copy, now_ms):
+                    stalled.add(key)
+                self._consider_target(course, intent, now_ms)
+            elif key in before:
+                self._courses[key] = before[key]
+        self._avoid = {node: until for node, until in self._avoid.items() if now_ms < until}
+        failures = {key: c.failures for key, c in self._courses.items() if c.failures}
+        return Trials(failures, frozenset(stalled), frozenset(self._avoid))
+
+    def _judge(self, course: _Course, copy: CopyView, now_ms: int) -> bool:
+        """Count its failures; whether it is found standing still."""
+        if copy.bytes_done != course.bytes_done:
+            course.bytes_done, course.moved_ms = copy.bytes_done, now_ms
+        if copy.bytes_done > course.furthest:
+            course.furthest, course.failures = copy.bytes_done, 0
+        if failed(copy) and now_ms - course.counted_ms >= _APART_MS:
+            course.counted_ms = course.moved_ms = now_ms
+            course.failures += 1
+        if runs(copy) and now_ms - course.moved_ms >= STALL_MS:
+            course.counted_ms = course.moved_ms = now_ms
+            course.failures += 1
+            return True
+        return False
+
+    def _consider_target(self, course: _Course, intent: Intent, now_ms: int) -> None:
+        if course.failures >= TRIES:
+            self._avoid[intent.target_node] = now_ms + _AVOID_MS

@@ -1,0 +1,114 @@
+"""Copies that do not come about: begun anew from another source, and in the end made elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.driver.planner import plan
+from stele.driver.steps import BeginIntent, CancelCopy, RemovePeer, StartCopy, Step, WaitCopy
+from stele.driver.trials import NO_TRIALS, STALL_MS, TRIES, CopyMemory, Trials
+from stele.driver.view import ClusterView, CopyView
+from stele.model.ids import NodeId
+from tests.driver.model import POLICY, Cluster, ModelTablet, node_name
+
+MINUTE_MS = 60_000
+
+
+class Copying:
+    """Replica 3 of 3 is dead; the new one is being copied as `copy` says."""
+
+    def __init__(self, machines: int = 6, *, begun: int = 2) -> None:
+        self.cluster = Cluster(machines, 1, 1, 3)
+        self.tablet: ModelTablet = next(iter(self.cluster.tablets.values()))
+        self.cluster.nodes[self.tablet.config.peers[2].node_id].alive = False
+        self.cluster.advance()
+        for _ in range(begun):
+            self.cluster.apply(plan(self.cluster.view(), POLICY)[0])
+        intent = self.cluster.intents[self.tablet.tablet_id]
+        self.target, self.replica_id = intent.target_node, intent.replica_id
+        self.leader = NodeId(self.tablet.leader)
+        self.other = next(p.node_id for p in self.tablet.config.peers[:2] if p.node_id != self.tablet.leader)
+        self.memory = CopyMemory()
+        self.now_ms = 0
+        self.copy = CopyView("Starting", 0, 0, self.leader)
+
+    def view(self) -> ClusterView:
+        view = self.cluster.view()
+        (tablet,) = view.tablets
+        reports = tuple(
+            replace(r, copy=self.copy) if r.replica_id == self.replica_id else r for r in tablet.replicas
+        )
+        return replace(view, tablets=(replace(tablet, replicas=reports),))
+
+    def trials(self) -> Trials:
+        return self.memory.look(self.view(), self.now_ms)
+
+    def step(self) -> Step:
+        return plan(self.view(), POLICY, self.trials())[0]
+
+    def after(self, passed_ms: int) -> Step:
+        self.now_ms += passed_ms
+        return self.step()
+
+
+def test_a_copy_that_stands_still_is_begun_anew_from_another_source_then_made_elsewhere() -> None:
+    world = Copying(begun=4)
+    assert isinstance(world.step(), WaitCopy) and isinstance(world.after(STALL_MS - 1), WaitCopy)
+    again = world.after(1)
+    assert isinstance(again, StartCopy) and again.source_node == world.other
+    world.copy = replace(world.copy, source_node=world.other)
+    assert isinstance(world.step(), WaitCopy), "once for each time that it stood still"
+    back = world.after(STALL_MS)
+    assert isinstance(back, StartCopy) and back.source_node == world.leader
+    world.copy = replace(world.copy, source_node=world.leader)
+    gone = world.after(STALL_MS)
+    assert isinstance(gone, RemovePeer) and gone.node_id == world.target and "3 times" in gone.reason
+
+
+def test_a_copy_that_fails_again_and_again_is_made_elsewhere() -> None:
+    world = Copying()
+    sources = []
+    world.copy = CopyView("Failed", 0, 0, world.leader, "INTERNAL: unreadable")
+    for _ in range(40):
+        step = world.after(1_000)
+        if not isinstance(step, StartCopy):
+            break
+        sources.append(step.source_node)
+    assert isinstance(step, CancelCopy) and "INTERNAL" in step.reason
+    assert set(sources) == {world.leader, world.other} and len(sources) >= 20
+    world.cluster.apply(step)
+    begun = world.after(1_000)
+    assert isinstance(begun, BeginIntent) and begun.target_node != world.target
+    assert world.target in world.trials().avoid
+    world.now_ms += 11 * MINUTE_MS
+    assert not world.trials().avoid, "not for ever"
+
+
+def test_a_copy_that_gets_further_is_not_given_up() -> None:
+    world = Copying()
+    for done in range(1, 20):
+        world.copy = CopyView("Failed", done, 100, world.leader, "UNAVAILABLE")
+        assert isinstance(world.after(MINUTE_MS), StartCopy)
+    world.copy = CopyView("Installing", 100, 100, world.leader)
+    assert not isinstance(world.after(100 * MINUTE_MS), StartCopy | CancelCopy)
+
+
+def test_the_only_node_there_is_stays_the_target() -> None:
+    world = Copying(machines=4)
+    world.copy = CopyView("Failed", 0, 0, world.leader, "INTERNAL")
+    for _ in range(2 * TRIES):
+        assert isinstance(world.after(MINUTE_MS), StartCopy)
+    assert world.trials().avoid == {world.target}
+    world.cluster.nodes[node_name(9)] = replace(
+        world.cluster.nodes[world.target], node_id=node_name(9), machine="m9"
+    )
+    assert isinstance(world.step(), CancelCopy)
+
+
+def test_a_copy_whose_source_died_is_begun_anew_from_one_that_lives() -> None:
+    world = Copying(begun=4)
+    world.copy = CopyView("Fetching", 10, 20, node_name(3))
+    step = plan(world.view(), POLICY, NO_TRIALS)[0]
+    assert isinstance(step, StartCopy) and step.source_node == world.leader and "silent" in step.reason
+    world.copy = CopyView("Installing", 20, 20, node_name(3))
+    assert isinstance(plan(world.view(), POLICY, NO_TRIALS)[0], WaitCopy)
