@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stele.master.background import TABLETS_AT_ONCE, Background
 from stele.master.leadership import MasterOptions
-from stele.master.orders import Orders, fate_of
+from stele.master.orders import ORDERS_PER_NODE, Orders, fate_of
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
+from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb
+from stele.rpc.identity import Identity
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import MASTERS, OPTIONS, World, create_request, hex_of, until, world
@@ -443,6 +446,47 @@ async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> 
         assert (await w.leader.RegisterNode(register, None)).formed
         other = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="master")
         assert isinstance(await refused(w.leader.RegisterNode(other, None)), Rejected)
+
+
+async def test_a_node_that_does_not_answer_holds_up_no_orders_to_others(tmp_path: Path) -> None:
+    class Nodes(ChannelPool):
+        """The first node's CreateTablet never returns."""
+
+        async def unary(self, address: str, stub: Any, method: str, request: Any, **how: Any) -> Any:
+            made.append((bytes(request.tablet_id), how["to_node"]))
+            await asyncio.sleep(0.001 if how["to_node"] != slow else 3600)
+
+    made: list[tuple[bytes, str]] = []
+    async with world(tmp_path, replace(OPTIONS, order_retry_ms=10_000)) as w:
+        await ready(w)
+        slow = min(w.nodes)
+        answer = await w.leader.CreateTable(create_request("t", buckets=64), None)
+        await until(lambda: {r.state for r in tablets(w, answer)} == {"CREATING"})
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        orders = Orders(lead, Nodes(Identity()))
+        wanted = [p.node_id for r in tablets(w, answer) for p in r.config.peers]
+        for _ in range(5):
+            for row in tablets(w, answer):
+                orders.consider(row)
+            w.shift_ms += 10_000
+            await w.beat()
+            await asyncio.sleep(0.02)
+        sound = {(t, n) for t, n in made if n != slow}
+        assert len(sound) == sum(n != slow for n in wanted)
+        assert sum(n == slow for _, n in made) == ORDERS_PER_NODE
+        assert len(orders._running) <= wanted.count(slow) + len(sound), "one task for each replica"
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        made.clear()
+        for task in list(orders._running)[:ORDERS_PER_NODE]:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        assert not made, "what is not due any more is not sent"
+        await orders.close()
+
+
+def tablets(w: World, created: pb.CreateTableResponse) -> list[TabletRecord]:
+    return list(w.catalog.current_tablets(hex_of(created.table_id)))
 
 
 async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:

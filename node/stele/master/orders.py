@@ -1,13 +1,16 @@
 """Orders to nodes: create a replica, tombstone it, delete it. Sent again until a report shows that it was done.
 
-Called by background.py. Remembers only when each order was last sent. Invariant: a replica is taken away only if its
+Called by background.py. Remembers only which orders are under way, and when each was last sent. Orders wait for a node
+that is slow in a queue of its own, one for each replica at most. Invariant: a replica is taken away only if its
 tablet is gone for good, or a newer committed configuration omits it and no intent names it; unknown ones are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -27,9 +30,19 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
 log = structlog.get_logger("stele.master")
 
 ORDERS_AT_ONCE = 32
+ORDERS_PER_NODE = 4
+"""Fewer than all, so that a node that does not answer leaves some to the others."""
 ORDER_TIMEOUT_S = 10.0
 
 Fate = Literal["keep", "tombstone", "delete"]
+
+
+class Order(NamedTuple):
+    """`what`: create, tombstone or delete."""
+
+    what: str
+    node_id: str
+    replica_id: int
 
 
 def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
@@ -59,62 +72,83 @@ class Orders:
         self._lead = lead
         self._pool = pool
         self._gate = asyncio.Semaphore(ORDERS_AT_ONCE)
+        self._gates: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(ORDERS_PER_NODE))
+        self._under_way: set[tuple[str, str, int]] = set()
         self._sent_ms: dict[tuple[str, str, int], int] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     def consider(self, row: TabletRecord) -> None:
         """Send what is due for one tablet."""
-        lead = self._lead
+        for order in self._due(row):
+            self._send(row, order)
+
+    def _due(self, row: TabletRecord) -> Iterator[Order]:
         if row.state in ("CREATING", "RUNNING") and row.config.opid_index == -1:
             # Later a first replica would start from a configuration that was never its first: the driver copies it.
             for peer in row.config.peers:
                 if peer.replica_id in row.uncreated:
-                    self._send("create", row, peer.node_id, peer.replica_id)
-        for report in lead.liveness.reports_of(row.tablet_id):
-            fate = fate_of(lead, row, report)
+                    yield Order("create", peer.node_id, peer.replica_id)
+        for report in self._lead.liveness.reports_of(row.tablet_id):
+            fate = fate_of(self._lead, row, report)
             if fate != "keep":
-                self._send(fate, row, report.node_id, report.status.replica_id)
+                yield Order(fate, report.node_id, report.status.replica_id)
 
-    def _send(self, what: str, row: TabletRecord, node_id: str, replica_id: int) -> None:
-        key = (row.tablet_id, node_id, replica_id)
+    def _send(self, row: TabletRecord, order: Order) -> None:
+        key = (row.tablet_id, order.node_id, order.replica_id)
         now = self._lead.now_ms()
-        if now - self._sent_ms.get(key, -(1 << 60)) < self._lead.options.order_retry_ms:
+        if (
+            key in self._under_way
+            or now - self._sent_ms.get(key, -(1 << 60)) < self._lead.options.order_retry_ms
+        ):
             return
-        node = self._lead.catalog.nodes.get(node_id)
-        if node is None or not node.address or not self._lead.is_alive(node):
+        if not self._address_of(order.node_id):
             return  # its next heartbeat makes the order due
-        self._sent_ms[key] = now
-        create = what == "create"
-        method = "CreateTablet" if create else "DeleteTablet"
-        request = self._create_request(row) if create else self._delete_request(what, row, replica_id)
-        task = asyncio.get_running_loop().create_task(self._call(key, node.address, node_id, method, request))
+        self._under_way.add(key)
+        task = asyncio.get_running_loop().create_task(self._wait_and_call(key, order))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _call(
-        self, key: tuple[str, str, int], address: str, node_id: str, method: str, request: Any
-    ) -> None:
-        lead = self._lead
-        async with self._gate:
-            if lead.ended:
-                return
-            try:
-                await self._pool.unary(
-                    address,
-                    TabletServerAdminServiceStub,
-                    method,
-                    request,
-                    timeout_s=ORDER_TIMEOUT_S,
-                    to_node=node_id,
-                )
-            except SteleError as exc:
-                metrics.master_orders.labels(method, exc.code.name).inc()
-                log.info("order not done", order=method, tablet=key[0], node=node_id, error=str(exc))
-            else:
-                metrics.master_orders.labels(method, Code.OK.name).inc()
-                log.info("order done", order=method, tablet=key[0], node=node_id, replica=key[2])
-            finally:
-                self._sent_ms[key] = lead.now_ms()
+    def _address_of(self, node_id: str) -> str:
+        """Where a node is that may be given orders; empty: it may not."""
+        node = self._lead.catalog.nodes.get(node_id)
+        return node.address if node is not None and self._lead.is_alive(node) else ""
+
+    async def _wait_and_call(self, key: tuple[str, str, int], order: Order) -> None:
+        try:
+            async with self._gates[order.node_id], self._gate:
+                # Much may have changed while it waited.
+                row = self._lead.catalog.tablets.get(key[0])
+                address = self._address_of(order.node_id)
+                if address and row is not None and not self._lead.ended and order in self._due(row):
+                    await self._call(row, order, address)
+        finally:
+            self._under_way.discard(key)
+            self._sent_ms[key] = self._lead.now_ms()
+
+    async def _call(self, row: TabletRecord, order: Order, address: str) -> None:
+        create = order.what == "create"
+        method = "CreateTablet" if create else "DeleteTablet"
+        try:
+            await self._pool.unary(
+                address,
+                TabletServerAdminServiceStub,
+                method,
+                self._create_request(row) if create else self._delete_request(row, order),
+                timeout_s=ORDER_TIMEOUT_S,
+                to_node=order.node_id,
+            )
+        except SteleError as exc:
+            metrics.master_orders.labels(method, exc.code.name).inc()
+            log.info("order not done", order=method, tablet=row.tablet_id, node=order.node_id, error=str(exc))
+        else:
+            metrics.master_orders.labels(method, Code.OK.name).inc()
+            log.info(
+                "order done",
+                order=method,
+                tablet=row.tablet_id,
+                node=order.node_id,
+                replica=order.replica_id,
+            )
 
     def _create_request(self, row: TabletRecord) -> tserver_pb2.CreateTabletRequest:
         table = self._lead.catalog.tables[row.table_id]
@@ -134,14 +168,12 @@ class Orders:
             request.schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))
         return request
 
-    def _delete_request(
-        self, what: str, row: TabletRecord, replica_id: int
-    ) -> tserver_pb2.DeleteTabletRequest:
-        gone = what == "delete"
+    def _delete_request(self, row: TabletRecord, order: Order) -> tserver_pb2.DeleteTabletRequest:
+        gone = order.what == "delete"
         reason = f"tablet is {row.state}" if gone else f"configuration {row.config.opid_index} omits it"
         return tserver_pb2.DeleteTabletRequest(
             tablet_id=id_to_pb(row.tablet_id),
-            replica_id=replica_id,
+            replica_id=order.replica_id,
             target=common_pb2.DELETED if gone else common_pb2.TOMBSTONED,
             cas_config_opid_index_less_or_equal=row.config.opid_index,
             catalog_opid=opid_to_pb(self._lead.order_opid),
