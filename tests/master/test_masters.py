@@ -505,6 +505,13 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
         row = w.catalog.tablets[row.tablet_id]
         assert fate_of(lead, row, report) == "tombstone"
+        # A change that it proposed itself as a leader, and that lost: nobody will ever tell it so.
+        told = common_pb2.ReplicaStatusPB()
+        told.CopyFrom(report.status)
+        told.pending_config.CopyFrom(config_to_pb(Configuration(14, row.config.peers)))
+        assert fate_of(lead, row, replace(report, status=told)) == "tombstone"
+        told.committed_config.opid_index = 13
+        assert fate_of(lead, row, replace(report, status=told)) == "keep"
         newer = Peer(NodeId(node.node_id), ReplicaId(3), "", MemberType.VOTER)
         node.configs[row.tablet_id] = config_to_pb(Configuration(15, (*smaller.peers, newer)))
         await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 15)

@@ -59,8 +59,9 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
     intent = lead.catalog.intents.get(row.tablet_id)
     if intent is not None and intent.replica_id == status.replica_id:
         return "keep"
-    told = max(status.committed_config.opid_index, status.pending_config.opid_index)
-    if status.replica_id >= row.next_replica_id or told > row.config.opid_index:
+    # What it has pending says nothing: the row's configuration is committed and omits it, ids are never used again, and one
+    # that is being added has an intent until a committed configuration names it, or a fence keeps it out.
+    if status.replica_id >= row.next_replica_id or status.committed_config.opid_index > row.config.opid_index:
         return "keep"  # it knows more than the catalog does
     return "tombstone"
 
