@@ -21,6 +21,7 @@ from stele.client.admin import cluster_view
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.copy_target import CopyOrder
 from stele.consensus.fetch import CopyFrames
+from stele.consensus.replica import ReplicaState
 from stele.model.block import RowOp, encode_block
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, OpId, ReplicaId, StreamKey, TabletId, new_id
@@ -412,6 +413,39 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
         machine, copied = (n.replicas.get(replica.tablet_id).machine for n in (source, fresh))
         assert machine is not None and copied is not None
         assert machine.view().checksum() == copied.view().checksum()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("when", ["asked", "formed", "starting"])
+async def test_a_formation_whose_caller_goes_away_is_carried_out(tmp_path: Path, when: str) -> None:
+    """The master was formed on paper, and its catalog was never started: asked again it said that all was done."""
+    made = LocalCluster(tmp_path, nodes=0)
+    node = await made.launch("master", first=True)
+    try:
+        await wait_until(lambda: node.replicas.holds(CATALOG_TABLET_ID))
+        record = node.volume.record
+        masters = [(record.node_id, record.format_id)]
+        reached = {
+            "asked": lambda: True,
+            "formed": lambda: node.formed,
+            "starting": lambda: node.replicas.current(CATALOG_TABLET_ID) is not None,
+        }[when]
+        asking = asyncio.create_task(node.confirm_formation(masters))
+        await asyncio.sleep(0)
+        while not reached():
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await node.confirm_formation(masters)
+        await wait_until(lambda: runs(node))
+        assert node.formed and not node.replicas.held
+    finally:
+        await made.close()
+
+
+def runs(node: Node) -> bool:
+    catalog = node.replicas.current(CATALOG_TABLET_ID)
+    return catalog is not None and catalog.state is ReplicaState.RUNNING
 
 
 async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:

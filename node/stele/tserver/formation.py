@@ -174,13 +174,17 @@ async def confirm(node: Node, masters: Sequence[tuple[str, str]]) -> None:
         )
     if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
         raise Rejected("the masters listed are not those that --first-masters named")
-    if record.formed:
-        return
-    if not node.replicas.holds(CATALOG_TABLET_ID):
+    if not record.formed and not node.replicas.holds(CATALOG_TABLET_ID):
         raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
-    await node.in_thread(lambda: node.volume.update(formed=True))
+    await node.manager.whole(_form(node))
+
+
+async def _form(node: Node) -> None:
+    """Cut short it would leave a master that is formed and whose catalog waits to be started."""
+    if not node.formed:
+        await node.in_thread(lambda: node.volume.update(formed=True))
+        log.info("formation confirmed", masters=len(node.volume.record.first_masters))
     await node.manager.release_held()
-    log.info("formation confirmed", masters=len(masters))
 
 
 def reason_of(exc: BaseException) -> str:

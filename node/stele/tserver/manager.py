@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -33,6 +33,7 @@ from stele.tserver.replicas import Replicas
 
 log = structlog.get_logger("stele.tserver")
 
+T = TypeVar("T")
 _OPEN_AT_ONCE = 8
 _LOG_LOOK_S = 0.5
 _CLOSE_S = 2.0
@@ -144,10 +145,14 @@ class TabletManager:
         self._here.started(replica)
 
     async def release_held(self) -> None:
-        """Start the replicas that were held back."""
-        held, self._here.held = self._here.held, {}
-        for superblock in held.values():
+        """Start the replicas that were held back. Idempotent."""
+        while self._here.held:
+            _, superblock = self._here.held.popitem()
             await self.start_replica(superblock)
+
+    async def whole(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Carry `operation` out to its end like an order, whoever asked for it."""
+        return await self._orders.run(operation)
 
     def _add(self, superblock: Superblock) -> Replica:
         replica = Replica(superblock, self.replica_directory(superblock.key), self._host, self._options)
