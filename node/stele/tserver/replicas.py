@@ -33,6 +33,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
+        self._by_tablet: dict[str, dict[int, Replica]] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self._listeners: list[ReplicaListener] = []
         self.tombstones: dict[StreamKey, Superblock] = {}
@@ -62,11 +63,8 @@ class Replicas:
 
     def current(self, tablet_id: str) -> Replica | None:
         """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
-        best: Replica | None = None
-        for key, replica in self._by_key.items():
-            if key.tablet_id == tablet_id and (best is None or _rank(replica) > _rank(best)):
-                best = replica
-        return best
+        here = self._by_tablet.get(tablet_id)
+        return max(here.values(), key=_rank) if here else None
 
     def get(self, tablet_id: str) -> Replica:
         """As `current`.
@@ -103,7 +101,7 @@ class Replicas:
 
     def holds(self, tablet_id: str) -> bool:
         """Whether a replica of the tablet is here, started or held back."""
-        return any(key.tablet_id == tablet_id for key in (*self._by_key, *self.held))
+        return tablet_id in self._by_tablet or any(key.tablet_id == tablet_id for key in self.held)
 
     # --- events
 
@@ -141,11 +139,16 @@ class Replicas:
         """It is here, and messages reach it."""
         key = replica.superblock.key
         self._by_key[key] = replica
+        self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
         self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
 
     def drop(self, key: StreamKey) -> None:
         """It is here no longer. Nothing if it was not."""
         self._by_key.pop(key, None)
+        here = self._by_tablet.get(key.tablet_id, {})
+        here.pop(key.replica_id, None)
+        if not here:
+            self._by_tablet.pop(key.tablet_id, None)
         self._routes.pop((bytes.fromhex(key.tablet_id), key.replica_id), None)
 
     def started(self, replica: Replica) -> None:
