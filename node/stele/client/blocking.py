@@ -351,12 +351,13 @@ class BlockingSession:
         self.apply(RowOp.DELETE, row)
 
     def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
-        """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed."""
+        """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed:
+        this row was not taken in then, and `flush` tells which of the others were not written."""
         self._client.run(self._session.apply(op, row))
 
     def flush(self) -> WriteResult:
-        """Write what waits; what was written since the last flush. Raises RowErrors if rows were refused, SteleError
-        if a block was not written."""
+        """Write what waits; what was written since the last flush. Raises RowErrors if rows were refused since then, or
+        not acknowledged; the others are written."""
         return self._client.run(self._session.flush())
 
     def __enter__(self) -> BlockingSession:

@@ -21,7 +21,7 @@ from stele.client.casts import cast
 from stele.client.results import WriteResult, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
@@ -32,6 +32,10 @@ BLOCK_ROWS = 8_192
 BLOCK_BYTES_MAX = 4 << 20
 CHUNK_ROWS = 65_536
 """So many rows are assigned to tablets at once: enough to fill a block of each of eight."""
+_LEFT = Retryable(
+    "the write was left before there was an answer, and may have been done; read before writing it anew",
+    code=Code.UNKNOWN_OUTCOME,
+)
 
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 """Rows of one tablet, and their positions in the whole input."""
@@ -101,6 +105,8 @@ class BulkWriter:
         self._pending: dict[int, deque[Piece]] = {}
         self._pending_rows: dict[int, int] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._under_way: dict[int, npt.NDArray[np.int64]] = {}  # positions of the block that is not answered
+        self._ended_by: dict[int, BaseException] = {}  # what became of that block, if it was not cancelled
         self._room = asyncio.Event()
         self._failure: BaseException | None = None
         self._final = False
@@ -126,8 +132,8 @@ class BulkWriter:
             self._column_ids = ids
             self._row_bytes = max(1, fitted.nbytes // max(1, fitted.num_rows))
             fitted, positions = self._good_rows(fitted, self._fed_rows)
-            self._fed_rows += chunk.num_rows
             pieces = await asyncio.to_thread(_pieces, fitted, positions, self._schema, self._partitioning)
+            self._fed_rows += chunk.num_rows
             for ordinal, rows, where in pieces:
                 self._pending.setdefault(ordinal, deque()).append((rows, where))
                 self._pending_rows[ordinal] = self._pending_rows.get(ordinal, 0) + rows.num_rows
@@ -157,6 +163,16 @@ class BulkWriter:
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def unsettled(self, rows: int) -> Iterator[tuple[npt.NDArray[np.int64], BaseException | None]]:
+        """After `abandon`: which of so many rows, all that were to be fed, are neither written nor refused, by their
+        positions; and what became of their block, None if they were not sent."""
+        for ordinal, positions in self._under_way.items():
+            yield positions, self._ended_by.get(ordinal, _LEFT)
+        for pieces in self._pending.values():
+            for _, positions in pieces:
+                yield positions, None
+        yield np.arange(self._fed_rows, rows), None
 
     def _good_rows(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Leave out rows that hold null where the table forbids it, with an error each."""
@@ -191,8 +207,10 @@ class BulkWriter:
 
     def _ended(self, ordinal: int, task: asyncio.Task[None]) -> None:
         del self._tasks[ordinal]
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = self._failure or task.exception()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._ended_by[ordinal] = error
+            self._failure = self._failure or error
         elif self._pending_rows[ordinal]:
             self._start(ordinal)
         self._room.set()
@@ -202,6 +220,7 @@ class BulkWriter:
             rows, positions = self._take_block(ordinal)
             if not len(positions):
                 return
+            self._under_way[ordinal] = positions
             block = encode_block(self._op, self._column_ids, rows, self._schema.version)
             try:
                 answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
@@ -216,6 +235,7 @@ class BulkWriter:
             self.result.rows_written += written
             self.result.timestamp = max(self.result.timestamp, answer.timestamp)
             self._rows_waiting -= len(positions)
+            del self._under_way[ordinal]
             self._room.set()
             if self._on_rows is not None:
                 self._on_rows(written)

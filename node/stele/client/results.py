@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.block import RowError
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable, error_for
 from stele.model.rows import python_rows
 from stele.model.schema import Schema, shown
 
@@ -71,20 +71,24 @@ class WriteResult:
 
 
 class RowErrors(Rejected):
-    """Some rows were refused, each for its own reason; `result` has them all. The other rows are written."""
+    """Some rows were refused, each for its own reason; `result` has them all. The other rows are written.
+
+    Those of a session may also have had no answer: their codes are a `Retryable`'s.
+    """
 
     def __init__(self, result: WriteResult) -> None:
         errors = result.row_errors
         told = "; ".join(f"row {e.row}: {e.code.name} {e.message}" for e in errors[:_SHOWN])
         more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+        unanswered = any(isinstance(error_for(e.code, ""), Retryable) for e in errors)
         super().__init__(
-            f"table {result.table}: {len(errors)} of {len(errors) + result.rows_written} rows were refused, the others "
-            f"are written: {told}{more}",
+            f"table {result.table}: {len(errors)} of {len(errors) + result.rows_written} rows were "
+            f"{'not acknowledged' if unanswered else 'refused'}, the others are written: {told}{more}",
             code=errors[0].code if len({e.code for e in errors}) == 1 else Code.INVALID_ARGUMENT,
         )
         self.result = result
 
     @property
     def errors(self) -> Sequence[RowError]:
-        """Why each refused row was refused."""
+        """Why each of them was."""
         return self.result.row_errors

@@ -1,24 +1,27 @@
 """A session: one caller's rows, written in the background, in the order in which they were given.
 
 Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, no more than
-`buffer_bytes` of rows wait in memory, and what became of each row is told by a later call, if not by the one that wrote
-it.
+`buffer_bytes` of rows wait in memory, a call that raises has not taken its row in, and of each row that was taken in
+and not written `flush` tells.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stele.client import arguments
 from stele.client.bulk import BulkWriter
 from stele.client.results import RowErrors, WriteResult, with_key
-from stele.model.block import DELETES, INSERTS, RowOp
+from stele.model.block import DELETES, INSERTS, RowError, RowOp
+from stele.model.errors import Code, SteleError, error_for
 from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
 
@@ -81,20 +84,20 @@ class Session:
     async def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
         """Take in one row; waits while the buffer is full.
 
-        Raises:
-            SteleError: what became of an earlier flush in the background.
-            Rejected: it is no mapping, or the client was closed.
+        Raises, and has not taken the row in:
+            SteleError: a flush in the background failed; once for each. Which rows were not written `flush` tells.
+            Rejected: it is no mapping.
+            Closed: the client was closed.
         """
-        self._raise()
         self._ensure_open()
+        self._raise()
         check_row(row)
         self._rows.append((arguments.row_op(op), row))
         self._bytes += _ROW_BYTES_GUESS + sum(
             len(value) for value in row.values() if isinstance(value, (str, bytes))
         )
         if self._bytes >= self._buffer_bytes or len(self._rows) >= ROWS_MAX:
-            await self._flush()
-            self._raise()
+            await self._flush()  # what went wrong the next call tells: this row was taken in
         elif self._interval_s > 0 and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
 
@@ -102,15 +105,17 @@ class Session:
         """Write what waits. Returns what was written since the last flush.
 
         Raises:
-            RowErrors: if rows were refused since then; positions count the rows since then. The others are written.
-            SteleError: if a block as a whole was not written. The next flush tells of the rows before and after it, counted
-                from where this one began.
+            RowErrors: if rows were refused since then, or not acknowledged; positions count the rows since then. The
+                others are written.
         """
         await self._flush()
-        self._raise()
+        failure, self._failure = self._failure, None
         result, self._result, self._given = self._result, WriteResult(self._table), 0
         if result.row_errors:
-            raise RowErrors(result)
+            result.row_errors.sort(key=lambda error: error.row)
+            raise RowErrors(result) from failure
+        if failure is not None:
+            raise failure
         return result
 
     async def __aenter__(self) -> Session:
@@ -150,15 +155,20 @@ class Session:
         async with self._lock:
             rows, self._rows, self._bytes = self._rows, [], 0
             first = self._given
-            self._given += len(rows)  # those behind one that fails count, too
-            for run in _runs(rows):
-                await self._write_run(run, first)
+            self._given += len(rows)
+            runs = deque(_runs(rows))
+            while runs:
+                run = runs.popleft()
+                try:
+                    await self._write_run([row for _, row in run], run[0][0], first)
+                except BaseException as exc:
+                    behind = [row for later in runs for _, row in later]
+                    self._not_written(behind, first + len(run) + np.arange(len(behind)), _not_sent(exc))
+                    raise
                 first += len(run)
 
-    async def _write_run(self, run: list[tuple[RowOp, Mapping[str, Any]]], first: int) -> None:
+    async def _write_run(self, rows: list[Mapping[str, Any]], op: RowOp, first: int) -> None:
         """Rows of one operation and shape, which may leave together. `first`: the place of the first one."""
-        op = run[0][0]
-        rows = [row for _, row in run]
         batch, _, kept, errors = batch_from_rows(rows, self._schema, op)
         self._result.row_errors.extend(
             replace(with_key(e, rows[e.row], self._schema), row=first + e.row) for e in errors
@@ -168,16 +178,28 @@ class Session:
         writer = self._writer_of(op)
         try:
             await writer.feed(batch)
-            written = await writer.finish()
-        except BaseException:
+            await writer.finish()
+        except BaseException as exc:
             await writer.abandon()  # what it still sends must not come behind later rows
+            for positions, error in writer.unsettled(batch.num_rows):
+                places = kept[positions]
+                why = _told(error) if error is not None else _not_sent(exc)
+                self._not_written([rows[n] for n in places.tolist()], first + places, why)
             raise
-        positions = np.asarray(kept)
+        finally:
+            written = writer.result
+            self._result.row_errors.extend(
+                replace(e, row=first + int(kept[e.row])) for e in written.row_errors
+            )
+            self._result.rows_written += written.rows_written
+            self._result.timestamp = max(self._result.timestamp, written.timestamp)
+
+    def _not_written(
+        self, rows: list[Mapping[str, Any]], places: npt.NDArray[np.int64], why: tuple[Code, str]
+    ) -> None:
         self._result.row_errors.extend(
-            replace(e, row=first + int(positions[e.row])) for e in written.row_errors
+            with_key(RowError(place, *why), row, self._schema) for place, row in zip(places.tolist(), rows)
         )
-        self._result.rows_written += written.rows_written
-        self._result.timestamp = max(self._result.timestamp, written.timestamp)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -187,7 +209,22 @@ class Session:
     def _raise(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            code, message = _told(failure)
+            raise error_for(
+                code,
+                f"this row was not taken in, since a flush of rows before it failed; flush() tells which: {message}",
+            ) from failure
+
+
+def _told(error: BaseException) -> tuple[Code, str]:
+    return (error.code, str(error.args[0])) if isinstance(error, SteleError) else (Code.INTERNAL, repr(error))
+
+
+def _not_sent(failure: BaseException) -> tuple[Code, str]:
+    """What is told of rows that another's failure held back: of these the outcome is known."""
+    code, _ = _told(failure)
+    known = Code.NO_QUORUM if code in (Code.UNKNOWN_OUTCOME, Code.TOO_OLD) else code
+    return known, f"not sent, since rows before it failed with {code.name}; nothing was done"
 
 
 def _runs(
