@@ -11,6 +11,7 @@ import pytest
 
 from stele.client import Client
 from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from tests.client.small import small_cluster
@@ -120,6 +121,21 @@ async def test_a_replica_whose_port_is_closed_is_passed_over(tmp_path: Path) -> 
         await table.write_arrow(rows())
         await cluster.nodes[0].stop()
         assert await table.scan().count() == ROWS
+
+
+async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        for node in cluster.nodes[:2]:
+            assert node.flight is not None
+            node.flight._server._cluster_id = new_id()
+        assert await table.scan().count() == ROWS
+        assert cluster.nodes[2].flight is not None
+        cluster.nodes[2].flight._server._cluster_id = new_id()
+        with pytest.raises(Rejected, match="this is cluster") as caught:
+            await table.scan(timeout_s=0.5).count()
+        assert caught.value.code is Code.WRONG_CLUSTER
 
 
 async def test_where_no_replica_can_be_read_it_is_said_what_each_answered(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from stele.client import RowErrors
 from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import ClusterId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
@@ -108,6 +109,32 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> N
         tablet.leader = 1
         await table.put({"id": 2})
         assert await table.get({"id": 2}) == {"id": 2, "name": None, "n": None}
+
+
+async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_path: Path) -> None:
+    """As a pod's may be, once its pod is gone: the other replicas are well."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].identity.cluster_id = ClusterId(new_id())
+        tablet.leader = 1
+        await table.put({"id": 1})
+        assert await table.get(1, ["id"]) == {"id": 1}
+
+
+async def test_another_cluster_says_nothing_of_the_attempt_before(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        stranger = Rejected("this is another cluster", code=Code.WRONG_CLUSTER)
+        tablet.after.append(lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME))
+        tablet.before.extend([lambda: None, *[lambda: stranger] * 100])
+        with pytest.raises(Retryable) as caught:
+            await table.insert({"id": 1})
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        with pytest.raises(Retryable, match="another cluster; nothing was done") as caught:
+            await table.insert({"id": 2})
+        assert caught.value.code is Code.NO_QUORUM
 
 
 async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from stele.model.errors import NotLeader, Retryable
+from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
@@ -105,6 +105,51 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
     finally:
         await pool.close()
         for member in (first, second):
+            await member.stop()
+
+
+async def test_an_address_that_another_cluster_has_by_now_is_forgotten() -> None:
+    """A pod's address may be given to any pod once it is gone: that hides no master."""
+    group, another = Group(), Group()
+    members = [Member(group), Member(another)]
+    for member in members:
+        await member.start()
+    ours, stranger = (member.address for member in members)
+    pool = ChannelPool(Identity(group.cluster_id))
+    try:
+        masters = Masters(pool, [ours])
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        masters._lead(stranger)
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        assert stranger not in masters._known
+        await members[0].stop()
+        masters.learn([stranger])
+        with pytest.raises(Retryable, match=r"no master answers: .*refused"):
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+    finally:
+        await pool.close()
+        for member in members:
+            await member.stop()
+
+
+@pytest.mark.parametrize("first_contact_s", [None, 5.0])
+async def test_who_was_given_another_clusters_masters_alone_is_told_so_at_once(
+    first_contact_s: float | None,
+) -> None:
+    group = Group()
+    members = [Member(group) for _ in range(2)]
+    for member in members:
+        await member.start()
+    pool = ChannelPool(Identity(ClusterId(new_id())))
+    try:
+        masters = Masters(pool, [m.address for m in members], first_contact_s=first_contact_s)
+        async with asyncio.timeout(5):
+            with pytest.raises(Rejected, match=f"this is cluster {group.cluster_id}") as refused:
+                await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=30)
+        assert refused.value.code is Code.WRONG_CLUSTER
+    finally:
+        await pool.close()
+        for member in members:
             await member.stop()
 
 

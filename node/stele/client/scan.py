@@ -38,12 +38,11 @@ _DEFINITE = frozenset(
         Code.SNAPSHOT_TOO_OLD,
         Code.CLOCK_AHEAD,
         Code.UNSUPPORTED_VERSION,
-        Code.WRONG_CLUSTER,
         Code.PERMISSION_DENIED,
         Code.CLOSED,
     )
 )
-_GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE}
+_GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER}
 
 
 class FlightPool(FlightConnections):

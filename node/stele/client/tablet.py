@@ -35,6 +35,7 @@ _ELSEWHERE = frozenset(
         Code.NOT_FOUND,
         Code.TABLET_DELETED,
         Code.WRONG_NODE,
+        Code.WRONG_CLUSTER,
         Code.STALE_INCARNATION,
         Code.STEPPING_DOWN,
         Code.CORRUPT,
@@ -46,7 +47,9 @@ _ELSEWHERE = frozenset(
     )
 )
 _SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
-_REFRESH = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.STALE_INCARNATION))
+_REFRESH = frozenset(
+    (Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER, Code.STALE_INCARNATION)
+)
 _NOT_PROPOSED = frozenset((Code.CHANGE_IN_PROGRESS, Code.SCHEMA_MISMATCH, Code.CLOCK_AHEAD))
 """Told before proposing. CHANGE_IN_PROGRESS may be an earlier attempt of the same write, which ends soon."""
 _MAYBE_DONE = frozenset(
@@ -262,10 +265,10 @@ class TabletClient:
             await self._locations.refresh(timeout_s=1.0)
         except Closed:
             return False  # what is to be said of it depends on the attempts before
-        except Rejected:
-            raise
-        except SteleError:
-            return False  # the masters may be away; the replicas known so far are asked in turn
+        except SteleError as exc:
+            if isinstance(exc, Rejected) and exc.code is not Code.WRONG_CLUSTER:
+                raise
+            # The masters may be away, and others have their addresses; the replicas known so far are asked in turn.
         return False
 
 
@@ -281,7 +284,7 @@ def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleEr
             "read before writing it anew",
             code=Code.UNKNOWN_OUTCOME,
         )
-    if isinstance(error, NotLeader) or error.code is Code.UNAVAILABLE:
+    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE, Code.WRONG_CLUSTER):
         return Retryable(
             f"no leader found within {timeout_s:.1f} s: {error.args[0]}; nothing was done",
             code=Code.NO_QUORUM,

@@ -159,13 +159,18 @@ class Masters:
         idempotent: bool,
         retry_when: Callable[[SteleError], bool],
     ) -> Any:
-        """Ask each master once, hints first. Returns the answer, or the error that says most."""
+        """Ask each master once, hints first. Returns the answer, or the error that says most.
+
+        An address of another cluster's may have been a master's of ours, whose pod is gone. Raises WRONG_CLUSTER if there is
+        no other.
+        """
         worst: SteleError = Retryable("no master answers", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         waiting = await self._addresses()
         if not waiting:
             raise Retryable("no master address is known", code=Code.UNAVAILABLE)
         asked: set[str] = set()
         said: dict[str, str] = {}
+        strangers: list[SteleError] = []
         while waiting:
             address = waiting.pop(0)
             if address in asked:
@@ -178,9 +183,12 @@ class Masters:
                 )
             except SteleError as error:
                 retry = error.code in _NOT_DONE or retry_when(error)
-                if not retry and not (idempotent and error.code in _MAYBE_DONE):
+                if error.code is Code.WRONG_CLUSTER:
+                    strangers.append(error)
+                    self._known = [a for a in self._known if a != address]
+                elif not retry and not (idempotent and error.code in _MAYBE_DONE):
                     raise
-                if _says(error) >= _says(worst):
+                elif _says(error) >= _says(worst):
                     worst = error
                 said[address] = (
                     "does not lead"
@@ -198,6 +206,8 @@ class Masters:
             return answer
         if worst.code in (Code.UNAVAILABLE, Code.TIMED_OUT):
             await self._ask_nodes(deadline)
+        if len(strangers) == len(asked) and asked.issuperset(self._known):
+            raise strangers[0]
         return _summed_up(worst, said)
 
     async def _hear_of_others(self, leader: str, deadline: float) -> None:
