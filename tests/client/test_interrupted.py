@@ -79,6 +79,19 @@ def test_a_bulk_write_that_is_interrupted_stops(tmp_path: Path) -> None:
         assert len(tablet.attempts) <= 2
 
 
+def test_a_copy_that_is_interrupted_ends(tmp_path: Path) -> None:
+    """Of one table into another, while it waits for the next batch of the scan."""
+    with cluster_elsewhere(tmp_path) as cluster, Client([cluster.master_address]) as client:
+        old, new = client.create_table("old", SCHEMA), client.create_table("new", SCHEMA)
+        old.write_arrow(pa.table({"id": np.arange(1_000)}))
+        cluster.nodes[0].flight_fault.append(lambda number: time.sleep(1.5))
+        before = cluster.nodes[0].scans
+        with interrupted(lambda: cluster.nodes[0].scans > before):
+            new.write_arrow(old.scan().batches())
+        assert new.scan().count() == 0
+        assert new.write_arrow(old.scan().batches()).rows_written == 1_000
+
+
 def test_a_scan_that_is_interrupted_ends(tmp_path: Path) -> None:
     with cluster_elsewhere(tmp_path) as cluster, Client([cluster.master_address]) as client:
         table = client.create_table("t", SCHEMA)

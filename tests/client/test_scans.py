@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,49 @@ async def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
                 client.open_table("nothing")
 
     async with small_cluster(tmp_path) as (cluster, _):
+        await asyncio.to_thread(use, cluster.master_address)
+
+
+async def test_the_blocking_client_copies_a_table_as_it_reads_it(tmp_path: Path) -> None:
+    """The batches were waited for on the thread that was to read them: neither call ended, nor did close()."""
+
+    def copy(address: str) -> None:
+        with Client([address]) as client:
+            old, new = client.create_table("old", SCHEMA, FOUR), client.create_table("new", SCHEMA, FOUR)
+            old.write_arrow(rows())
+            seen: list[int] = []
+            assert new.write_arrow(old.scan().batches(), on_rows=seen.append).rows_written == ROWS
+            assert sum(seen) == ROWS and new.scan().count() == ROWS
+            result = new.write_arrow(old.scan().batches(), "insert", raise_row_errors=False)
+            assert len(result.row_errors) == ROWS
+
+    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(20):
+        await asyncio.to_thread(copy, cluster.master_address)
+
+
+async def test_a_blocking_call_on_the_clients_own_thread_is_refused(tmp_path: Path) -> None:
+    def use(address: str) -> None:
+        with Client([address]) as client:
+            table = client.create_table("t", SCHEMA, ONE)
+            refused: list[Rejected] = []
+
+            def look(_: int) -> None:
+                for call in (lambda: table.scan().count(), client.close):
+                    with pytest.raises(Rejected, match="its own thread") as caught:
+                        call()
+                    refused.append(caught.value)
+
+            table.write_arrow(rows().slice(0, 5), on_rows=look)
+            assert len(refused) == 2
+            batches = table.scan().batches()
+            next(batches)
+            client.run(_end(batches))  # as the garbage collector may, wherever it runs
+            assert table.scan().count() == 5
+
+    async def _end(batches: Iterator[pa.RecordBatch]) -> None:
+        batches.close()  # type: ignore[attr-defined]
+
+    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(20):
         await asyncio.to_thread(use, cluster.master_address)
 
 

@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from stele.client.async_client import TIMEOUT_S, AsyncClient
+from stele.client.bulk import batches_of
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
 from stele.client.predicates import Predicates
@@ -23,7 +25,7 @@ from stele.client.scan import Scanner
 from stele.client.session import Session
 from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
-from stele.model.errors import Closed
+from stele.model.errors import Closed, Rejected
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -32,6 +34,7 @@ from stele.rpc.contact import FIRST_CONTACT_S
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 30.0
 _LAST_WORDS_S = 3.0
+_INSIDE = "a call of the blocking client from its own thread, as within on_rows, would wait for itself; make it from another one"
 
 
 class Client:
@@ -50,7 +53,9 @@ class Client:
         first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # the garbage collector may end a scan wherever memory is taken, in here too
         self._closing = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="stele-client", daemon=True)
         self._thread.start()
@@ -64,22 +69,44 @@ class Client:
         """Run a coroutine of the asynchronous client on the client's loop, and wait for it. An interrupt cancels it.
 
         Raises:
+            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself.
             Closed: after `close`.
         """
-        with self._lock:
-            if self._closing:
-                coroutine.close()
-                raise Closed()
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self._inside:
+            coroutine.close()
+            raise Rejected(_INSIDE)
+        future = self._begin(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # interrupted, as by Ctrl-C: nobody would learn what becomes of it
             raise
 
+    def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run what ends something, and wait for it unless this is the client's own thread, where the garbage collector may
+        ask for it. Once the client was closed all has ended."""
+        with contextlib.suppress(Closed):
+            if self._inside:
+                self._begin(coroutine)
+            else:
+                self.run(coroutine)
+
+    @property
+    def _inside(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._closing:
+                coroutine.close()
+                raise Closed()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def close(self) -> None:
         """End all connections and the thread. What other threads wait for ends as well; whatever is called from now on
-        raises Closed."""
+        raises Closed. Raises Rejected on the client's own thread."""
+        if self._inside:
+            raise Rejected(_INSIDE)
         with self._lock:
             first, self._closing = not self._closing, True
         if not first:
@@ -253,11 +280,15 @@ class Table:
             Rejected: columns that do not fit the table.
             SteleError: a block as a whole was not written; other blocks may be.
         """
-        return self._client.run(
-            self.asynchronous.write_arrow(
-                data, op, timeout_s=timeout_s, on_rows=on_rows, raise_row_errors=raise_row_errors
-            )
-        )
+        writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
+        try:
+            for batch in batches_of(data):  # in this thread: they may come from another call of this client
+                self._client.run(writer.feed(batch))
+            result = self._client.run(writer.finish())
+        except BaseException:
+            self._client.end(writer.abandon())
+            raise
+        return result.raise_for_errors() if raise_row_errors else result
 
     def scan(
         self,
@@ -311,8 +342,7 @@ class BlockingScanner:
                 except StopAsyncIteration:
                     return
         finally:
-            with contextlib.suppress(Closed):  # then it has ended
-                self._client.run(_close(source, turn))
+            self._client.end(_close(source, turn))
 
     def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches`."""

@@ -147,13 +147,7 @@ class AsyncTable:
             Rejected: columns that do not fit the table.
             SteleError: a block as a whole was not written; other blocks may be.
         """
-        self._streams.ensure_open()
-        writer = self._bulk_writer(
-            arguments.row_op(op),
-            arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
-            arguments.whole(buffer_bytes, "buffer_bytes", least=1),
-            on_rows,
-        )
+        writer = self.arrow_writer(op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows)
         try:
             for batch in batches_of(data):
                 await writer.feed(batch)
@@ -162,6 +156,23 @@ class AsyncTable:
             await writer.abandon()
             raise
         return result.raise_for_errors() if raise_row_errors else result
+
+    def arrow_writer(
+        self,
+        op: RowOp | str = RowOp.UPSERT,
+        *,
+        timeout_s: float | None = None,
+        buffer_bytes: int = BULK_BYTES,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> BulkWriter:
+        """What `write_arrow` writes with, for whoever takes the batches from somewhere else than the event loop."""
+        self._streams.ensure_open()
+        return self._bulk_writer(
+            arguments.row_op(op),
+            arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
+            arguments.whole(buffer_bytes, "buffer_bytes", least=1),
+            on_rows,
+        )
 
     async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row with this key as of now (linearizable), None if there is none.
