@@ -144,21 +144,14 @@ async def test_a_write_whose_outcome_is_not_known_is_never_called_undone(tmp_pat
         cluster.nodes[0].speaks.set()
 
 
-@pytest.mark.parametrize("by_batch", [False, True])
-async def test_a_scan_that_waits_for_a_thread_ends(tmp_path: Path, by_batch: bool) -> None:
+async def test_a_scan_that_waits_for_a_thread_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, client, table, _):
         held = threading.Event()
         pool = table._flight
         for _ in range(8):
             asyncio.get_running_loop().run_in_executor(pool._threads, held.wait)
 
-        async def read() -> None:
-            if not by_batch:
-                await table.scan().to_table()
-            async for _ in table.scan().batches():
-                pass
-
-        waiting = asyncio.ensure_future(read())
+        waiting = asyncio.ensure_future(table.scan().to_table())
         await asyncio.sleep(0.1)
         await client.close()
         with pytest.raises(Closed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -190,6 +191,45 @@ async def test_a_scan_that_is_left_early_ends_everywhere(tmp_path: Path) -> None
         assert (await anext(batches)).num_rows > 0
         await batches.aclose()
         assert await table.scan().count() == ROWS
+
+
+async def test_scans_that_are_read_slowly_hold_up_no_others(tmp_path: Path) -> None:
+    """Each kept four of a client's eight threads while its reader took nothing; scans within scans waited for ever."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        hashed = PartitionSchema((HashPartition((0,), 6),))
+        table = await client.create_table("t", Schema.make([("k", "int64")], ["k"]), hashed)
+        for number in range(6):
+            await table.write_arrow(pa.table({"k": range(100 * number, 100 * number + 100)}))
+            for tablet in cluster.tablets_of("t"):
+                flush(tablet.store)  # a file each, so a batch each: more than a reader lets wait
+        slow = [table.scan().batches() for _ in range(3)]
+        given = [(await anext(scan)).num_rows for scan in slow]
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            assert await table.scan().count() == 600
+            for scan, rows in zip(slow, given):
+                assert rows + sum([batch.num_rows async for batch in scan]) == 600
+            left = table.scan().batches()
+            await anext(left)
+            await left.aclose()
+        async with asyncio.timeout(5):
+            while any(thread.name.startswith("stele-batches") for thread in threading.enumerate()):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_scan_by_batches_that_waits_for_its_reader_ends_with_its_client(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        hashed = PartitionSchema((HashPartition((0, 1), 16),))
+        table = await client.create_table("t", SCHEMA, hashed)
+        await table.write_arrow(rows())
+        batches = table.scan().batches()
+        await anext(batches)
+        await asyncio.sleep(0.3)
+        await client.close()
+        with pytest.raises(Closed):
+            async with asyncio.timeout(5):
+                async for _ in batches:
+                    pass
 
 
 async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:

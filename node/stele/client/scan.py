@@ -46,20 +46,23 @@ _GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRON
 
 
 class FlightPool(FlightConnections):
-    """Flight connections of a client, with the threads that its scans are read in."""
+    """Flight connections of a client, with the threads that its scans are read in, but for those by batches: these wait for
+    their reader, and have threads of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
 
-    async def run(self, read: Callable[[TabletScan], T], scan: TabletScan) -> T:
-        """`read(scan)` in one of the threads.
+    async def run(
+        self, read: Callable[[TabletScan], T], scan: TabletScan, threads: ThreadPoolExecutor | None = None
+    ) -> T:
+        """`read(scan)` in one of the threads, or of `threads`.
 
         Raises:
             Closed: after `close`, and if it came before a thread was free.
         """
         try:
-            reading = asyncio.get_running_loop().run_in_executor(self._threads, read, scan)
+            reading = asyncio.get_running_loop().run_in_executor(threads or self._threads, read, scan)
         except RuntimeError:  # the threads have been told to end
             raise Closed() from None
         try:
@@ -231,7 +234,7 @@ class Scanner:
         queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()
         room, stopped = Semaphore(_QUEUE_BATCHES), Event()
         scans = self._scans(plan)
-        places = asyncio.Semaphore(PARALLEL_TABLETS)
+        threads = ThreadPoolExecutor(PARALLEL_TABLETS, "stele-batches")
         loop = asyncio.get_running_loop()
 
         def hand(item: pa.RecordBatch | BaseException | None) -> bool:
@@ -256,11 +259,10 @@ class Scanner:
             hand(None)
 
         async def run(scan: TabletScan) -> None:
-            async with places:
-                try:
-                    await self._pool.run(pump, scan)
-                except Closed as exc:
-                    queue.put_nowait(exc)
+            try:
+                await self._pool.run(pump, scan, threads)
+            except Closed as exc:
+                queue.put_nowait(exc)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         left, limit = len(scans), self.plan.spec.limit
@@ -282,6 +284,7 @@ class Scanner:
             for scan in scans:
                 scan.stop()
                 room.release()  # its thread looks whether it may stop
+            threads.shutdown(wait=False, cancel_futures=True)
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def to_table(self) -> pa.Table:
