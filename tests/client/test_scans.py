@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
-from stele.model.errors import Closed, Code, Rejected, Retryable
+from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -181,6 +182,44 @@ async def test_masters_are_not_asked_for_what_a_replica_answered(tmp_path: Path)
         cluster.nodes[0].flight_fault.extend([lambda n: Retryable("full", code=Code.THROTTLED)] * 4)
         assert await table.scan().count() == 1
         assert cluster.located == before
+
+
+async def test_a_scan_waits_for_a_place_where_too_many_run(tmp_path: Path) -> None:
+    """A node that says so is alive: longer than the timeout, seldom, and on the connection that stands."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"day": rows()["day"][0].as_py(), "id": 1})
+        (place,) = table.locations.tablets
+        assert await table.scan().count() == 1
+        address = place.target().flight_address
+        connection = client._flight.get(address)
+        until = time.monotonic() + 2.5
+        full, follower = Retryable("full", code=Code.THROTTLED), NotLeader("not the leader")
+
+        def places(number: int) -> Retryable | None:
+            return full if time.monotonic() < until else None
+
+        leader, *others = cluster.nodes
+        leader.flight_fault.extend([places] * 1_000)
+        for node in others:
+            node.flight_fault.extend([lambda number: follower] * 1_000)
+        before = leader.scans
+        assert await table.scan(timeout_s=1.0).count() == 1
+        assert time.monotonic() > until and leader.scans - before <= 15
+        assert client._flight.get(address) is connection
+        assert place.target().flight_address == address  # writers ask it as before
+
+
+async def test_a_scan_that_never_gets_a_place_is_given_up(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"day": rows()["day"][0].as_py(), "id": 1})
+        for node in cluster.nodes:
+            node.flight_fault.extend([lambda number: Retryable("full", code=Code.THROTTLED)] * 1_000)
+        with pytest.raises(Retryable, match=r"no replica could be read for 2\.0 s: .*full") as caught:
+            async with asyncio.timeout(8):
+                await table.scan(timeout_s=0.2).count()
+        assert caught.value.code is Code.THROTTLED
 
 
 async def test_a_scan_that_is_left_early_ends_everywhere(tmp_path: Path) -> None:

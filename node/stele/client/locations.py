@@ -49,8 +49,8 @@ class TabletPlace:
     incarnation: int = 0
     leader: int = 0
 
-    def target(self) -> ReplicaPlace:
-        """Whom to ask.
+    def target(self, beside: int = 0) -> ReplicaPlace:
+        """Whom to ask. `beside`: so many behind the presumed leader, for whoever may be served by others too.
 
         Raises:
             Retryable: NOT_READY if the tablet has no replicas yet.
@@ -58,7 +58,7 @@ class TabletPlace:
         replicas = self.replicas  # scans ask from threads of their own
         if not replicas:
             raise Retryable(f"tablet {self.tablet_id} has no replicas yet", code=Code.NOT_READY)
-        return replicas[self.leader % len(replicas)]
+        return replicas[(self.leader + beside) % len(replicas)]
 
     def led_by(self, node_id: str) -> bool:
         """Take up a hint who leads. False if that node is not known to have a replica."""

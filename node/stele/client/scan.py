@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,9 @@ from stele.rpc.ticket import Ticket
 T = TypeVar("T")
 PARALLEL_TABLETS = 4
 _QUEUE_BATCHES = 8
-_BACKOFF_S = 0.05
+_BACKOFF_S, _BUSY_BACKOFF_MAX_S = 0.05, 1.0
+_BUSY_TIMES = 10
+"""A node that has no place for another scan is well: it is asked for so many times the timeout."""
 _LOOK_S = 0.5  # how often a thread that waits for room looks whether anybody is left to make it
 _DEFINITE = frozenset(
     (
@@ -43,6 +46,7 @@ _DEFINITE = frozenset(
     )
 )
 _GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER}
+_WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY))
 
 
 class FlightPool(FlightConnections):
@@ -95,6 +99,37 @@ class ScanPlan:
         return self.schema.to_arrow(self.spec.column_ids or None)
 
 
+class _Patience:
+    """How long a scan goes on since its last batch: `timeout_s`, and as long again from each answer of a node that has no
+    place for it, within _BUSY_TIMES `timeout_s`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """A batch came."""
+        self._since = time.monotonic()
+        self._busy_backoff_s = _BACKOFF_S
+        self.allowed_s = self._timeout_s
+        self.busy = False
+
+    def ends_with(self, code: Code) -> bool:
+        """Whether it was over when a node answered so."""
+        waited_s = time.monotonic() - self._since
+        if code is Code.THROTTLED:
+            self.busy = True
+            self.allowed_s = min(waited_s + self._timeout_s, _BUSY_TIMES * self._timeout_s)
+        return waited_s > self.allowed_s
+
+    def backoff_s(self, code: Code) -> float:
+        """How long to wait after such an answer."""
+        if code is not Code.THROTTLED:
+            return _BACKOFF_S
+        self._busy_backoff_s = min(2 * self._busy_backoff_s, _BUSY_BACKOFF_MAX_S, self._timeout_s / 4)
+        return self._busy_backoff_s * (0.5 + random.random())
+
+
 class TabletScan:
     """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
 
@@ -120,6 +155,7 @@ class TabletScan:
         self._stop = Event()
         self._stream: FlightStream | None = None
         self._given = 0
+        self._beside = 0  # replicas are asked in turn while those before them have no place
 
     def stop(self) -> None:
         """End the scan from another thread, before its next batch."""
@@ -129,53 +165,61 @@ class TabletScan:
             stream.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
-        """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch."""
+        """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch; ten times as long while
+        nodes have no place for it."""
         wanted = len(self._plan.arrow_schema)
         spec = (_with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
-        deadline = time.monotonic() + self._timeout_s
+        patience = _Patience(self._timeout_s)
         said: dict[str, str] = {}
         while True:
             replica: ReplicaPlace | None = None
             try:
-                replica = self._tablet.target()
+                replica = self._tablet.target(self._beside)
                 for batch in self._read(replica, spec):
                     if batch.num_rows:
                         spec = self._behind(spec, batch)
                         self._given += batch.num_rows
                         yield batch if batch.num_columns == wanted else batch.select(range(wanted))
-                    deadline = time.monotonic() + self._timeout_s
+                    patience.renew()
                     said.clear()
                     if self._stop.is_set():
                         return
                 return
             except SteleError as exc:
+                code = exc.code
                 if self._stop.is_set():
                     return
-                if exc.code in _DEFINITE:
+                if code in _DEFINITE:
                     raise
                 if replica is not None:
                     address = replica.flight_address
                     said[replica.node_id] = f"{address} ({str(exc.args[0]).removeprefix(f'{address}: ')})"
-                if time.monotonic() > deadline:
-                    raise self._given_up(exc, said) from exc
-                gone = replica is None or exc.code in _GONE
+                if patience.ends_with(code):
+                    raise self._given_up(exc, said, patience) from exc
             if replica is not None:
-                self._pool.drop(replica.flight_address)
-                self._tablet.ask_next(replica)
-            if gone:
+                self._ask_another(replica, code)
+            if replica is None or code in _GONE:
                 self._locate()
-            if self._stop.wait(_BACKOFF_S):
+            if self._stop.wait(patience.backoff_s(code)):
                 return
             if self._given and not spec.ordered:
                 self._given = 0
                 yield None
 
-    def _given_up(self, last: SteleError, said: Mapping[str, str]) -> SteleError:
+    def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
+        if code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
+            self._beside += 1  # who else asks the leader, as writers do, goes on doing so
+        else:
+            self._tablet.ask_next(asked)
+        if code not in _WELL:
+            self._pool.drop(asked.flight_address)
+
+    def _given_up(self, last: SteleError, said: Mapping[str, str], patience: _Patience) -> SteleError:
         """What each replica said: the last one asked may be one that is down, beside one that tells what is wrong."""
         reasons = ", ".join(sorted(said.values())) or str(last.args[0])
         return error_for(
-            last.code,
-            f"tablet {self._tablet.tablet_id}: no replica could be read for {self._timeout_s:.1f} s: {reasons}",
+            Code.THROTTLED if patience.busy else last.code,
+            f"tablet {self._tablet.tablet_id}: no replica could be read for {patience.allowed_s:.1f} s: {reasons}",
         )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
