@@ -1,7 +1,8 @@
 """A Kubernetes and a set of masters in a few dicts: what the plan's actions do, and what follows by itself.
 
 Objects are raw, as the API server has them, and go through observe's own parsers. Invariant: preconditions are
-checked as the API server checks them; a name that was used stays on record, so that using it twice is seen.
+checked as the API server checks them; a name that was used stays on record, so that using it twice is seen; no claim
+is let go whose node the masters do not call RETIRED.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from stele_operator.plan.actions import (
     DeleteTable,
     PatchObject,
     RegisterNode,
+    ReleaseClaim,
+    RetireClaim,
     SetFinalizers,
 )
 from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
@@ -127,6 +130,8 @@ class World:
                 self._new(action.kind, action.manifest)
             case PatchObject():
                 raw = self._seen(action.kind, action.name, action.uid, action.resource_version)
+                if isinstance(action, RetireClaim | ReleaseClaim):
+                    self._check_retired(raw)
                 changed = merged(raw, action.patch)
                 self.objects[action.kind, action.name] = changed
                 self.touch(changed)
@@ -171,6 +176,13 @@ class World:
         ):
             raise Refused(f"{kind} {name} is not what was seen")
         return raw
+
+    def _check_retired(self, claim: Json) -> None:
+        node = self.nodes.get(NodeId(claim["metadata"]["annotations"]["stele.dev/node-id"]))
+        if node is None or node.state is not NodeState.RETIRED:
+            raise Refused(
+                f"{claim['metadata']['name']}: its node is {node.state.name if node else 'unknown'}, not RETIRED"
+            )
 
     def _create_table(self, action: CreateTable) -> None:
         if any(t.table_id == action.table_id for t in self.tables):
