@@ -1,0 +1,170 @@
+"""What keeps a majority and its rows: who counts, who may become what, and what a witness never does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.entry import EntryKind
+from stele.model.errors import Code
+from stele.model.ids import NodeId, OpId, ReplicaId
+from stele.raft import RaftCore, RaftOptions
+from stele.raft.effects import (
+    ChangeRefused,
+    Effect,
+    ProposalRefused,
+    ReadReady,
+    ReadRefused,
+    Send,
+    TransferFailed,
+)
+from stele.raft.events import (
+    ChangeType,
+    Propose,
+    ProposeChange,
+    Received,
+    RequestRead,
+    TransferLeadership,
+)
+from stele.raft.membership import PeerFacts, unsafe
+from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step
+
+VOTER, LEARNER, WITNESS = MemberType.VOTER, MemberType.NON_VOTER, MemberType.WITNESS
+
+
+def peer(n: int, kind: MemberType = VOTER, *, start: int = 0, promote: bool = False) -> Peer:
+    """Replica `n` on node `n`; a witness from 1.start."""
+    return Peer(
+        NodeId(f"{n:032x}"), ReplicaId(n), "", kind, promote, witness_start=OpId(1 if start else 0, start)
+    )
+
+
+def with_learners(*ids: int, promote: bool = False) -> RaftCore:
+    """A leader of voters 1 to 3 and of these learners; 2 holds its no-op."""
+    learners = tuple(peer(n, LEARNER, promote=promote) for n in ids)
+    config = Configuration(-1, (*configuration(3).peers, *learners))
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), config=config), random.Random(1))
+    lead(core)
+    accept(core, 2, 1)
+    return core
+
+
+def voters(core: RaftCore) -> list[int]:
+    """The voters of its configuration."""
+    return [p.replica_id for p in core.config.voters]
+
+
+def refusals(effects: list[Effect]) -> list[tuple[type[Effect], Code]]:
+    """What was refused, and as what."""
+    refused = ProposalRefused | ReadRefused | ChangeRefused | TransferFailed
+    return [(type(e), e.code) for e in effects if isinstance(e, refused)]
+
+
+def test_learners_confirm_no_read() -> None:
+    core = with_learners(4, 5)
+    core.step(RequestRead(7))
+    for learner in (4, 5):
+        assert not [e for e in accept(core, learner, 1, read=1) if isinstance(e, ReadReady)]
+    assert [e.context for e in accept(core, 2, 1, read=1) if isinstance(e, ReadReady)] == [7]
+
+
+def test_of_two_that_have_caught_up_one_is_promoted_at_a_time() -> None:
+    core = with_learners(4, 5, promote=True)
+    accept(core, 3, 1)
+    answer = UpdateResponse(core.term, True, OpId(1, 1))
+    for moment in (6, 7):
+        core.step_many([Received(ReplicaId(n), answer, moment) for n in (4, 5)])
+    assert voters(core) == [1, 2, 3, 4], "the second waits until the first change is committed"
+    assert core.pending_change_index == core.log.config_index
+
+
+def test_who_takes_longer_than_an_election_to_catch_up_is_not_promoted() -> None:
+    core = with_learners(4, promote=True)
+    late = RaftOptions().election_min_ms + 2
+    for n in (2, 3, 4):
+        accept(core, n, 1, now=late)
+    assert voters(core) == [1, 2, 3]
+    core.step(Propose(1, EntryKind.WRITE, b"w"))
+    for n in (2, 3, 4):
+        accept(core, n, 2, now=late + 5)
+    assert voters(core) == [1, 2, 3, 4], "its next round was fast"
+
+
+FACTS = {n: PeerFacts(9, True, False, True) for n in range(1, 8)}
+"""All hold the log up to 9, and its rows, and can be reached."""
+
+FIVE = configuration(5).peers
+CASES = [
+    # before; what is added, or changed in place; who is otherwise than FACTS; why it is refused
+    ("a witness", FIVE[:3], peer(4, WITNESS, start=6), {}, ""),
+    ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log up to 4 only"),
+    ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, False, False, True)}, ""),
+    # 6 and 7 have no rows, 4 and 5 not those that they may vote for: a majority of 7
+    ("witnesses and voters that lack", (*FIVE, peer(6, WITNESS, start=8)), peer(7, WITNESS, start=8),
+     {n: PeerFacts(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
+    ("a learner with rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {}, ""),
+    ("a learner without rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: PeerFacts(9, True, False, False)}, "holds no rows yet"),
+    ("a voter", FIVE[:3], peer(4), {}, ""),
+    ("the added one is no majority", FIVE[:3], peer(4), {3: PeerFacts(9, False, False, True)}, "2 of the 4 voters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "facts", "why"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_change_is_refused_that_could_cost_majority_or_rows(
+    before: tuple[Peer, ...], changed: Peer, facts: dict[int, PeerFacts], why: str
+) -> None:
+    after = (*(p for p in before if p.replica_id != changed.replica_id), changed)
+    refusal = unsafe(Configuration(3, before), after, FACTS | facts, 9, lambda i: 1)
+    assert (refusal is not None and why in refusal.message) if why else refusal is None
+
+
+FORMS = [
+    # a change of voters 1 to 3, and why it is refused
+    (ChangeType.ADD, replace(peer(9), node_id=peer(2).node_id), Code.ALREADY_PRESENT, "its node"),
+    (ChangeType.MODIFY, peer(2, WITNESS, start=1), Code.INVALID_ARGUMENT, "only by being added as one"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changed", "code", "why"), FORMS)
+def test_a_node_holds_one_replica_and_no_member_becomes_a_witness(
+    kind: ChangeType, changed: Peer, code: Code, why: str
+) -> None:
+    effects = leader_in_step().step(ProposeChange(1, kind, changed, -1))
+    (refused,) = [e for e in effects if isinstance(e, ChangeRefused)]
+    assert refused.code is code and why in refused.message
+
+
+def test_who_hears_a_leader_neither_votes_nor_takes_the_term_unless_the_leader_asked_for_it() -> None:
+    begin = replace(initial(3, entries(1), 1), leader_hint=ReplicaId(2))
+    core = RaftCore(RaftOptions(), ReplicaId(1), begin, random.Random(1))
+    core.step(Received(ReplicaId(2), UpdateRequest(1, OpId(1, 1), (), 1), 10))
+    for asked, granted, term in ((False, False, 1), (True, True, 9)):
+        request = VoteRequest(9, OpId(8, 8), ignore_live_leader=asked)
+        effects = core.step(Received(ReplicaId(3), request, 20))
+        answers = [e.message for e in effects if isinstance(e, Send) and e.to == 3]
+        assert [a.granted for a in answers if isinstance(a, VoteResponse)] == [granted]
+        assert core.term == term
+
+
+def test_a_witness_that_leads_serves_neither_writes_nor_reads() -> None:
+    config = Configuration(3, (peer(1, WITNESS, start=1), *configuration(3).peers[1:]))
+    begin = replace(initial(3, entries(1), 1), config=config, witness_without_data=True)
+    core = RaftCore(RaftOptions(), ReplicaId(1), begin, random.Random(1))
+    lead(core)
+    effects = core.step_many([Propose(7, EntryKind.WRITE, b"w"), RequestRead(8)])
+    assert refusals(effects) == [(ProposalRefused, Code.NOT_LEADER), (ReadRefused, Code.NOT_LEADER)]
+
+
+def test_leadership_is_handed_to_nobody_without_rows() -> None:
+    core = leader_in_step()
+    core.step(Received(ReplicaId(2), UpdateResponse(core.term, True, OpId(1, 1), has_data=False), 6))
+    refused = core.step(TransferLeadership(1, ReplicaId(2), 7))
+    assert refusals(refused) == [(TransferFailed, Code.UNSAFE_CHANGE)]
+    effects = core.step(TransferLeadership(2, None, 7))
+    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [3]
