@@ -28,6 +28,7 @@ class Checker:
         self._masters = masters
         self._view: master_pb2.GetClusterViewResponse | None = None
         self._seen = 0
+        self._incarnations: dict[bytes, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="health", daemon=True)
         self.faults = ["the masters have not been asked yet"]
@@ -71,6 +72,15 @@ class Checker:
         )
         return dict(sorted(carried.items()))
 
+    def incarnation(self, node_id: str) -> int:
+        """The latest start of a node or master that the masters were ever seen to hear; 0 if none was."""
+        return self._incarnations.get(bytes.fromhex(node_id), 0)
+
+    def retired(self, node_id: str) -> bool:
+        """Whether nothing counts on a node or master any more: another has taken its place."""
+        nodes = self._view.nodes if self._view is not None else ()
+        return any(n.node_id.hex() == node_id and n.state == master_pb2.RETIRED for n in nodes)
+
     def summary(self) -> str:
         """The last view in a few words."""
         if self._view is None:
@@ -83,13 +93,19 @@ class Checker:
             try:
                 with Client(self._masters()) as client:
                     while not self._stop.wait(_VIEW_EVERY_S):
-                        self._view = client.run(
-                            cluster_view(client.asynchronous.masters, timeout_s=_VIEW_TIMEOUT_S)
+                        self._take(
+                            client.run(cluster_view(client.asynchronous.masters, timeout_s=_VIEW_TIMEOUT_S))
                         )
-                        self._seen += 1
             except SteleError as exc:
                 self._view = None
                 self.faults = [str(exc)]
+
+    def _take(self, view: master_pb2.GetClusterViewResponse) -> None:
+        for node in view.nodes:
+            known = self._incarnations.get(node.node_id, 0)
+            self._incarnations[node.node_id] = max(known, node.incarnation)
+        self._view = view
+        self._seen += 1
 
 
 def tablet_faults(

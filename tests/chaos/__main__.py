@@ -1,7 +1,8 @@
 """`python -m tests.chaos --rounds 20 [--seed N]`: kill -9 of the operator, a master or a node, also in mid-heal.
 
 Each round draws what happens; some rounds first lose a whole machine for good and strike while it is healed. After each
-round the cluster must be whole again unaided; at the end every acknowledged row must be there, once and unchanged.
+round the cluster must be whole again unaided, whoever was killed as another process or replaced; at the end every
+acknowledged row must be there, once and unchanged.
 
 Exit status 1 if it is not; then the seed, the round and the folder with all logs are printed.
 """
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,6 +28,10 @@ from examples.demo.health import Checker
 from examples.demo.kube import Kube, condition
 from examples.demo.places import CLUSTER, ROOT, LocalPlace, command, master_addresses
 from tests.chaos import victims
+from tests.chaos.victims import Victim
+
+MASTERS, NODES = 3, 5
+"""As in examples/cluster.yaml."""
 
 READY_WITHIN_S = 90.0
 HEALED_WITHIN_S = 150.0
@@ -98,54 +105,91 @@ class Chaos:
             self.place.wipe(self.machine_off)
             did.append(f"machine {self.machine_off} lost for good with {carried[self.machine_off]} replicas")
         time.sleep(one.wait_s)
-        did.append(f"after {one.wait_s:.1f} s kill -9 of {self._strike(one)}")
+        whom, is_back = self._strike(one)
+        did.append(f"after {one.wait_s:.1f} s kill -9 of {whom}")
         started = time.monotonic()
+        self._wait_back(whom, is_back)
         self._wait_healed()
         did.append(f"whole again after {time.monotonic() - started:.1f} s")
         if self.machine_off:
             self.place.power_on(self.machine_off)
             self.machine_off = ""
-            self._wait_members()
+        self._wait_members()
         return ", ".join(did)
 
-    def _strike(self, one: Round) -> str:
+    def _strike(self, one: Round) -> tuple[str, Callable[[], bool]]:
+        """Kill; whom, and whether it is back."""
         if one.target == "operator":
-            self.place.kill_operator()
-            self.place.start_operator()
-            return "the operator"
+            return "the operator", self._strike_operator()
         found = [v for v in victims.find(self.place.folder) if v.role == one.target]
-        if not found:
-            return f"no {one.target}: none runs"
-        victim = found[one.pick % len(found)]
-        victims.kill(victim)
-        return f"{victim.role} {victim.node_id[:8]}"
+        at = one.pick % max(1, len(found))
+        for victim in (*found[at:], *found[:at]):  # who ends by itself meanwhile was not struck
+            before = self.checker.incarnation(victim.node_id)
+            if victims.kill(victim):
+                return f"{victim.role} {victim.node_id[:8]}", partial(self._is_back, victim, before)
+        raise Failure(f"there is no {one.target} to strike: {len(found)} were found")
+
+    def _strike_operator(self) -> Callable[[], bool]:
+        self.place.kill_operator()
+        before = self._leases_taken()
+        self.place.start_operator()
+        return lambda: self._leases_taken() > before
+
+    def _leases_taken(self) -> int:
+        return (self.place.folder / "operator.log").read_text(errors="replace").count("lease taken")
+
+    def _is_back(self, victim: Victim, before: int) -> bool:
+        """Whether it runs as another process, which the masters hear, or another member has its place."""
+        if self.checker.retired(victim.node_id):
+            return True
+        others = [v for v in victims.find(self.place.folder) if v.node_id == victim.node_id]
+        return any(v.pid != victim.pid for v in others) and self.checker.incarnation(victim.node_id) > before
+
+    def _wait_back(self, whom: str, is_back: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + HEALED_WITHIN_S
+        while not is_back():
+            self._check_operator()
+            if time.monotonic() > deadline:
+                raise Failure(f"{whom} is not back {HEALED_WITHIN_S:.0f} s after it was killed")
+            time.sleep(0.4)
 
     def _wait_healed(self) -> None:
         deadline = time.monotonic() + HEALED_WITHIN_S
         fresh = self.checker.seen + 2  # the one under way may be from before the strike
         while self.checker.seen < fresh or not self.checker.healed(self.machine_off):
-            if not self.place.operator_alive():
-                raise Failure("the operator has ended by itself")
+            self._check_operator()
             if time.monotonic() > deadline:
                 raise Failure(f"not whole after {HEALED_WITHIN_S:.0f} s: {self.checker.faults}")
             time.sleep(0.4)
 
+    def _check_operator(self) -> None:
+        if not self.place.operator_alive():
+            raise Failure("the operator has ended by itself")
+
     def _wait_members(self) -> None:
-        """Until the machine that came back empty carries a new node, so that the next round may lose one again."""
+        """Until all are there again, also on a machine that came back empty, so that the next round may lose one."""
         deadline = time.monotonic() + HEALED_WITHIN_S
-        while (ready := self.kube.status("TabletCluster", CLUSTER).get("readyReplicas")) != 5:
+        while (ready := self._ready()) != (MASTERS, NODES):
             if time.monotonic() > deadline:
-                raise Failure(f"{ready} of 5 nodes ready {HEALED_WITHIN_S:.0f} s after the machine came back")
+                raise Failure(
+                    f"{ready[0]} of {MASTERS} masters and {ready[1]} of {NODES} nodes are ready "
+                    f"{HEALED_WITHIN_S:.0f} s after all tablets were whole"
+                )
             time.sleep(0.4)
 
+    def _ready(self) -> tuple[int, int]:
+        status = self.kube.status("TabletCluster", CLUSTER)
+        return status.get("readyMasters", 0), status.get("readyReplicas", 0)
 
-def run(folder: Path, rounds: int, seconds: float, seed: int) -> None:
-    """Play rounds until their number or the time is up, then compare.
+
+def run(folder: Path, rounds: int, seconds: float, seed: int) -> int:
+    """Play rounds until their number or the time is up, then compare; how many were played.
 
     Raises:
         Failure: with what was wrong.
     """
     rng = random.Random(seed)
+    played = 0
     with LocalPlace(folder, keep=False) as place:
         chaos = Chaos(place)
         chaos.start()
@@ -160,11 +204,10 @@ def run(folder: Path, rounds: int, seconds: float, seed: int) -> None:
         ):
             try:
                 chaos.wait_for_a_view()
-                for number in range(1, rounds + 1):
-                    if time.monotonic() - begun > seconds:
-                        break
+                while played < rounds and time.monotonic() - begun <= seconds:
                     done = chaos.play(Round.draw(rng))
-                    click.echo(f"round {number}: {done}")
+                    played += 1
+                    click.echo(f"round {played}: {done}")
                 stream.terminate()
                 stream.wait(60)
             finally:
@@ -172,6 +215,7 @@ def run(folder: Path, rounds: int, seconds: float, seed: int) -> None:
         if stream.returncode != 0:
             raise Failure(f"the stream of writes failed: see {output}")
         _compare(chaos, last_json(output.read_text(), output))
+    return played
 
 
 def _compare(chaos: Chaos, streamed: dict[str, int]) -> None:
