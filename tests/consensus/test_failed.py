@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from stele.consensus.bootstrap import initial_state
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import SUPERBLOCK, DataState, Superblock, decode_superblock, encode_superblock
-from stele.model.config import MemberType, Peer
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Corrupt, SteleError
-from stele.model.ids import OpId, ReplicaId, TableId, TabletId, new_id
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, TableId, TabletId, new_id
+from stele.raft.effects import HardState
 from stele.raft.events import ChangeType
+from stele.raft.ports import LoadedLog
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -79,17 +84,57 @@ async def test_a_replica_that_fails_at_work_abstains_and_is_replaced(group_of: M
     assert nodes
 
 
-async def test_a_store_ahead_of_its_log_is_failed(group_of: MakeGroup) -> None:
-    group, _ = await group_of(1)
+EMPTY = Configuration(-1, ())
+LOST = [("all of it", "create it first"), ("its end", "the log lost what was acknowledged")]
+
+
+@pytest.mark.parametrize(("lost", "why"), LOST)
+async def test_a_store_ahead_of_its_log_is_failed(group_of: MakeGroup, lost: str, why: str) -> None:
+    group, nodes = await group_of(1)
     await group.write(rows(range(10)))
-    replica = await group.leader()
-    await replica.flush()
-    node = group.nodes[0]
-    await node.stop()
-    for path in (node.directory / "wal").iterdir():
-        path.unlink()
-    fresh = await node.restart()
-    assert fresh.replicas.get(group.tablet_id).state is ReplicaState.FAILED
+    await nodes[0].stop()
+    wal, earlier = nodes[0].directory / "wal", nodes[0].directory / "wal.earlier"
+    if lost == "its end":
+        shutil.copytree(wal, earlier)
+    else:
+        earlier.mkdir()
+    group.nodes = [await nodes[0].restart()]
+    await group.write(rows(range(10, 20)))
+    await (await group.leader()).flush()
+    await group.nodes[0].stop()
+    shutil.rmtree(wal)
+    earlier.rename(wal)
+    again = (await group.nodes[0].restart()).replicas.get(group.tablet_id)
+    assert again.state is ReplicaState.FAILED and why in str(again.error)
+
+
+def log_of(start: OpId, *terms: int) -> LoadedLog:
+    """A log by the terms of its entries."""
+    entries = tuple(Entry(t, start.index + n, EntryKind.WRITE, 0, b"") for n, t in enumerate(terms, 1))
+    return LoadedLog(HardState(9, None), start, EMPTY, entries)
+
+
+MEETS = [
+    # the log; up to where the store goes; why they do not meet
+    (log_of(OpId(1, 4), 1, 2), OpId(2, 6), ""),
+    (log_of(OpId(1, 4), 1, 2), OpId(1, 4), ""),
+    (log_of(OpId(1, 4), 1, 2), OpId(1, 3), "entries between are missing"),
+    (log_of(OpId(1, 4), 1, 2), OpId(2, 7), "the log lost what was acknowledged"),
+    (log_of(OPID_NONE), OpId(2, 7), "the log lost what was acknowledged"),
+    (log_of(OpId(1, 4), 1, 3), OpId(2, 6), "the log has 3.6 where the store has 2.6"),
+]
+
+
+@pytest.mark.parametrize(("loaded", "flushed", "why"), MEETS)
+def test_a_store_and_its_log_meet_or_the_replica_is_failed(
+    loaded: LoadedLog, flushed: OpId, why: str
+) -> None:
+    if not why:
+        initial = initial_state(loaded, EMPTY, flushed, None, witness=False)
+        assert initial.commit_index == flushed.index
+        return
+    with pytest.raises(Corrupt, match=why):
+        initial_state(loaded, EMPTY, flushed, None, witness=False)
 
 
 def test_superblocks_round_trip_and_refuse_damage() -> None:
