@@ -1,0 +1,57 @@
+"""What keeps a node from being RETIRED and a replica from being tombstoned: whoever may still be counted on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from stele.master.orders import fate_of
+from stele.model.config import Configuration
+from stele.model.errors import Code
+from stele.rpc.convert import config_to_pb, id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import world
+from tests.master.test_masters import claimed, made, ready, refused
+
+
+async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        target = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+        await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=await claimed(w), intent=intent), None)
+        drain = pb.SetNodeStateRequest(node_id=id_to_pb(target), state=pb.DRAINING)
+        await w.leader.SetNodeState(drain, None)
+        retire = pb.SetNodeStateRequest(node_id=id_to_pb(target), state=pb.RETIRED)
+        error = await refused(w.leader.SetNodeState(retire, None))
+        assert error.code is Code.UNSAFE_CHANGE and "the intent on tablet" in str(error)
+        assert w.catalog.nodes[target].state == "DRAINING"
+
+
+async def test_a_replica_that_may_know_more_than_the_catalog_is_not_tombstoned(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        evicted = row.config.peers[2]
+        report = lead.liveness.report(row.tablet_id, evicted.node_id, evicted.replica_id)
+        smaller = Configuration(12, row.config.peers[:2])
+        w.nodes[row.config.peers[0].node_id].configs[row.tablet_id] = config_to_pb(smaller)
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        row = w.catalog.tablets[row.tablet_id]
+
+        def fate(**told: object) -> str:
+            other = copy.deepcopy(report)
+            other.status.MergeFrom(type(other.status)(**told))
+            return fate_of(lead, row, other)
+
+        assert fate() == "tombstone"
+        assert fate(committed_config=config_to_pb(Configuration(13, smaller.peers))) == "keep"
+        assert fate(replica_id=row.next_replica_id) == "keep"
+        intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(evicted.node_id))
+        begun = pb.BeginIntentRequest(epoch=await claimed(w), intent=intent)
+        intended = (await w.leader.BeginIntent(begun, None)).intent.replica_id
+        row = w.catalog.tablets[row.tablet_id]
+        assert intended < row.next_replica_id and fate(replica_id=intended) == "keep"
