@@ -9,9 +9,10 @@ import pytest
 
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
-from stele.driver.steps import WAITS, BeginIntent, Blocked, RemovePeer
+from stele.driver.steps import WAITS, BeginIntent, Blocked, CancelCopy, RemovePeer, RetireNode
 from stele.driver.view import ClusterView, CopyView, NodeState
-from stele.model.ids import ReplicaId
+from stele.model.config import MemberType
+from stele.model.ids import NodeId, ReplicaId
 from stele.wal.options import LogOptions
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 
@@ -320,3 +321,68 @@ def test_reasons_are_told_in_words() -> None:
                 assert "its node is silent" in step.reason
         cluster.advance()
     assert all(reasons) and "no fault can be spared" in reasons[0]
+
+
+def test_nothing_is_planned_on_a_view_that_is_not_settled() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    (only,) = plan(replace(cluster.view(), settled=False), POLICY)
+    assert isinstance(only, Blocked) and only.code == "NotSettled"
+
+
+def test_a_replica_goes_to_the_zone_that_lost_one() -> None:
+    cluster = Cluster(6, 3, 1, 3)  # on machines 1, 2, 3 in zones 1, 2, 0; 4, 5, 6 are free, in zones 1, 2, 0
+    (t,) = cluster.tablets.values()
+    for replica in range(3):
+        lost = node_of(cluster, t, replica)
+        lost.alive = False
+        cluster.advance()
+        (begin,) = plan(cluster.view(), POLICY)
+        assert isinstance(begin, BeginIntent) and cluster.nodes[NodeId(begin.target_node)].zone == lost.zone
+        lost.alive = True
+        cluster.advance()
+
+
+def test_a_second_death_makes_room_for_the_replica_that_waits_for_its_vote() -> None:
+    """Six voters with two dead would need four of the other three: one that is dead gives up its vote first."""
+    cluster, t = one(rf=5, machines=6)
+    first, second = node_of(cluster, t, 4), node_of(cluster, t, 3)
+    first.alive = False
+    cluster.advance()
+
+    def dies() -> None:
+        second.alive = False
+
+    steps = story(cluster, after={"AddPreFollower": dies})
+    assert steps[:4] == ["BeginIntent", "StartCopy", "AddPreFollower", "DemotePeer"]
+    assert [p.member_type for p in t.config.peers if p.node_id == node_name(6)] == [MemberType.VOTER]
+
+
+def test_a_node_that_is_heard_is_not_drained_whatever_it_is_called() -> None:
+    cluster, t = one()
+    called_lost = Policy(dead_after_ms=10_000, lost=frozenset({node_of(cluster, t, 2).node_id}))
+    assert not plan(cluster.view(), called_lost)
+
+
+def test_a_node_that_only_an_intent_names_does_not_retire() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    (begin,) = plan(cluster.view(), POLICY)
+    assert isinstance(begin, BeginIntent)
+    cluster.apply(begin)
+    cluster.nodes[NodeId(begin.target_node)].state = NodeState.DRAINING
+    assert [type(s) for s in plan(cluster.view(), POLICY)] == [CancelCopy]
+    cluster.intents.clear()
+    steps = plan(cluster.view(), POLICY)
+    assert [s.node_id for s in steps if isinstance(s, RetireNode)] == [begin.target_node]
+
+
+def test_who_may_not_retire_nodes_heals_their_tablets_and_leaves_them() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+    policy = Policy(dead_after_ms=10_000, lost=frozenset({node.node_id}), retire=False)
+    assert story(cluster, policy=policy)[-1] == "EndIntent" and node.state is NodeState.ACTIVE
