@@ -17,6 +17,7 @@ from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
 from stele.tserver.node import Node
 from stele.tserver.options import NodeOptions
+from stele.tserver.tablet_service import TabletService
 from tests.consensus.cluster import OPTIONS, wait_until
 
 
@@ -139,3 +140,37 @@ async def test_heartbeats_tell_of_new_leaders_and_drivers_and_cost_no_sync(alone
     await alone.create(TabletId(new_id()), OpId(9, 1))
     await alone.restart()
     assert await alone.drive(2) is Code.STALE_EPOCH
+
+
+async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Alone) -> None:
+    """After a recovery from a lost majority, who was left out of it still speaks as what the tablet was before."""
+    tablet_id, node = TabletId(new_id()), alone.node
+    here = Peer(alone.options.node_id, ReplicaId(1), node.address)
+    other = Peer(NodeId(new_id()), ReplicaId(2), "127.0.0.1:1")
+    request = tserver_pb2.CreateTabletRequest(
+        tablet_id=id_to_pb(tablet_id),
+        table_id=id_to_pb(new_id()),
+        config=config_to_pb(Configuration(-1, (here, other))),
+        kind="keyspace",
+        tablet_incarnation=3,
+    )
+    await AdminService(node).CreateTablet(request, None)
+    core = node.replicas.get(tablet_id).core
+    assert core is not None
+    for incarnation, term in ((2, 99), (3, 9)):
+        message = consensus_pb2.ConsensusMessage(
+            tablet_id=id_to_pb(tablet_id),
+            from_replica=2,
+            to_replica=1,
+            tablet_incarnation=incarnation,
+            vote=consensus_pb2.VoteRequest(
+                term=term, last_logged=opid_to_pb(OpId(8, 9)), ignore_live_leader=True
+            ),
+        )
+        node._on_message(other.node_id, message)
+    await wait_until(lambda: core.status().term >= 9)
+    assert core.status().term == 9
+    with pytest.raises(Rejected) as refused:
+        write = tserver_pb2.WriteRequest(tablet_id=id_to_pb(tablet_id), tablet_incarnation=2)
+        await TabletService(node).write(write)
+    assert refused.value.code is Code.STALE_INCARNATION
