@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stele.driver.view import NodeState
+from stele.model.ids import NodeId
+from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeleteClaim, DeletePod, ReleaseClaim, RetireClaim
 from stele_operator.plan.fates import Fate, State, members
 from tests.operator.worlds import made, node_of
@@ -158,3 +163,49 @@ def test_too_many_lost_are_too_many_also_where_witnesses_wait_longest() -> None:
         assert plan.policy is not None
         assert not plan.policy.lost
     assert "TooManyLost" in {f.reason for f in plan.findings}
+
+
+def test_a_claim_made_anew_under_its_name_is_another_volume() -> None:
+    world = made()
+    name = node_of(world, "n2")
+    world.objects["PersistentVolumeClaim", name]["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    world.silent.add(name)
+    for _ in range(4):
+        world.now_s += 1
+        world.settle()
+    observed = world.observe()
+    member = next(m for m in members(observed) if m.name == name)
+    assert (member.fate, member.given_up) == (Fate.VOLUME_LOST, True) and "made anew" in member.why
+    (deleted,) = [a for a in make_plan(observed).actions if isinstance(a, DeletePod)]
+    assert (deleted.name, deleted.force) == (name, False) and "another claim" in deleted.reason
+
+
+def test_a_first_master_whose_volume_was_formatted_again_has_lost_it() -> None:
+    """It would form a second cluster of the same name, or vote as if it had never voted."""
+    world = made()
+    name = node_of(world, "n2", "master")
+    node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    world.silent.add(name)
+    for formatted, fate in (
+        (world.formats[node_id], Fate.MACHINE_SILENT),
+        ("another format", Fate.VOLUME_EMPTY),
+    ):
+        world.formats[node_id] = formatted
+        for _ in range(4):
+            world.now_s += 1
+            world.settle()
+        member = next(m for m in members(world.observe()) if m.name == name)
+        assert (member.fate, member.given_up) == (fate, fate is Fate.VOLUME_EMPTY)
+
+
+@pytest.mark.parametrize("machine_is_up", [True, False])
+def test_a_pod_is_deleted_by_force_only_where_nobody_is_left_to_stop_it(machine_is_up: bool) -> None:
+    world = made()
+    name = node_of(world, "n2")
+    node_id = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    world.tables, world.tablets = [], []
+    world.nodes[node_id] = replace(world.nodes[node_id], state=NodeState.RETIRED)
+    if not machine_is_up:
+        world.kill("n2")
+    deleted = [a for _ in range(4) for a in world.step().actions if isinstance(a, DeletePod)]
+    assert [(a.name, a.force) for a in deleted] == [(name, not machine_is_up)]
