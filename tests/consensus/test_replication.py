@@ -126,11 +126,15 @@ async def test_one_restarted_follower_needs_no_new_entry(group_of: MakeGroup) ->
     leader = await group.leader()
     follower = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(follower)
+    assert leader.core is not None
+    before = leader.core.status().last_logged
     node = group.node_of(follower)
     group.nodes[group.nodes.index(node)] = await node.restart()
     back = group.replica(follower.replica_id)
     await wait_until(lambda: back.state is ReplicaState.RUNNING)
     assert (await group.leader()) is leader
+    assert back.core is not None
+    assert leader.core.status().last_logged == back.core.status().last_logged == before
 
 
 async def test_a_lossy_network_loses_no_write(group_of: MakeGroup) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stele.consensus.timestamps import Timestamps
 from stele.model.clock import from_physical_us, physical_us
+from stele.model.errors import Code, Rejected
 
 AHEAD_US, ERROR_US = 250_000, 500_000
 
@@ -77,3 +80,17 @@ def test_a_new_leader_writes_nothing_in_the_future_of_its_clock() -> None:
         if renewed := new.next_ceiling():
             new.committed(renewed)
     assert assigned[0] > ceiling
+
+
+def test_a_snapshot_further_ahead_than_clocks_may_be_apart_is_refused_and_moves_no_clock() -> None:
+    """Else one client whose clock is wrong would stop the writes of a tablet until its time has come."""
+    wall = Wall()
+    times = Timestamps(wall, AHEAD_US, ERROR_US)
+    times.lead()
+    limit = from_physical_us(wall.us + ERROR_US)
+    with pytest.raises(Rejected) as refused:
+        times.reserve(limit + 1)
+    assert refused.value.code is Code.CLOCK_AHEAD
+    assert physical_us(times.now()) == wall.us
+    times.reserve(limit)
+    assert times.now() > limit

@@ -110,11 +110,20 @@ async def test_bad_tables_are_refused_with_every_fault(tmp_path: Path) -> None:
         one_bucket = await refused(w.leader.CreateTable(create_request("t", buckets=1), None))
         assert "buckets" in str(one_bucket)
         many = await refused(w.leader.CreateTable(create_request("t", buckets=5_000), None))
-        assert many.code in (Code.INVALID_ARGUMENT, Code.TOO_LARGE)
+        assert many.code is Code.INVALID_ARGUMENT and "at most 2000 each" in str(many)
         large = create_request("t")
         large.schema.columns[0].default_value = b"x" * (9 << 20)
         assert (await refused(w.leader.CreateTable(large, None))).code is Code.TOO_LARGE
         assert not w.catalog.tables
+
+
+async def test_a_table_with_too_many_tablets_for_one_batch_is_refused_whole(tmp_path: Path) -> None:
+    async with world(tmp_path, replace(OPTIONS, create_bytes_max=10_000)) as w:
+        await ready(w)
+        error = await refused(w.leader.CreateTable(create_request("t", buckets=100), None))
+        assert error.code is Code.TOO_LARGE and "too many tablets" in str(error)
+        assert not w.catalog.tables and set(w.catalog.tablets) <= {CATALOG_TABLET_ID}
+        await made(w, "t", buckets=10)
 
 
 async def test_nothing_is_placed_before_the_leader_has_settled(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.model.block import RowOp
 from stele.model.errors import Code, Corrupt
-from stele.tablet.exactly_once import IDLE_US, ExactlyOnce, encode
+from stele.tablet.exactly_once import IDLE_US, OUTCOMES_MAX, ExactlyOnce, encode
 from stele.tablet.machine import Outcome
 from stele.tablet.store import TabletStore
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
@@ -90,6 +91,20 @@ def test_the_number_of_clients_is_bounded() -> None:
     found = state.earlier(pushed_out, (START_US + 9) << 12)
     assert found is not None
     assert found.code is Code.TOO_OLD
+
+
+def test_the_unfinished_sequences_of_a_client_are_bounded() -> None:
+    state = ExactlyOnce()
+    heads = (header(b"", client_id=ONE, sequence=n) for n in range(1, OUTCOMES_MAX + 1))
+    for head in heads:
+        assert state.earlier(head, START_US << 12) is None
+        state.record(head, Outcome(1))
+    more = header(b"", client_id=ONE, sequence=OUTCOMES_MAX + 1)
+    refused = state.earlier(more, START_US << 12)
+    assert refused is not None and refused.code is Code.TOO_LARGE
+    again = state.earlier(header(b"", client_id=ONE, sequence=7), START_US << 12)
+    assert again is not None and again.duplicate
+    assert state.earlier(replace(more, lowest_unfinished=2), START_US << 12) is None
 
 
 def test_the_state_codes_whole() -> None:
