@@ -118,7 +118,10 @@ async def test_a_second_operator_waits_for_the_lease(tmp_path: Path) -> None:
             "--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0"
         )
         try:
-            await asyncio.sleep(1.5)
+            assert other.stderr is not None
+            async with asyncio.timeout(20):
+                while b"waiting for the lease" not in (line := await other.stderr.readline()):
+                    assert line, "it ended"
             lease = await made.kube.get("Lease", "default", "stele-operator")
             assert lease is not None
             assert lease["spec"]["holderIdentity"] == "operator-under-test"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -84,8 +83,14 @@ async def test_a_merge_waits_until_the_disk_has_room_for_it(cluster: LocalCluste
     node = cluster.running["node-0"]
     await with_room(node, 100)
     (store,) = await with_files(cluster, 1)
-    assert store.plan_compaction(room_bytes=room_bytes(node)) is None
-    await asyncio.sleep(1.2)  # two rounds
-    assert len(store.files) == 4
+    plan, rooms = store.plan_compaction, []
+
+    def planned(*, room_bytes: int) -> CompactionJob | None:
+        rooms.append(room_bytes)
+        return plan(room_bytes=room_bytes)
+
+    store.plan_compaction = planned  # type: ignore[assignment, method-assign]
+    await wait_until(lambda: len(rooms) == 3)
+    assert rooms == [100] * 3 and len(store.files) == 4
     await with_room(node, 1 << 30)
     await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
