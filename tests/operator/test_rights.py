@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from stele_local.cluster import LocalCluster, Settings
-from tests.operator.rights import chart_rules, door
+from tests.operator.rights import TEMPLATES, chart_rules, door
 
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "kubernetes.md"
 Right = tuple[str, str, str, str]
@@ -43,6 +43,26 @@ def documented() -> set[Right]:
 def test_every_right_of_the_chart_is_documented_and_no_other() -> None:
     namespaced, everywhere = chart_rules()
     assert documented() == granted(namespaced) | granted(everywhere)
+
+
+def test_no_right_is_a_star_and_secrets_are_not_read() -> None:
+    namespaced, everywhere = chart_rules()
+    for group, resource, _, verb in granted(namespaced) | granted(everywhere):
+        assert "*" not in group + resource + verb
+        assert resource.partition("/")[0] not in ("secrets", "roles", "rolebindings", "clusterroles"), (
+            resource
+        )
+        assert resource not in ("pods/exec", "pods/attach", "serviceaccounts/token")
+
+
+def test_no_role_of_the_chart_is_overlooked() -> None:
+    """All that is read of them are literal rules in rbac.yaml, and those that it includes."""
+    written = [p.name for p in TEMPLATES.rglob("*.yaml") if re.search(r"kind: \w*Role$", p.read_text(), re.M)]
+    assert written == ["rbac.yaml"]
+    lines = re.findall(r"^ *rules:.*$", (TEMPLATES / "rbac.yaml").read_text(), re.M)
+    assert set(lines) <= {"rules:"} | {
+        f'rules: {{{{- include "stele.rules" {of} | nindent 0 }}}}' for of in (".", "$")
+    }
 
 
 async def test_what_the_chart_does_not_allow_is_refused_and_told(tmp_path: Path) -> None:
