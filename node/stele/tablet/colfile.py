@@ -1,7 +1,8 @@
 """Column files: immutable, sorted, mapped. Written by flush and by the compaction worker, read by views. The layout
 is told byte by byte in README.md beside this file.
 
-Invariant: no byte of a part is believed before its checksum was compared, and none of the file before the footer's.
+Invariant: no byte of a part is believed before its checksum was compared, and none of the file before the footer's. Nor
+is the map touched before the disk has given the same bytes to a read, which may fail where a map would end the process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from stele.model.hashing import hash_binary
 from stele.model.schema import Column, Schema
 from stele.tablet import bloom
 from stele.tablet.files import Files, translate
+from stele.tablet.reading import read_at, sum_at
 from stele.tablet.runs import KeyList, Mask, Positions, Run, lower_bound
 
 MAGIC = b"STLCOLF1"
@@ -222,18 +224,19 @@ class ColumnFile:
                     raise Corrupt(
                         f"{self.name}: {size} bytes; expected {wanted}; copy the replica from a peer"
                     )
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.size = size
+                self._check_header(read_at(file.fileno(), 0, HEADER_BYTES))
+                footer = self._footer_bytes(file.fileno(), expected)
+                # A map, once made, keeps the file readable after it is unlinked.
+                self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         except FileNotFoundError as exc:
             raise Corrupt(
                 f"{self.name}: missing; the manifest lists it; copy the replica from a peer"
             ) from exc
         except OSError as exc:
             raise translate(exc, f"opening {self.name}") from exc
-        self._bytes = np.frombuffer(self._map, np.uint8)
-        self.size = size
-        self._check_header()
         try:
-            self._read_footer(expected)
+            self._read_footer(footer)
         except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
             raise self._corrupt(f"footer: {exc!r}") from exc
 
@@ -242,10 +245,10 @@ class ColumnFile:
             f"{self.name}: {what}; expected the bytes that were written; copy the replica from a peer"
         )
 
-    def _check_header(self) -> None:
-        head = self._map[: _HEADER.size]
+    def _check_header(self, raw: bytes) -> None:
+        head = raw[: _HEADER.size]
         magic, version, _ = _HEADER.unpack(head)
-        (crc,) = _CRC.unpack(self._map[_HEADER.size : HEADER_BYTES])
+        (crc,) = _CRC.unpack(raw[_HEADER.size :])
         if magic != MAGIC or google_crc32c.value(head) != crc:
             raise self._corrupt("damaged header")
         if version != VERSION:
@@ -254,14 +257,17 @@ class ColumnFile:
                 code=Code.UNSUPPORTED_VERSION,
             )
 
-    def _read_footer(self, expected: FileMeta | None) -> None:
-        length, crc, magic = _TAIL.unpack(self._map[self.size - _TAIL.size :])
+    def _footer_bytes(self, fd: int, expected: FileMeta | None) -> bytes:
+        length, crc, magic = _TAIL.unpack(read_at(fd, self.size - _TAIL.size, _TAIL.size))
         start = self.size - _TAIL.size - length
         if magic != MAGIC or start < HEADER_BYTES:
             raise self._corrupt("damaged tail")
-        body = self._map[start : self.size - _TAIL.size]
+        body = read_at(fd, start, length)
         if google_crc32c.value(body) != crc or (expected is not None and crc != expected.footer_crc):
             raise self._corrupt("damaged footer")
+        return body
+
+    def _read_footer(self, body: bytes) -> None:
         (text_length,) = struct.unpack_from("<I", body)
         about = json.loads(body[4 : 4 + text_length])
         table = np.frombuffer(body, _PART, offset=4 + text_length)
@@ -291,22 +297,35 @@ class ColumnFile:
         found = self._parts.get((part, group))
         if found is None:
             return None
-        offset, length, crc = found
+        offset, length, _ = found
         if (part, group) not in self._verified:
-            padded = length + -length % ALIGNMENT
-            if google_crc32c.value(self._bytes[offset : offset + padded]) != crc:
-                raise self._corrupt(f"part {part:#x} of group {group} at byte {offset} is damaged")
+            self._check((part, group))
             self._verified.add((part, group))
         return self._bytes[offset : offset + length]
 
+    def _check(self, part: tuple[int, int]) -> None:
+        """Read a part from the file and compare its checksum. Blocks, without the interpreter's lock."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                self._compare(part, lambda offset, length: sum_at(file.fileno(), offset, length))
+        except FileNotFoundError:  # a merge has taken its place, and has read all of it before
+            self._compare(part, lambda at, length: int(google_crc32c.value(self._bytes[at : at + length])))
+        except OSError as exc:
+            raise translate(exc, f"reading {self.name}") from exc
+
+    def _compare(self, part: tuple[int, int], sum_of: Callable[[int, int], int]) -> None:
+        offset, length, crc = self._parts[part]
+        if sum_of(offset, length + -length % ALIGNMENT) != crc:
+            raise self._corrupt(f"part {part[0]:#x} of group {part[1]} at byte {offset} is damaged")
+
     def verify(self) -> None:
-        """Compare every checksum.
+        """Read all parts from the file, also those that were found right before, and compare every checksum.
 
         Raises:
             Corrupt: a part is damaged.
         """
-        for part, group in self._parts:
-            self._part(part, group)
+        for part in self._parts:
+            self._check(part)
 
     def keys(self, group: int) -> pa.BinaryArray:
         """Encoded keys of a group, ascending."""
