@@ -3,7 +3,8 @@
 A session is a directory of hard links to a flushed state, an anchor on the log from there on, and a lease that its
 receiver renews. Removes what it made when a session ends or its lease runs out.
 
-Invariant: while a session lives, its files do not change and the log after its checkpoint stays.
+Invariant: while a session lives, its files do not change and the log after its checkpoint stays. A replica whose files
+cannot be read is FAILED, so that it is not asked for a copy again and again.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class CopySessions:
     def __init__(self, root: Path, host: Host) -> None:
         self._root = root
         self._host = host
+        self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._orders = Whole()
 
@@ -99,6 +101,7 @@ class CopySessions:
 
         Raises:
             Retryable: NOT_READY (no rows here, or it has not applied that much), THROTTLED, DISK_FULL.
+            Corrupt: its files cannot be read; it is FAILED.
         """
         beginning = self._orders.start(self._begin(replica, at_least))
         try:
@@ -126,7 +129,9 @@ class CopySessions:
         replica.stream.anchor(anchor, replica.machine.flushed.index + 1)
         try:
             info = await self._make(replica, session_id, directory)
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, Corrupt):
+                replica.fail(f"copy: {exc}")
             replica.stream.release(anchor)
             await self._host.in_thread(remove_tree, directory)
             raise
@@ -148,12 +153,15 @@ class CopySessions:
             raise Retryable("this replica was stopped meanwhile", code=Code.NOT_READY)
 
         def link_and_sum() -> tuple[OpId, tuple[CopyFile, ...]]:
-            make_directory(directory.parent)
-            checkpoint = machine.checkpoint(directory)
-            files = tuple(
-                CopyFile(name, (directory / name).stat().st_size, sum_file(directory / name))
-                for name in checkpoint.files
-            )
+            try:
+                make_directory(directory.parent)
+                checkpoint = machine.checkpoint(directory)
+                files = tuple(
+                    CopyFile(name, (directory / name).stat().st_size, sum_file(directory / name))
+                    for name in checkpoint.files
+                )
+            except OSError as exc:
+                raise translate(exc, "making a checkpoint") from exc
             return checkpoint.opid, files
 
         opid, files = await self._host.in_thread(link_and_sum)
@@ -180,7 +188,16 @@ class CopySessions:
         size = next((f.size for f in session.info.files if f.name == name), None)
         if size is None:
             raise Rejected(f"session {session_id} has no file {name!r}", code=Code.NOT_FOUND)
-        return _frames(session.directory / name, offset, min(size, offset + length))
+        return self._read(session, _frames(session.directory / name, offset, min(size, offset + length)))
+
+    def _read(
+        self, session: _Session, frames: Iterator[tuple[int, bytes, int]]
+    ) -> Iterator[tuple[int, bytes, int]]:
+        try:
+            yield from frames
+        except Corrupt as exc:
+            self._loop.call_soon_threadsafe(session.replica.fail, f"copy: {exc}")
+            raise Corrupt(f"the source's replica is damaged: {exc.args[0]}", code=exc.code) from exc
 
     def keep_alive(self, session_id: str) -> int:
         """Renew a lease; how many ms it lasts.
