@@ -74,8 +74,8 @@ class DirectSource:
     async def keep_alive(self, session_id: str) -> int:
         return self.node.sessions.keep_alive(session_id)
 
-    async def end(self, session_id: str, success: bool) -> None:
-        await self.node.sessions.end(session_id)
+    async def end(self, session_id: str, success: bool, damage: str) -> None:
+        await self.node.sessions.end(session_id, damage)
 
 
 def order(group: Group, source: TestNode, replica_id: int, **more: object) -> CopyOrder:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stele.consensus.replica import Replica, ReplicaState
-from stele.model.errors import Code, Corrupt
+from stele.model.errors import Code, Corrupt, SteleError
+from stele.tablet.keyspace import KeySpace
+from stele.tablet.store import TabletStore
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.test_copy import DirectSource, installed, order, start
@@ -21,6 +24,15 @@ async def flushed(group: Group) -> tuple[Replica, TestNode]:
     leader = await group.leader()
     await leader.flush()
     return leader, group.node_of(leader)
+
+
+def flip(file: Path) -> None:
+    """One bit in the middle of it, in place."""
+    with file.open("r+b") as f:
+        f.seek(file.stat().st_size // 2)
+        byte = f.read(1)
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte[0] ^ 1]))
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, directory: Path, opening: str) -> None:
@@ -75,3 +87,62 @@ async def test_a_session_over_files_that_cannot_be_read_is_refused(
     assert copy.failed and "IO_ERROR" in copy.progress.error
     assert leader.state is ReplicaState.FAILED and "making a checkpoint" in leader.error
     assert not len(node.sessions)
+
+
+@pytest.mark.parametrize("rotten", ["rows-*", "once-*", "MANIFEST"])
+async def test_rot_at_the_source_is_not_handed_on(group_of: MakeGroup, rotten: str) -> None:
+    """Its sums of bytes that had turned were right. One damaged replica of three became two: no majority."""
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    flip(next((leader.directory / "store").glob(rotten)))
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed and "CORRUPT" in copy.progress.error, copy.progress
+    assert not list((nodes[3].directory / "tablets").glob("*/4/incoming*"))
+    await wait_until(lambda: leader.state is ReplicaState.FAILED)
+    assert "copy: CORRUPT" in leader.error
+    again = await start(group, group.node_of(await group.leader()), nodes[3], 4)
+    await installed(again)
+    assert len(table(nodes[3].replicas.get(group.tablet_id))) == 1000
+
+
+async def test_a_source_told_of_damage_that_it_does_not_have_goes_on(group_of: MakeGroup) -> None:
+    group, _ = await group_of(3)
+    leader, node = await flushed(group)
+    session = await node.sessions.begin(leader)
+    await node.sessions.end(session.session_id, "CORRUPT: a disk far away")
+    await node.sessions.close()
+    assert leader.running and not len(node.sessions)
+
+
+async def test_a_copy_that_is_cancelled_verifies_no_longer(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, ended = TabletStore.verify, list[SteleError]()
+
+    def slow(store: TabletStore, read: Callable[[int], None]) -> None:
+        try:
+            while True:
+                verify(store, read)
+        except SteleError as exc:
+            ended.append(exc)
+            raise
+
+    monkeypatch.setattr(TabletStore, "verify", slow)
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    copy = await start(group, node, nodes[3], 4)
+    await wait_until(lambda: copy.progress.state == "Verifying")
+    await copy.cancel()
+    assert ended and copy.failed and leader.running
+
+
+async def test_a_key_space_is_verified(tmp_path: Path) -> None:
+    store = KeySpace.create(tmp_path / "k")
+    sizes = list[int]()
+    store.verify(sizes.append)
+    assert sum(sizes) > 0
+    flip(next((tmp_path / "k").iterdir()))
+    with pytest.raises(Corrupt):
+        store.verify()

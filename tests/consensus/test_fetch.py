@@ -62,7 +62,7 @@ class Source:
             raise Rejected("no such session", code=Code.NOT_FOUND)
         return 1000
 
-    async def end(self, session_id: str, success: bool) -> None: ...
+    async def end(self, session_id: str, success: bool, damage: str) -> None: ...
 
 
 class Session:

@@ -350,7 +350,7 @@ class LostSource:
     async def keep_alive(self, session_id: str) -> int:
         raise AssertionError("no session")
 
-    async def end(self, session_id: str, success: bool) -> None:
+    async def end(self, session_id: str, success: bool, damage: str) -> None:
         raise AssertionError("no session")
 
 

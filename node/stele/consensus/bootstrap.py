@@ -47,8 +47,8 @@ def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
     raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
 
 
-def open_machine(superblock: Superblock, directory: Path) -> StateMachine:
-    """The store as last flushed. Blocks.
+def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> StateMachine:
+    """The store as last flushed; `name` is where in the replica's directory it is. Blocks.
 
     Raises:
         Corrupt: files that are missing or damaged.
@@ -57,12 +57,12 @@ def open_machine(superblock: Superblock, directory: Path) -> StateMachine:
     if superblock.kind == "table":
         from stele.tablet.store import TabletStore
 
-        table: StateMachine = TabletStore.open(directory / STORE)
+        table: StateMachine = TabletStore.open(directory / name)
         return table
     if superblock.kind == "keyspace":
         from stele.tablet.keyspace import KeySpace
 
-        return KeySpace.open(directory / STORE)
+        return KeySpace.open(directory / name)
     raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
 
 

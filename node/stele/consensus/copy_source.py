@@ -24,7 +24,7 @@ from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration
-from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OPID_NONE, OpId, new_id
 from stele.tablet.files import translate
 
@@ -88,6 +88,8 @@ class CopySessions:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._orders = Whole()
+        self._looking = asyncio.Lock()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -208,9 +210,31 @@ class CopySessions:
         self._get(session_id).expires_ms = self._host.now_ms() + LEASE_MS
         return LEASE_MS
 
-    async def end(self, session_id: str) -> None:
-        """End a session; nothing if it has ended."""
+    async def end(self, session_id: str, damage: str = "") -> None:
+        """End a session; nothing if it has ended. `damage`: what its receiver found wrong with the files it got."""
+        session = self._sessions.get(session_id)
+        if session is not None and damage:
+            self._orders.start(self._look(session.replica, damage))
         await self._orders.run(self._end(session_id))
+
+    async def _look(self, replica: Replica, damage: str) -> None:
+        """Whether a receiver's damage is here as well: then this replica is FAILED, and nobody copies from it again."""
+        machine = replica.machine
+        if machine is None:
+            return
+
+        def going_on(size: int) -> None:
+            if self._closed or not replica.running:
+                raise Retryable("nobody needs to know any more")
+
+        try:
+            async with self._looking:  # it may take minutes, and a thread
+                await self._host.in_thread(machine.verify, going_on)
+            log.warning("damaged at a copy's receiver, not here", tablet=replica.tablet_id, damage=damage)
+        except Corrupt as exc:
+            replica.fail(f"copy: {exc}")
+        except SteleError as exc:
+            log.warning("not verified", tablet=replica.tablet_id, damage=damage, error=str(exc))
 
     async def _end(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
@@ -230,6 +254,7 @@ class CopySessions:
 
     async def close(self) -> None:
         """End all."""
+        self._closed = True
         await self._orders.end(_CLOSE_S)
         for session_id in list(self._sessions):
             await self.end(session_id)

@@ -56,8 +56,8 @@ class CopySource(Protocol):
     async def keep_alive(self, session_id: str) -> int:
         """Renew the lease."""
 
-    async def end(self, session_id: str, success: bool) -> None:
-        """Close the session."""
+    async def end(self, session_id: str, success: bool, damage: str) -> None:
+        """Close the session. `damage`: what is wrong with the files it gave, "" for nothing; the source looks at its own."""
 
 
 InThread = Callable[..., Awaitable[Any]]
@@ -205,22 +205,10 @@ class Fetcher:
             self._stop.set()
             for frames in list(self._under_way):
                 frames.cancel()
-            await self._until_idle()
+            await until_done(asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown)))
         for landing in landings:
             await self._in_thread(landing.finish)
         await self._in_thread(sync_directory, self._directory)
-
-    async def _until_idle(self) -> None:
-        """No thread writes any more, however often whoever waits is cancelled meanwhile."""
-        ending = asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown))
-        cancelled = False
-        while not ending.done():
-            try:
-                await asyncio.shield(ending)
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
 
     def _have(self, file: CopyFile) -> bool:
         path = self._directory / file.name
@@ -317,6 +305,20 @@ class Fetcher:
             chunk.settling.result()
         chunk.settling = self._threads.submit(chunk.landing.settle, chunk.settled, chunk.at)
         chunk.settled = chunk.at
+
+
+async def until_done(future: asyncio.Future[Any]) -> None:
+    """What runs in a thread has ended, however often whoever waits is cancelled meanwhile."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            cancelled = True
+    if not future.cancelled():
+        future.exception()  # for who asks
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def first_stele_error(group: BaseException) -> SteleError | None:

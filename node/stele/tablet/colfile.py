@@ -49,6 +49,7 @@ _PART = np.dtype(
 )
 _KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
 _BISECT_KEYS = 16
+_LET_GO_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,14 +319,26 @@ class ColumnFile:
         if sum_of(offset, length + -length % ALIGNMENT) != crc:
             raise self._corrupt(f"part {part[0]:#x} of group {part[1]} at byte {offset} is damaged")
 
-    def verify(self) -> None:
-        """Read all parts from the file, also those that were found right before, and compare every checksum.
+    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+        """Read all parts from the file, also those that were found right before, and compare every checksum. `read` is told
+        of each part's bytes.
 
         Raises:
-            Corrupt: a part is damaged.
+            Corrupt: a part is damaged, or cannot be read.
         """
-        for part in self._parts:
-            self._check(part)
+        kept = 0
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                fd = file.fileno()
+                for part, (offset, length, _) in self._parts.items():
+                    self._compare(part, lambda offset, length: sum_at(fd, offset, length))
+                    read(length)
+                    if offset + length - kept >= _LET_GO_BYTES:
+                        # Read once: the next bytes get these pages, and what the node works with keeps its own.
+                        os.posix_fadvise(fd, kept, offset + length - kept, os.POSIX_FADV_DONTNEED)
+                        kept = offset + length
+        except OSError as exc:
+            raise translate(exc, f"reading {self.name}") from exc
 
     def keys(self, group: int) -> pa.BinaryArray:
         """Encoded keys of a group, ascending."""

@@ -82,7 +82,7 @@ class KeySpaceFlush:
 
 
 class KeySpace:
-    """Keys and values of one tablet. All but `checkpoint` belongs to the owner's thread."""
+    """Keys and values of one tablet. All but `checkpoint` and `verify` belongs to the owner's thread."""
 
     def __init__(
         self, directory: Path, files: Files, flush_bytes: int, once: ExactlyOnce, progress: Progress
@@ -350,6 +350,11 @@ class KeySpace:
             opid = self._on_disk
         self._files.sync_directory(directory)
         return Checkpoint(opid, (FILE_NAME,))
+
+    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+        """See StateMachine."""
+        with self._file_lock:
+            read(len(read_sealed(self.directory / FILE_NAME, _MAGIC, _VERSION)))
 
     def close(self) -> None:
         """See StateMachine."""

@@ -2,12 +2,13 @@
 
 Invariant: the state after applying entries 1..n depends on those entries alone, so replicas agree byte for byte.
 
-Threads: `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, `checkpoint` and
-views may run on any other meanwhile.
+Threads: `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, `checkpoint`, `verify`
+and views may run on any other meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,6 +104,14 @@ class StateMachine(Protocol):
 
         Raises:
             Rejected: ALREADY_PRESENT, the directory is not empty.
+        """
+
+    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+        """Read all files of the last flushed state and compare every checksum, in little memory. Any thread; blocks. `read`
+        is told of each piece's bytes; what it raises ends the reading.
+
+        Raises:
+            Corrupt: something is damaged, or the disk does not give it.
         """
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 in README.md.
 
 Threads: `apply`, `begin_flush`, `finish_flush` and `memory_bytes` belong to the owner's thread. `view`,
-`plan_compaction`, `install_compaction`, `checkpoint` and a flush job's `write` may run on any. What readers see is
+`plan_compaction`, `install_compaction`, `checkpoint`, `verify` and a flush job's `write` may run on any. What readers see is
 one immutable `_State`, swapped under a lock.
 
 Invariant: manifest on disk + entries after its OpId = the state; nothing else is needed.
@@ -11,7 +11,7 @@ Invariant: manifest on disk + entries after its OpId = the state; nothing else i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -442,14 +442,18 @@ class TabletStore:
         files.sync_directory(directory)
         return Checkpoint(on_disk.opid, names)
 
-    def verify(self) -> None:
-        """Compare every checksum of every file. Blocks; any thread.
-
-        Raises:
-            Corrupt: something is damaged.
-        """
-        for file in self._state.files:
-            file.verify()
+    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+        """See StateMachine."""
+        with self._manifest_lock:
+            listed = manifest.read(self.directory)
+            if listed.once:
+                read_sealed(self.directory / listed.once, ONCE_MAGIC, ONCE_VERSION)
+        for meta in listed.files:
+            try:
+                ColumnFile(self.directory / meta.name, meta).verify(read)
+            except Corrupt:
+                if meta in self._state.manifest.files:  # else a merge has taken its place meanwhile
+                    raise
 
     def close(self) -> None:
         """See StateMachine."""

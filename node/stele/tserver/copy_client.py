@@ -122,13 +122,13 @@ class RemoteCopySource:
         )
         return int(response.lease_ms)
 
-    async def end(self, session_id: str, success: bool) -> None:
+    async def end(self, session_id: str, success: bool, damage: str) -> None:
         """Close the session, and keep no memory of what arrived."""
         asyncio.get_running_loop().run_in_executor(None, give_memory_back)
         await self._pool.unary(
             self._address,
             TabletCopyServiceStub,
             "EndTabletCopySession",
-            pb.EndTabletCopySessionRequest(session_id=session_id, success=success),
+            pb.EndTabletCopySessionRequest(session_id=session_id, success=success, damage=damage),
             to_node=self._source_node,
         )

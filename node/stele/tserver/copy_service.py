@@ -60,7 +60,7 @@ class TabletCopyService(TabletCopyServiceServicer):
 
     async def EndTabletCopySession(self, request: pb.EndTabletCopySessionRequest, context: Any) -> Any:
         """End a session."""
-        await self._node.sessions.end(request.session_id)
+        await self._node.sessions.end(request.session_id, request.damage)
         return pb.EndTabletCopySessionResponse()
 
 

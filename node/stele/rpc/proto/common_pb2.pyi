@@ -589,7 +589,7 @@ class CopyProgressPB(_message.Message):
     bytes_done: _builtins.int
     bytes_total: _builtins.int
     state: _builtins.str
-    """"Starting", "Fetching", "Installing", "Done", "Failed" """
+    """"Starting", "Fetching", "Verifying", "Installing", "Done", "Failed" """
     error: _builtins.str
     def __init__(
         self,

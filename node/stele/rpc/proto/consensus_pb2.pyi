@@ -743,17 +743,21 @@ class EndTabletCopySessionRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     SUCCESS_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     success: _builtins.bool
+    damage: _builtins.str
+    """what the receiver found damaged in what it was given; the source reads its own files"""
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         success: _builtins.bool = ...,
+        damage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damage", b"damage", "session_id", b"session_id", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
