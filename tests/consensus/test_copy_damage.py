@@ -107,6 +107,26 @@ async def test_rot_at_the_source_is_not_handed_on(group_of: MakeGroup, rotten: s
     assert len(table(nodes[3].replicas.get(group.tablet_id))) == 1000
 
 
+async def test_a_disk_that_gives_back_other_bytes_is_found(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    write = os.pwrite
+
+    def lying(fd: int, data: memoryview, at: int) -> int:
+        return write(fd, bytes([data[0] ^ 1]) + bytes(data[1:]), at)
+
+    monkeypatch.setattr(os, "pwrite", lying)
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
+    monkeypatch.undo()
+    await installed(await start(group, node, nodes[3], 4))
+    assert leader.running
+
+
 async def test_a_source_told_of_damage_that_it_does_not_have_goes_on(group_of: MakeGroup) -> None:
     group, _ = await group_of(3)
     leader, node = await flushed(group)

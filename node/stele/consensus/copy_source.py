@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
-import pyarrow as pa
 import structlog
 
 from stele.consensus.files import make_directory, remove_tree
@@ -32,23 +31,25 @@ log = structlog.get_logger("stele.consensus.copy")
 
 LEASE_MS = 60_000
 FRAME_BYTES = 1 << 20
-_SUM_BYTES = 256 << 10
 SESSIONS_MAX = 16
 _CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFile:
-    """A file of a checkpoint: its name there, size in bytes, CRC-32C of the whole."""
+    """A file of a checkpoint: its name there, size in bytes."""
 
     name: str
     size: int
-    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force there."""
+    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force there.
+
+    Nothing here takes a look into the files: reading a large tablet takes minutes. Frames have checksums of what was read,
+    and the files those of what was once written, which their receiver compares. `superblock` is the source's own.
+    """
 
     session_id: str
     lease_ms: int
@@ -68,17 +69,6 @@ class _Session:
     expires_ms: int
 
 
-def sum_file(path: Path) -> int:
-    """CRC-32C of a file. Blocks."""
-    # Always the same memory: new pages for each piece cost more than the sum.
-    buffer = pa.py_buffer(bytearray(_SUM_BYTES))
-    view, crc = memoryview(buffer), 0
-    with path.open("rb", buffering=0) as f:
-        while size := f.readinto(view):
-            crc = google_crc32c.extend(crc, buffer.slice(0, size))
-    return crc
-
-
 class CopySessions:
     """All sessions of a node. `root` is theirs alone; what an earlier run left there is debris."""
 
@@ -87,6 +77,7 @@ class CopySessions:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
+        self._making = 0
         self._orders = Whole()
         self._looking = asyncio.Lock()
         self._closed = False
@@ -117,7 +108,7 @@ class CopySessions:
             self._orders.start(self._end(begun.result().session_id))
 
     async def _begin(self, replica: Replica, at_least: OpId) -> SessionInfo:
-        if len(self._sessions) >= SESSIONS_MAX:
+        if len(self._sessions) + self._making >= SESSIONS_MAX:
             raise Retryable(f"{SESSIONS_MAX} copies are being read from this node; wait", code=Code.THROTTLED)
         if replica.machine is None or not replica.running:
             raise Retryable("this replica holds no rows to copy; choose another source", code=Code.NOT_READY)
@@ -129,6 +120,7 @@ class CopySessions:
         directory = self._root / session_id
         anchor = f"copy-{session_id}"
         replica.stream.anchor(anchor, replica.machine.flushed.index + 1)
+        self._making += 1
         try:
             info = await self._make(replica, session_id, directory)
         except BaseException as exc:
@@ -137,6 +129,8 @@ class CopySessions:
             replica.stream.release(anchor)
             await self._host.in_thread(remove_tree, directory)
             raise
+        finally:
+            self._making -= 1
         replica.stream.anchor(anchor, info.checkpoint.index + 1)
         self._sessions[session_id] = _Session(info, replica, directory, self._host.now_ms() + LEASE_MS)
         log.info(
@@ -154,19 +148,16 @@ class CopySessions:
         if machine is None:
             raise Retryable("this replica was stopped meanwhile", code=Code.NOT_READY)
 
-        def link_and_sum() -> tuple[OpId, tuple[CopyFile, ...]]:
+        def link() -> tuple[OpId, tuple[CopyFile, ...]]:
             try:
                 make_directory(directory.parent)
                 checkpoint = machine.checkpoint(directory)
-                files = tuple(
-                    CopyFile(name, (directory / name).stat().st_size, sum_file(directory / name))
-                    for name in checkpoint.files
-                )
+                files = tuple(CopyFile(name, (directory / name).stat().st_size) for name in checkpoint.files)
             except OSError as exc:
                 raise translate(exc, "making a checkpoint") from exc
             return checkpoint.opid, files
 
-        opid, files = await self._host.in_thread(link_and_sum)
+        opid, files = await self._host.in_thread(link)
         return SessionInfo(
             session_id=session_id,
             lease_ms=LEASE_MS,

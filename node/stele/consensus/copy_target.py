@@ -175,9 +175,9 @@ class TabletCopy:
                 superblock = await self._prepare(session)
                 await self._fetch(session)
                 try:
-                    await self._verify(superblock)
+                    await self._verify(session, superblock)
                 except Corrupt as exc:
-                    await self._in_thread(remove_tree, self._directory / INCOMING)
+                    await self._in_thread(remove_tree, self._incoming(session))
                     if exc.code is Code.IO_ERROR:  # the disk here
                         raise
                     damage = str(exc)
@@ -249,17 +249,28 @@ class TabletCopy:
         self.progress.state = "Fetching"
         self.progress.bytes_total = sum(f.size for f in session.files)
         self.progress.bytes_done = 0
-        incoming = self._directory / INCOMING
-        await self._in_thread(make_directory, incoming)
+        incoming = self._incoming(session)
+
+        def make_place() -> None:
+            for other in self._directory.glob(f"{INCOMING}*"):
+                if other != incoming:
+                    remove_tree(other)
+            make_directory(incoming)
+
+        await self._in_thread(make_place)
         fetcher = Fetcher(
             self._source, incoming, self._in_thread, RateLimit(self.order.bytes_per_second), self._count
         )
         await fetcher.fetch(session)
 
+    def _incoming(self, session: SessionInfo) -> Path:
+        """Where the files of this source arrive. Two replicas may have other bytes under the same name."""
+        return self._directory / f"{INCOMING}-{session.superblock.replica_id}"
+
     def _count(self, size: int) -> None:
         self.progress.bytes_done += size
 
-    async def _verify(self, superblock: Superblock) -> None:
+    async def _verify(self, session: SessionInfo, superblock: Superblock) -> None:
         """Read all that arrived from the disk. A checksum of bytes that were rotten at their source proves nothing; those
         that they were once written with do. In a thread of its own: it takes minutes where a tablet is large.
         """
@@ -271,7 +282,7 @@ class TabletCopy:
                 raise Retryable("the copy was stopped")
 
         def verify() -> None:
-            machine = open_machine(superblock, self._directory, INCOMING)
+            machine = open_machine(superblock, self._directory, self._incoming(session).name)
             try:
                 machine.verify(going_on)
             finally:
@@ -295,7 +306,7 @@ class TabletCopy:
 
         def swap() -> None:
             remove_tree(directory / STORE)
-            os.rename(directory / INCOMING, directory / STORE)
+            os.rename(self._incoming(session), directory / STORE)
             sync_directory(directory)
 
         await self._in_thread(swap)

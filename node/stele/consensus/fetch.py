@@ -1,8 +1,8 @@
 """The receiving side's transfer of files: several chunks at a time, checked, resumed, rate limited. No tablets here.
 
-Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks. Invariant: a file that
-`Fetcher.fetch` has returned for is whole, has the checksum its source stated, and is synced; and once it has returned
-or raised, no thread of it touches the directory any more.
+Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks. Invariant: a file has its
+own name once all its bytes arrived as its source read them, and are synced, and not before; and once `Fetcher.fetch` has
+returned or raised, no thread of it touches the directory any more.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from threading import Event, Lock
 from typing import Any, Protocol
 
 import google_crc32c
-import pyarrow as pa
 
-from stele.consensus.copy_source import CopyFile, SessionInfo, sum_file
+from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.files import sync_directory
-from stele.model.errors import Code, Corrupt, Retryable, SteleError
+from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.tablet.files import translate
 
 CHUNK_BYTES = 32 << 20
 CHUNKS_AT_ONCE = 4
+PART = ".part"
 _PIECE_BYTES = 8 << 20
 """So much of a chunk is synced at a time, while more of it arrives."""
-_SUM_BYTES = 256 << 10
 _ATTEMPTS = 40
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
@@ -86,63 +85,42 @@ class RateLimit:
 
 
 class _Landing:
-    """A file that is being written. Bytes that are synced are read back, summed in order, and let go of by the cache."""
+    """A file that is being written, beside its name."""
 
-    def __init__(self, file: CopyFile, path: Path) -> None:
+    def __init__(self, file: CopyFile, directory: Path) -> None:
         self.file = file
-        self.path = path
-        self._synced: dict[int, int] = {}
-        self._summed = 0
-        self._crc = 0
-        self._summing = False
+        self.path = directory / (file.name + PART)
+        self._left = file.size
         self._lock = Lock()
 
+    def make_room(self) -> None:
+        """Blocks for the whole file, so that a disk too small for it is met before its bytes travel."""
+        try:
+            with self.path.open("wb") as f:
+                if self.file.size:
+                    os.posix_fallocate(f.fileno(), 0, self.file.size)
+        except OSError as exc:
+            self.path.unlink(missing_ok=True)
+            raise translate(exc, f"making room for {self.file.name}") from exc
+        if not self.file.size:
+            self.settle(0, 0)
+
     def settle(self, begin: int, end: int) -> None:
-        """Bytes are written: sync them, and sum what is synced from the file's beginning on, unless a thread does."""
+        """Bytes are written: sync them. With the last ones the file gets its name."""
         try:
             with self.path.open("rb", buffering=0) as f:
                 os.fdatasync(f.fileno())
+                # The next bytes get these pages. Fresh ones for a whole tablet would push out what the node works with,
+                # and where a hypervisor has to find memory for each of them they cost more than the transfer.
+                os.posix_fadvise(f.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
                 with self._lock:
-                    self._synced[begin] = end
-                    if self._summing:
+                    self._left -= end - begin
+                    if self._left:
                         return
-                    self._summing = True
-                while True:
-                    with self._lock:
-                        end = self._synced.pop(self._summed, 0)
-                        if not end:
-                            self._summing = False
-                            return
-                    self._sum_to(f.fileno(), end)
+                os.fsync(f.fileno())
+            os.rename(self.path, self.path.with_name(self.file.name))
         except OSError as exc:
             raise translate(exc, f"syncing {self.file.name}") from exc
-
-    def _sum_to(self, fd: int, end: int) -> None:
-        buffer = pa.py_buffer(bytearray(_SUM_BYTES))
-        view, begin = memoryview(buffer), self._summed
-        while self._summed < end:
-            size = os.preadv(fd, [view[: end - self._summed]], self._summed)
-            if not size:
-                raise Corrupt(f"{self.file.name}: ends at {self._summed} bytes; expected {end}")
-            self._crc = google_crc32c.extend(self._crc, buffer.slice(0, size))
-            self._summed += size
-        # The next bytes get these pages. Fresh ones for a whole tablet would push out what the node works with, and
-        # where a hypervisor has to find memory for each of them they cost more than the transfer.
-        os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
-
-    def finish(self) -> None:
-        """Sync what the file system notes of the file, and compare.
-
-        Raises:
-            Corrupt: another checksum than its source's; the file is removed.
-        """
-        with self.path.open("rb") as f:
-            os.fsync(f.fileno())
-        if self._summed != self.file.size or self._crc != self.file.crc32c:
-            self.path.unlink()
-            raise Corrupt(
-                f"{self.file.name}: {self.file.size} bytes arrived with another checksum than their source's"
-            )
 
 
 @dataclass(slots=True)
@@ -157,7 +135,10 @@ class _Chunk:
 
 
 class Fetcher:
-    """Brings the files of one session into `directory`, once. `progress(n)` is told of bytes as they are written."""
+    """Brings the files of one session into `directory`, once. `progress(n)` is told of bytes as they are written.
+
+    `directory` is for one source's files: what has its name there is taken for the file of that name.
+    """
 
     def __init__(
         self,
@@ -178,23 +159,22 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(2 * CHUNKS_AT_ONCE, "stele-copy")
 
     async def fetch(self, session: SessionInfo) -> None:
-        """Fetch what is missing. A file that is here already, whole and right, is kept.
+        """Fetch what is missing. A file that is here already is kept, but for the last one of the session: see Checkpoint.
 
         Raises:
             Rejected: NOT_FOUND, the session has ended at its source.
             Retryable: the source cannot be reached; DISK_FULL.
-            Corrupt: a file arrived with another checksum than its source stated, or a disk failed.
+            Corrupt: a disk failed.
         """
         wanted = {f.name for f in session.files}
         for stray in [p for p in self._directory.iterdir() if p.name not in wanted]:
             stray.unlink()
-        landings, chunks = [], asyncio.Queue[_Chunk]()
+        chunks = asyncio.Queue[_Chunk]()
         size = self._rate.at_once(CHUNK_BYTES)
         for file in session.files:
-            if not await self._in_thread(self._have, file):
-                landing = _Landing(file, self._directory / file.name)
-                await self._in_thread(self._make_room, landing)
-                landings.append(landing)
+            if file is session.files[-1] or not await self._in_thread(self._have, file):
+                landing = _Landing(file, self._directory)
+                await self._in_thread(landing.make_room)
                 for offset in range(0, file.size, size):
                     chunks.put_nowait(_Chunk(landing, offset, offset, min(offset + size, file.size)))
         try:
@@ -206,28 +186,14 @@ class Fetcher:
             for frames in list(self._under_way):
                 frames.cancel()
             await until_done(asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown)))
-        for landing in landings:
-            await self._in_thread(landing.finish)
         await self._in_thread(sync_directory, self._directory)
 
     def _have(self, file: CopyFile) -> bool:
         path = self._directory / file.name
-        if not path.exists() or path.stat().st_size != file.size or sum_file(path) != file.crc32c:
+        if not path.exists() or path.stat().st_size != file.size:
             return False
-        with path.open("rb") as f:
-            os.fsync(f.fileno())
         self._progress(file.size)
         return True
-
-    def _make_room(self, landing: _Landing) -> None:
-        """Blocks for the whole file, so that a disk too small for it is met before its bytes travel."""
-        try:
-            with landing.path.open("wb") as f:
-                if landing.file.size:
-                    os.posix_fallocate(f.fileno(), 0, landing.file.size)
-        except OSError as exc:
-            landing.path.unlink(missing_ok=True)
-            raise translate(exc, f"making room for {landing.file.name}") from exc
 
     async def _work(self, session_id: str, chunks: asyncio.Queue[_Chunk]) -> None:
         settling: Future[None] | None = None

@@ -43,7 +43,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A flushed state as hard links in one directory: `files` (names in it) hold all up to `opid`."""
+    """A flushed state as hard links in one directory: `files` (names in it) hold all up to `opid`.
+
+    A name stands for the same bytes in all checkpoints of a replica, but for the last one: that file is written anew.
+    """
 
     opid: OpId
     files: tuple[str, ...]

@@ -31,7 +31,8 @@ FLIGHT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
 )
-_BEGIN_TIMEOUT_S = 120.0
+_BEGIN_TIMEOUT_S = 30.0
+"""A session takes a flush and hard links."""
 
 
 class RemoteFrames:
@@ -87,7 +88,7 @@ class RemoteCopySource:
         return SessionInfo(
             session_id=response.session_id,
             lease_ms=response.lease_ms,
-            files=tuple(CopyFile(f.name, f.size, f.crc32c) for f in response.files),
+            files=tuple(CopyFile(f.name, f.size) for f in response.files),
             checkpoint=opid_from_pb(response.checkpoint),
             config=config_from_pb(response.committed_config),
             term=response.term,

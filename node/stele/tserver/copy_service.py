@@ -34,13 +34,13 @@ class TabletCopyService(TabletCopyServiceServicer):
         self._node = node
 
     async def BeginTabletCopySession(self, request: pb.BeginTabletCopySessionRequest, context: Any) -> Any:
-        """Flush, link, sum, anchor."""
+        """Flush, link, anchor."""
         replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         info = await self._node.sessions.begin(replica, opid_from_pb(request.at_least))
         return pb.BeginTabletCopySessionResponse(
             session_id=info.session_id,
             lease_ms=info.lease_ms,
-            files=[pb.CopyFilePB(name=f.name, size=f.size, crc32c=f.crc32c) for f in info.files],
+            files=[pb.CopyFilePB(name=f.name, size=f.size) for f in info.files],
             checkpoint=opid_to_pb(info.checkpoint),
             committed_config=config_to_pb(info.config),
             term=info.term,

@@ -595,21 +595,17 @@ class CopyFilePB(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
-    CRC32C_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
-    crc32c: _builtins.int
-    """of the whole file"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         size: _builtins.int = ...,
-        crc32c: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "name", b"name", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
