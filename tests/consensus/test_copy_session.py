@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.consensus import copy_source
+from stele.consensus import copy_source, copy_target
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
 from tests.consensus.cluster import Group, TestNode, rows, wait_until
@@ -74,3 +74,18 @@ async def test_what_has_arrived_is_kept_for_the_same_source_alone(group_of: Make
     assert 0 < sent < total / 10
     sent, total = await brought(group, DirectSource(other), nodes[3], begun)
     assert sent == total
+
+
+async def test_a_source_that_gives_no_session_is_given_up(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_target, "SILENT_MAX_S", 0.3)
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows([1]))
+    source = DirectSource(nodes[0])
+    nodes[0].replicas.get(group.tablet_id).fail("damaged by a test")
+    copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), source)
+    assert copy is not None
+    await asyncio.wait_for(copy.wait(), 5)
+    assert copy.failed and "no session at source:1" in copy.progress.error
+    assert "choose another source" in copy.progress.error and source.begun > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -191,6 +192,45 @@ async def test_a_session_that_was_lost_is_not_asked_for_again_and_again(tmp_path
     source.change, source.lost = change, True
     assert (await failure(source, tmp_path)).code is Code.NOT_FOUND
     assert len(source.asked) <= fetch.CHUNKS_AT_ONCE
+
+
+async def test_a_source_that_gives_nothing_is_given_up_and_what_came_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tries were counted, and each may take as long as a stream may be silent: ten minutes for a source that hung."""
+    monkeypatch.setattr(fetch, "SILENT_MAX_S", 0.3)
+    source = Source()
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "last":
+            raise Retryable("connection refused")
+        return at, data, crc
+
+    source.change = change
+    before = time.monotonic()
+    error = await failure(source, tmp_path)
+    assert 0.3 <= time.monotonic() - before < 3
+    assert isinstance(error, Retryable) and "no byte of last" in str(error) and "refused" in str(error)
+    assert {"big", "small", "empty"} < here(tmp_path).keys()
+
+
+async def test_a_source_that_gives_some_bytes_in_time_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "SILENT_MAX_S", 0.3)
+    monkeypatch.setattr(fetch, "_RETRY_FIRST_S", 0.2)
+    monkeypatch.setattr(fetch, "_RETRY_MAX_S", 0.2)
+    source, broken = Source(), set[int]()
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "last" and at not in broken:
+            broken.add(at)
+            raise Retryable("the connection broke")
+        return at, data, crc
+
+    source.change = change
+    await bring(source, tmp_path)
+    assert here(tmp_path) == FILES and len(broken) > 3
 
 
 async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path) -> None:

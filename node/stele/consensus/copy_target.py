@@ -24,6 +24,7 @@ import structlog
 from stele.consensus.bootstrap import STORE, open_machine
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.fetch import (
+    SILENT_MAX_S,
     CopySource,
     Fetcher,
     InThread,
@@ -199,15 +200,19 @@ class TabletCopy:
         at_least = self.order.witness_start if self.order.witness else OPID_NONE
         if self._resumed:
             at_least = max(at_least, self.witness_start)
-        delay_s = 0.1
-        for _ in range(20):
+        clock, delay_s = asyncio.get_running_loop().time, 0.1
+        begun_at = clock()
+        while True:
             try:
                 return await self._source.begin(self.order.tablet_id, self.order.replica_id, at_least)
             except Retryable as exc:
                 self.progress.error = str(exc)
-                await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, 2.0)
-        raise Retryable(f"no session at {self.order.source_address}: {self.progress.error}")
+                silent_s = clock() - begun_at
+                if silent_s >= SILENT_MAX_S:
+                    where = self.order.source_address
+                    raise Retryable(f"no session at {where} for {silent_s:.0f} s: {exc}") from exc
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, 2.0)
 
     async def _prepare(self, session: SessionInfo) -> Superblock:
         """The replica's directory and superblock; a witness runs from here on."""

@@ -29,7 +29,8 @@ CHUNKS_AT_ONCE = 4
 PART = ".part"
 _PIECE_BYTES = 8 << 20
 """So much of a chunk is synced at a time, while more of it arrives."""
-_ATTEMPTS = 40
+SILENT_MAX_S = 30.0
+"""A source that gives nothing for so long is given up: there may be another, and what has arrived stays."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
@@ -156,6 +157,7 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._stop = Event()
         self._under_way: set[CopyFrames] = set()
+        self._moved_at = self._loop.time()
         self._threads = ThreadPoolExecutor(2 * CHUNKS_AT_ONCE, "stele-copy")
 
     async def fetch(self, session: SessionInfo) -> None:
@@ -163,7 +165,7 @@ class Fetcher:
 
         Raises:
             Rejected: NOT_FOUND, the session has ended at its source.
-            Retryable: the source cannot be reached; DISK_FULL.
+            Retryable: nothing came from the source for SILENT_MAX_S; DISK_FULL.
             Corrupt: a disk failed.
         """
         wanted = {f.name for f in session.files}
@@ -177,6 +179,7 @@ class Fetcher:
                 await self._in_thread(landing.make_room)
                 for offset in range(0, file.size, size):
                     chunks.put_nowait(_Chunk(landing, offset, offset, min(offset + size, file.size)))
+        self._moved_at = self._loop.time()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(CHUNKS_AT_ONCE):
@@ -207,8 +210,8 @@ class Fetcher:
             await asyncio.wrap_future(settling)
 
     async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
-        """One chunk, written; resumed where it broke."""
-        delay_s, attempts = _RETRY_FIRST_S, 0
+        """One chunk, written; resumed where it broke, for as long as some chunk moves."""
+        delay_s = _RETRY_FIRST_S
         while True:
             begun_at = chunk.at
             try:
@@ -218,13 +221,20 @@ class Fetcher:
                 if exc.code is Code.DISK_FULL:
                     raise
                 if chunk.at > begun_at:
-                    delay_s, attempts = _RETRY_FIRST_S, 0
-                attempts += 1
-                if attempts >= _ATTEMPTS:
-                    raise
+                    delay_s = _RETRY_FIRST_S
+                silent_s = self._loop.time() - self._moved_at
+                if silent_s >= SILENT_MAX_S:
+                    raise Retryable(
+                        f"no byte of {chunk.landing.file.name} for {silent_s:.0f} s: {exc.args[0]}",
+                        code=exc.code,
+                    ) from exc
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
             await self._ask_for(session_id)
+
+    def _moved(self, size: int) -> None:
+        self._moved_at = self._loop.time()
+        self._progress(size)
 
     async def _ask_for(self, session_id: str) -> None:
         """A source that has restarted knows no session and may listen for Flight elsewhere: raises NOT_FOUND."""
@@ -259,7 +269,7 @@ class Fetcher:
                     view = view[written:]
                 if chunk.at - chunk.settled >= _PIECE_BYTES or chunk.at == chunk.end:
                     self._settle(chunk)
-                self._loop.call_soon_threadsafe(self._progress, size)
+                self._loop.call_soon_threadsafe(self._moved, size)
         finally:
             self._under_way.discard(frames)
         if chunk.at < chunk.end:
