@@ -66,7 +66,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """How far a tablet copy is. `state`: Starting, Fetching, Installing, Done, Failed."""
+    """How far a tablet copy is. `state`: Starting, Fetching, Verifying, Installing, Done, Failed."""
 
     state: str
     bytes_done: int = 0

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -36,14 +37,24 @@ TERMINATION_LOG = "STELE_TERMINATION_LOG"
 END_S = 10.0
 """How long a node that cannot go on may take to close what it has."""
 _GC_THRESHOLDS = (50_000, 50, 100)
+_FILES = 1 << 20
 
 
 def run_process(options: NodeOptions, make_node: Callable[[NodeOptions], Node] = Node) -> int:
     """Run until SIGTERM or SIGINT, or until the node cannot go on; the exit code."""
     import uvloop
 
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(options, make_node))
+
+
+def raise_file_limit() -> None:
+    """Each open column file holds a descriptor; shells and service managers give 1,024 to those who do not ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -> int:
