@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 SEEDS  ?= 1000
 ROUNDS ?= 20
+JOBS   ?= 2
 
 DOCKER ?= docker
 TAG    ?= dev
@@ -43,7 +44,7 @@ e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the se
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
 
-test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos and linear
+test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos and linear; JOBS at once
 
 lint: venv
 	$(BIN)/ruff check .
@@ -54,7 +55,7 @@ types: venv
 	MYPYPATH=node:operator:pipeline:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
 
 unit: venv
-	$(BIN)/python -m pytest --durations=25
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25
 
 sim: venv ## the simulator alone; SEEDS=10000 for more
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)

@@ -85,5 +85,5 @@ def test_the_command_line_prints_it(form: str) -> None:
     writer(None)
     assert sink.getvalue().splitlines()[-1] in (
         b'{"at": 253402329599000000}',
-        b"10000-01-01 07:59:59.000000Z",
+        b'"+253402329599000000"',
     )
