@@ -15,7 +15,7 @@ from stele.driver.view import ClusterView, CopyView, Intent
 TRIES = 3
 """A copy that failed or stood still so often, without getting further in between, is tried elsewhere."""
 STALL_MS = 120_000
-"""A copy to which nothing came for so long stands still. Before the first byte the source sums up its files."""
+"""A copy to which nothing came for so long stands still; one whose source gives nothing fails by itself before that."""
 _APART_MS = 10_000
 """What fails again sooner counts once: a node that restarts fails several times in a second."""
 _AVOID_MS = 600_000
