@@ -19,7 +19,7 @@ import pytest
 
 from stele.cli import app
 from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
-from stele.cli.processes import parse_first_masters
+from stele.cli.processes import master_run, node_options, parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
 from stele.client.where import parse_where
@@ -499,3 +499,19 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
         parse_first_masters("a=b")
     assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
+
+
+def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --masters it would tell nobody, and be silent to whoever leads."""
+    a, b = "a" * 32, "b" * 32
+    given = f"--data-dir d --node-id {a} --cluster-id {a} --first-masters {a}=h1:1,{b}=h2:2".split()
+    monkeypatch.delenv("STELE_MASTERS", raising=False)
+
+    def masters(*more: str) -> tuple[str, ...]:
+        values = dict(master_run.make_context("run", [*given, *more]).params)
+        first = parse_first_masters(values.pop("first_masters"))
+        del values["log_format"], values["log_level"]
+        return node_options(values, "master", first_masters=first).masters
+
+    assert masters() == ("h1:1", "h2:2")
+    assert masters("--masters", "h3:3") == ("h3:3",)

@@ -28,8 +28,9 @@ def _option(name: str, **kwargs: Any) -> Callable[[F], F]:
     return click.option(name, envvar=variable, show_envvar=True, **kwargs)
 
 
-def _process_options(port: int) -> Callable[[F], F]:
-    """What nodes and masters have in common; `port` is where they listen by default."""
+def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
+    """What nodes and masters have in common; `port` is where they listen by default, `masters_default` what help says
+    of --masters."""
     options = (
         _option(
             "--data-dir",
@@ -49,7 +50,12 @@ def _process_options(port: int) -> Callable[[F], F]:
         _option(
             "--advertise", default="", metavar="HOST:PORT", help="Where others dial [default: --listen]."
         ),
-        _option("--masters", default="", metavar="HOST:PORT,...", help="Masters; names are resolved anew."),
+        _option(
+            "--masters",
+            default="",
+            metavar="HOST:PORT,...",
+            help=f"All masters; each is told that this one lives, names are resolved anew{masters_default}.",
+        ),
         _option("--machine", default="", help="The machine this runs on: one replica of a tablet on each."),
         _option("--zone", default="", help="The zone of the machine."),
         _option("--http-port", default=7080, show_default=True, help="Probes, metrics, identity."),
@@ -104,11 +110,11 @@ def node_run(**values: Any) -> None:
     _prepare(values)
     from stele.tserver.process import run_process
 
-    sys.exit(run_process(_node_options(values, "node")))
+    sys.exit(run_process(node_options(values, "node")))
 
 
 @click.command(epilog=listed(PROCESS_EXIT_CODES))
-@_process_options(7051)
+@_process_options(7051, " [default: those of --first-masters]")
 @_option(
     "--first-masters",
     default="",
@@ -131,7 +137,7 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
     _prepare(values)
     from stele.master.server import run
 
-    options = _node_options(values, "master", first_masters=parse_first_masters(first_masters), join=join)
+    options = node_options(values, "master", first_masters=parse_first_masters(first_masters), join=join)
     sys.exit(run(options))
 
 
@@ -146,19 +152,24 @@ def _prepare(values: dict[str, Any]) -> None:
     setup(json_lines={"auto": None, "json": True, "text": False}[form], level=values.pop("log_level"))
 
 
-def _node_options(values: dict[str, Any], role: str, **more: Any) -> NodeOptions:
+def node_options(
+    values: dict[str, Any], role: str, first_masters: tuple[FirstMaster, ...] = (), **more: Any
+) -> NodeOptions:
+    """The options of a process, of the command's values. First masters are who is told if no masters are given."""
     from stele.model.ids import ClusterId, NodeId
     from stele.rpc.masters import parse_masters
     from stele.tserver.options import NodeOptions
 
     masters = values.pop("masters")
+    first = tuple(m.address for m in first_masters)
     return NodeOptions(
         data_dir=values.pop("data_dir"),
         node_id=NodeId(values.pop("node_id")),
         cluster_id=ClusterId(values.pop("cluster_id")),
-        masters=tuple(parse_masters(masters)) if masters else (),
+        masters=tuple(parse_masters(masters)) if masters else first,
         memory_bytes=values.pop("memory_mib") << 20,
         role=role,
+        first_masters=first_masters,
         **values,
         **more,
     )
