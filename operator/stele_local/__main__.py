@@ -17,8 +17,11 @@ from typing import Any
 
 import click
 
-from stele_local import processes
-from stele_local.cluster import FolderTaken, LocalCluster, Settings, runs_in
+from stele.extras import extra
+
+with extra("local", program="stele-local"):
+    from stele_local import processes
+    from stele_local.cluster import FolderTaken, LocalCluster, Settings, runs_in
 
 Json = dict[str, Any]
 START_SECONDS = 20.0

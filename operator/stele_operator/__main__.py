@@ -13,11 +13,14 @@ import sys
 
 import click
 
+from stele.extras import extra
 from stele.model.errors import SteleError
 from stele.rpc.logging import setup
-from stele_operator.app import Options
-from stele_operator.app import run as run_app
-from stele_operator.kube import BadKubeconfig, KubeError
+
+with extra("operator", program="stele-operator"):
+    from stele_operator.app import Options
+    from stele_operator.app import run as run_app
+    from stele_operator.kube import BadKubeconfig, KubeError
 
 EXIT_USAGE = 2
 

