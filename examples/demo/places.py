@@ -334,6 +334,9 @@ class LocalPlace:
   stele-local --folder {self.folder} on {self._off or "n1"}      # power for the lost machine, empty: the waiting node starts there
   stele-local --folder {self.folder} off n4     # lose another
 
+STELE_MASTERS has the addresses of now: once those masters were replaced, nobody answers there. By name it works always:
+  stele-local --folder {self.folder} exec stele --masters {CLUSTER}-masters:{MASTER_PORT} ksck
+
 The operator is process {pid.read_text()}. Nothing starts it again if it ends, as a Deployment would; this does:
   {shlex.join(self._operator_command())} >> {log} 2>&1 & echo $! > {pid}
 

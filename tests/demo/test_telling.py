@@ -105,7 +105,9 @@ def test_the_line_that_stops_a_demo_removes_its_data_but_nobody_elses(tmp_path: 
         with place:
             place.set_up(place.kube, lambda line: None)
         assert place.operator_alive()
-        *_, line = place.lines_to_try().strip().splitlines()
+        *lines, line = place.lines_to_try().strip().splitlines()
+        by_name = f"stele-local --folder {folder} exec stele --masters flights-masters:7051 ksck"
+        assert any(by_name in each for each in lines), "no line that outlives the masters' addresses"
         subprocess.run(line, shell=True, check=True, capture_output=True)
         assert place._operator is not None
         place._operator.wait(20)
