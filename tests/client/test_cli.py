@@ -19,6 +19,7 @@ import pytest
 
 from stele.cli import app
 from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
+from stele.cli.load import Source
 from stele.cli.processes import master_run, node_options, parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
@@ -157,6 +158,20 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
         assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
         assert "no more" in err
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "arrows"])
+def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, suffix: str) -> None:
+    """`table scan --format arrow` writes a stream, whatever the file is called."""
+    path, rows = tmp_path / f"rows.{suffix}", pa.table({"id": [1, 2]})
+    for writer in (pa.ipc.new_file, pa.ipc.new_stream):
+        with writer(path, rows.schema) as sink:
+            sink.write_table(rows)
+        assert pa.Table.from_batches(Source(str(path), SCHEMA, ()).batches()) == rows
+    for junk in (b"", b"id\n1\n", b"ARROW1\0\0junk", path.read_bytes()[:20]):
+        path.write_bytes(junk)
+        with pytest.raises(Rejected, match=f"rows.{suffix}: neither an Arrow file nor an Arrow stream"):
+            list(Source(str(path), SCHEMA, ()).batches())
 
 
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ async def test_what_a_scan_wrote_is_loaded_as_it_was(tmp_path: Path) -> None:
             if name == "kinds":
                 await table.write_arrow(pa.Table.from_pylist(ROWS, schema=table.arrow_schema))
         expected = await (await client.open_table("kinds")).scan(ordered=True).to_table()
-        for form, suffix in (("csv", "csv"), ("arrow", "arrows")):
+        for form, suffix in (("csv", "csv"), ("arrow", "arrow")):
             path = tmp_path / f"kinds.{suffix}"
             line = f"stele table scan kinds --format {form} -o {path} && stele table load copy {path}"
             code, out, err = await shell(cluster, line)

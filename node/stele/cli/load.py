@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stele.model.schema import Schema
 
 _ERRORS_SHOWN = 20
+_ARROW_FILE = b"ARROW1"
+"""An Arrow file begins with it, a stream never."""
 
 
 @click.command()
@@ -188,13 +190,25 @@ def _batches(path: str) -> Iterator[pa.RecordBatch]:
 
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(65_536)
-    elif suffix in (".arrow", ".feather", ".ipc"):
+    elif suffix in (".arrow", ".arrows", ".feather", ".ipc"):
         with pa.memory_map(path) as source:
-            reader = pa.ipc.open_file(source)
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
-    elif suffix == ".arrows":
-        with pa.memory_map(path) as source:
-            yield from pa.ipc.open_stream(source)
+            yield from _arrow_batches(source)
     else:
-        raise Rejected(f"{path}: expected .csv, .parquet, .arrow (a file) or .arrows (a stream)")
+        raise Rejected(f"{path}: expected .csv, .parquet, or .arrow (a file or a stream)")
+
+
+def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """Of an Arrow file or stream: `table scan` writes a stream, other programs files, both under any of the suffixes."""
+    import pyarrow as pa
+
+    is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
+    source.seek(0)
+    try:
+        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+    except pa.ArrowException as exc:
+        raise pa.ArrowInvalid(f"neither an Arrow file nor an Arrow stream ({exc})") from exc
+    if not is_file:
+        yield from reader
+        return
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
