@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stele.cli.csv_rows import Lines, read_csv
+from stele.model.errors import Rejected
 from stele.model.schema import Schema
 
 SCHEMA = Schema.make([("id", "int64"), ("n", "int8", True), ("s", "string", True)], ["id"])
@@ -88,3 +89,27 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     assert rows == [{"id": 4, "day": datetime.date(1969, 12, 31), "at": epoch}]
     assert [line for line, _ in lines.errors] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"1,a\n", "no columns '1', 'a'"),
+        (b"1,a,b\n2,c,d\n", "no columns '1', 'a', 'b'"),
+        (b"id,,n\n", "no column ''"),
+        (b"id,\xff\n1,2\n", "no UTF-8"),
+    ],
+)
+def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
+    tmp_path: Path, text: bytes, words: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text)
+    with pytest.raises(Rejected, match="line 1, which is the header") as caught:
+        read(path)
+    assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,n\n")
+    assert read(tmp_path / "t.csv")[0] == []

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from stele.model.errors import Rejected
 from stele.model.schema import Column, Schema
 
 _VALUE_BYTES_MAX = 32 << 20
@@ -67,6 +68,7 @@ def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> I
 
     Raises:
         pa.ArrowInvalid: no CSV file at all.
+        Rejected: the first line names other columns than the table's, as where it is no header.
     """
     reader = pa_csv.open_csv(
         path,
@@ -84,9 +86,22 @@ def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> I
             quoted_strings_can_be_null=False,
         ),
     )
+    _check_header(path, reader, schema)
     spelt = pa.array([word.encode() for word in nulls], pa.binary())
     for batch in reader:
         yield _convert(batch, schema, spelt, lines)
+
+
+def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) -> None:
+    try:
+        unknown = [name for name in reader.schema.names if name not in schema.by_name]
+    except UnicodeDecodeError as exc:
+        raise Rejected(f"{path}: line 1, which is the header, is no UTF-8") from exc
+    if unknown:
+        raise Rejected(
+            f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))} of line 1, "
+            f"which is the header; expected {', '.join(schema.by_name)}"
+        )
 
 
 def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Lines) -> pa.RecordBatch:
@@ -95,10 +110,10 @@ def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Line
     arrays = []
     for name, values in zip(batch.schema.names, batch.columns):
         empty = pc.and_(empty, pc.is_null(values))
-        column = schema.by_name.get(name)
-        if column is not None and not _is_text(column):  # programs that quote all values quote null as well
+        column = schema.by_name[name]
+        if not _is_text(column):  # programs that quote all values quote null as well
             values = pc.if_else(pc.is_in(values, nulls), pa.scalar(None, values.type), values)
-        arrays.append(values if column is None else _cast(values, column, 0, faults))
+        arrays.append(_cast(values, column, 0, faults))
     blank = pc.indices_nonzero(empty).to_pylist()
     lines.take(batch.num_rows, faults, blank)
     converted = pa.record_batch(arrays, names=batch.schema.names)
