@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from stele.cli.output import show_table
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.rows import python_rows
 from stele.model.schema import Schema
@@ -230,3 +231,13 @@ async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> Non
             ended, _, err = await shell(cluster, f"stele {line}")
             assert (ended, "Traceback" in err) == (code, False), (line, err)
             assert told in err, err
+
+
+def test_a_row_of_a_table_is_a_line_whatever_names_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Older masters took any name."""
+    show_table(("name", "kind"), [("a\nb", "table"), ("\x1b[31mflüge", "table")])
+    assert capsys.readouterr().out.splitlines() == [
+        "name           kind",
+        r"a\nb           table",
+        r"\x1b[31mflüge  table",
+    ]

@@ -18,6 +18,7 @@ from stele.master.records import (
     decode,
     encode,
 )
+from stele.master.tables import parse
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
@@ -233,3 +234,14 @@ def test_after_a_stall_of_its_own_a_master_takes_nobody_for_silent() -> None:
     assert life.age_ms(N1, 60_500) == 500 and not life.ever_heard(N1)
     life.heard(beat(2), 60_600)
     assert life.ever_heard(N1) and life.age_ms(N2, 61_000) == 1_000
+
+
+@pytest.mark.parametrize("name", ["", "  ", "\u00a0", "a\nb", "a\tb", "\x1b[31m", "x" * 257])
+def test_a_name_that_no_line_can_show_is_refused(name: str) -> None:
+    with pytest.raises(Rejected, match=r"expected 1 to 256, not all blank, no control character"):
+        parse(pb.CreateTableRequest(name=name, kind="keyspace"), 1 << 20, 0)
+
+
+@pytest.mark.parametrize("name", ["flüge", "a b", "a/b!", "x" * 256])
+def test_a_name_may_be_any_text(name: str) -> None:
+    assert parse(pb.CreateTableRequest(name=name, kind="keyspace"), 1 << 20, 0).name == name

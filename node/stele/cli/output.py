@@ -20,10 +20,15 @@ def show_json(value: Any) -> None:
 
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows under headers, columns aligned."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(cells[i]) for cells in [list(headers), *lines]) for i in range(len(headers))]
-    for cells in [list(headers), *lines]:
+    lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
+    widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
+    for cells in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
+
+
+def printable(text: str) -> str:
+    """A line is a row, and the terminal takes no orders from names or rows: what does not print, as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def short(identifier: str) -> str:

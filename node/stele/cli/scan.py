@@ -130,8 +130,7 @@ def _cell(value: Any) -> str:
         return value.hex()
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    # A line is a row, and the terminal takes no orders from rows.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return str(value)
 
 
 def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stele.cli.output import short
+from stele.cli.output import printable, short
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -36,6 +36,6 @@ def show_ailing(tablets: Iterable[TabletHealth]) -> None:
     for tablet in tablets:
         if tablet.state != "healthy":
             click.echo(
-                f"tablet {short(tablet.tablet_id)} of {tablet.table_name} is {tablet.state}: "
+                f"tablet {short(tablet.tablet_id)} of {printable(tablet.table_name)} is {tablet.state}: "
                 f"{'; '.join(tablet.reasons)}"
             )

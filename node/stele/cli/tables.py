@@ -16,7 +16,7 @@ from stele.cli.options import (
     timeout_option,
     with_client,
 )
-from stele.cli.output import json_value, short, show_json, show_table
+from stele.cli.output import json_value, printable, short, show_json, show_table
 from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         return
     tell_unsettled(health)
     click.echo(
-        f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}"
+        f"{printable(info.name)}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}"
     )
     if info.schema is not None:
         key = [column.name for column in info.schema.key_columns]

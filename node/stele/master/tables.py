@@ -5,6 +5,7 @@ Invariant: a table and all its tablets appear, and go, in one batch.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 
 from stele.master.leadership import Leadership
@@ -34,8 +35,10 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
             code=Code.TOO_LARGE,
         )
     faults = []
-    if not request.name or len(request.name) > NAME_CHARS_MAX:
-        faults.append(f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}")
+    if not _is_name(request.name):
+        faults.append(
+            f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}, not all blank, no control character"
+        )
     kind = request.kind or "table"
     if kind not in KINDS:
         faults.append(f"kind {kind!r}; expected one of {', '.join(KINDS)}")
@@ -64,6 +67,12 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
         kind,
         created_us,
     )
+
+
+def _is_name(text: str) -> bool:
+    """Whether people can be shown it, in a line of a list."""
+    controls = any(unicodedata.category(character) == "Cc" for character in text)
+    return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
