@@ -77,3 +77,10 @@ def test_decimals_are_made_of_numbers_with_no_more_digits() -> None:
         assert _fitted(pa.array(numbers), f"decimal(20,{digits})") == [
             Decimal(repr(number)).quantize(Decimal(1).scaleb(-digits)) for number in numbers
         ]
+
+
+def test_an_unknown_column_is_named_in_quotes_and_an_index_of_pandas_with_its_remedy() -> None:
+    schema = Schema.make([("k", "int64")], ["k"])
+    rows = pa.record_batch([pa.array([1])] * 3, names=["k", "", "__index_level_0__"])
+    with pytest.raises(Rejected, match=r"unknown column ''; .*from_pandas\(frame, preserve_index=False\)"):
+        fit(rows, "t", schema, RowOp.UPSERT)

@@ -193,8 +193,7 @@ async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
         codes = [r.code if isinstance(r, SteleError) else None for r in results]
         assert codes == [None, *[Code.INVALID_ARGUMENT] * 3, Code.NOT_FOUND, Code.NOT_FOUND]
         assert [r.args[0] for r in results if isinstance(r, SteleError)] == [
-            "table t: id='one': column id: 'one' is no int64 "
-            "(Could not convert 'one' with type str: tried to convert to int64)",
+            "table t: id='one': column id: 'one' is no int64 (it is of type str; expected an int)",
             "table t: column id is null; expected an int64",
             "table t: id=2: column colour is unknown; expected id, name, n",
             "table t: id=3: the key is absent",

@@ -174,3 +174,27 @@ def test_faults_and_json() -> None:
         assert part in text, part
     with pytest.raises(Rejected):
         PartitionSchema.from_json("{}")
+
+
+@pytest.mark.parametrize("columns", [("v",), "v", 0, (0.5,)])
+def test_columns_of_a_partition_are_ids(columns: object) -> None:
+    for kind, bad in (
+        ("hash", PartitionSchema((HashPartition(columns, 4),))),  # type: ignore[arg-type]
+        ("range", PartitionSchema(range=RangePartition(columns))),  # type: ignore[arg-type]
+    ):
+        assert bad.faults(SCHEMA) == [
+            f"{kind}: columns {columns!r}; expected column ids, their places in the schema from 0, like (0, 1)"
+        ]
+
+
+def test_parts_of_a_partitioning_are_of_their_kinds() -> None:
+    one = HashPartition((0,), 4)
+    with pytest.raises(
+        Rejected, match=r"hash HashPartition.*: expected a tuple of HashPartition, like \(HashPartition"
+    ):
+        PartitionSchema(one)  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match="hash"):
+        PartitionSchema(((0,),))  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match=r"range .*: expected a RangePartition"):
+        PartitionSchema(range=one)  # type: ignore[arg-type]
+    assert PartitionSchema([one]).tablets == 4  # type: ignore[arg-type]

@@ -174,3 +174,24 @@ def test_type_names() -> None:
         type_name(pa.list_(pa.int8()))
     with pytest.raises(Rejected):
         arrow_type("decimal(3,4)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"),
+    [
+        ("string", 5, "it is of type int; expected a str"),
+        ("binary", 5, "it is of type int; expected bytes"),
+        ("bool", 5, "it is of type int; expected a bool"),
+        ("int64", "5", "it is of type str; expected an int"),
+        ("double", "5", "it is of type str; expected a float"),
+        ("decimal(4,2)", 0.5, "it is of type float; expected a Decimal"),
+        ("date", "2024-05-01", "it is of type str; expected a date"),
+        ("timestamp", datetime.date(2024, 5, 1), "it is of type date; expected a datetime"),
+        ("int8", 300, "it is out of range"),
+        ("int64", -(2**70), "it is out of range"),
+        ("int64", 1.5, "it is not whole"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_words_of_python(kind: str, value: object, why: str) -> None:
+    column = Schema.make([("id", "int64"), ("v", kind, True)], ["id"]).by_name["v"]
+    assert column.fault(value) == f"column v: {value!r} is no {kind} ({why})"

@@ -14,7 +14,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity, PeerBook
-from stele.rpc.masters import Masters
+from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
 from stele.rpc.server import bind, make_server
@@ -171,6 +171,7 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         assert told.startswith("NOT_LEADER: no master leads: ")
         assert told.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in told
         assert told.count("(connection refused)") == 2
+        assert told.endswith("; 1 of 3 answers, a majority (2 of 3) is needed")
         await members[2].stop()
         with pytest.raises(Retryable, match=r"no master answers: .*refused.*refused.*refused"):
             await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
@@ -178,3 +179,11 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         await pool.close()
         for member in members:
             await member.stop()
+
+
+@pytest.mark.parametrize("address", ["http://localhost:7051", "https://h", "h:7051/"])
+def test_an_address_is_no_url(address: str) -> None:
+    with pytest.raises(
+        Rejected, match=f"address '{address}': expected HOST:PORT, like 10.0.0.1:7051, without http://"
+    ):
+        parse_masters(address)

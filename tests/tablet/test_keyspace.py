@@ -82,12 +82,12 @@ def test_a_key_under_change_is_refused_to_the_later_caller(tmp_path: Path) -> No
     token = store.begin_pending([KeyOperation(KeyOp.INSERT, b"a", b"1")])
     with pytest.raises(Rejected) as caught:
         store.begin_pending([KeyOperation(KeyOp.REPLACE, b"a", b"2")])
-    assert caught.value.code is Code.CHANGE_IN_PROGRESS
+    assert caught.value.code is Code.CHANGE_IN_PROGRESS and "key 'a': another change" in str(caught.value)
     store.apply(entry_of(1, [KeyOperation(KeyOp.INSERT, b"a", b"1")]))
     store.end_pending(token)
     with pytest.raises(Rejected) as caught:
         store.begin_pending([KeyOperation(KeyOp.INSERT, b"a", b"2")])
-    assert caught.value.code is Code.ALREADY_PRESENT
+    assert caught.value.code is Code.ALREADY_PRESENT and caught.value.args[0] == "key 'a' is present"
     store.end_pending(store.begin_pending([KeyOperation(KeyOp.REPLACE, b"a", b"2")]))
 
 

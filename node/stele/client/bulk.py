@@ -49,7 +49,7 @@ def fit(
     Raises:
         Rejected: with every fault: unknown columns, missing ones, types that do not convert without loss.
     """
-    faults = [f"unknown column {name}" for name in batch.schema.names if name not in schema.by_name]
+    faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
     wanted = schema.key_columns if op in DELETES else schema.columns
     arrays, ids = [], []
     for column in wanted:
@@ -74,6 +74,16 @@ def fit(
         expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
         raise Rejected(f"table {table}: the rows do not fit: {'; '.join(faults)}; expected {expected}")
     return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids)
+
+
+def _named(name: str) -> str:
+    """An unknown column's name, with what to do where it is an index that pandas brought along."""
+    remedy = (
+        " (pandas' index; give pyarrow.Table.from_pandas(frame, preserve_index=False))"
+        if name.startswith("__index_level_")
+        else ""
+    )
+    return f"{name!r}{remedy}"
 
 
 class BulkWriter:

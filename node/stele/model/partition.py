@@ -22,7 +22,7 @@ from stele.model import keys
 from stele.model.errors import Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.predicate import Predicate
-from stele.model.schema import Schema
+from stele.model.schema import Schema, shown
 
 TABLETS_MAX = 100_000
 _FEW_ROWS = 64
@@ -70,6 +70,16 @@ class PartitionSchema:
     hash: tuple[HashPartition, ...] = ()
     range: RangePartition | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.hash, (tuple, list)) or not all(
+            isinstance(h, HashPartition) for h in self.hash
+        ):
+            raise Rejected(
+                f"hash {shown(self.hash)}: expected a tuple of HashPartition, like (HashPartition((0,), 4),)"
+            )
+        if not isinstance(self.range, (RangePartition, type(None))):
+            raise Rejected(f"range {shown(self.range)}: expected a RangePartition")
+
     @property
     def ranges(self) -> int:
         """How many ranges there are."""
@@ -88,6 +98,9 @@ class PartitionSchema:
         found: list[str] = []
         seen: set[int] = set()
         for part in self.hash:
+            if no_ids := _no_ids("hash", part.column_ids):
+                found.append(no_ids)
+                continue
             found.extend(_column_faults("hash", part.column_ids, schema))
             if part.buckets < 2:
                 found.append(f"hash of {list(part.column_ids)}: {part.buckets} buckets; expected 2 or more")
@@ -98,7 +111,8 @@ class PartitionSchema:
                 found.append(f"hash: column ids {sorted(twice)} stand in two hashes")
             seen.update(part.column_ids)
         if self.range is not None:
-            found.extend(_column_faults("range", self.range.column_ids, schema))
+            no_ids = _no_ids("range", self.range.column_ids)
+            found.extend([no_ids] if no_ids else _column_faults("range", self.range.column_ids, schema))
             splits = self.range.split_keys
             if any(a >= b for a, b in itertools.pairwise(splits)) or any(not s for s in splits):
                 found.append("range: split keys must be ascending, each once, none empty")
@@ -133,6 +147,13 @@ class PartitionSchema:
             return PartitionSchema(hashes, RangePartition(tuple(range_[0]), splits))
         except (ValueError, TypeError, KeyError) as exc:
             raise Rejected(f"partitioning: {exc!r}; expected what PartitionSchema.to_json wrote") from exc
+
+
+def _no_ids(kind: str, column_ids: object) -> str:
+    """What is wrong with something that is given as column ids and is none; names are, mostly."""
+    if isinstance(column_ids, (tuple, list)) and all(hasattr(one, "__index__") for one in column_ids):
+        return ""
+    return f"{kind}: columns {shown(column_ids)}; expected column ids, their places in the schema from 0, like (0, 1)"
 
 
 def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list[str]:

@@ -49,6 +49,16 @@ _NO_KEY_TYPES = ("float", "double")
 _FLOAT = struct.Struct("<f")
 _NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, AttributeError)
 """What Arrow raises of a Python value that is none of the type's."""
+_OTHER_TYPE = (TypeError, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+_PYTHON_KINDS = {
+    "bool": "a bool",
+    "float": "a float",
+    "double": "a float",
+    "string": "a str",
+    "binary": "bytes",
+    "date": "a date",
+    "timestamp": "a datetime",
+}
 _SHOWN_CHARS_MAX = 120
 
 
@@ -211,8 +221,18 @@ class Column:
         try:
             pa.array([value], arrow)
         except _NO_VALUE as exc:
-            return _cut(str(exc)) or type(exc).__name__
+            return self._why(value, exc)
         return ""
+
+    def _why(self, value: object, exc: Exception) -> str:
+        """What Arrow says of a value, in words of Python: it speaks of C types and of its own."""
+        text = str(exc)
+        if isinstance(exc, OverflowError) or "too large" in text:
+            return "it is out of range"
+        if isinstance(exc, _OTHER_TYPE) or text.startswith("Could not convert"):
+            kind = "a Decimal" if pa.types.is_decimal(self.arrow) else _PYTHON_KINDS.get(self.type, "an int")
+            return f"it is of type {type(value).__name__}; expected {kind}"
+        return _cut(text) or type(exc).__name__
 
     def default_scalar(self) -> pa.Scalar:
         """The value a row takes that does not give one; null where there is no default.

@@ -32,6 +32,7 @@ _NOT_DONE = frozenset(
     (Code.NOT_LEADER, Code.UNAVAILABLE, Code.NOT_READY, Code.NO_QUORUM, Code.STEPPING_DOWN, Code.THROTTLED)
 )
 _MAYBE_DONE = frozenset((Code.TIMED_OUT, Code.UNKNOWN_OUTCOME))
+_LEADS_NOT = "does not lead"
 _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
 """Of several masters' errors the one that says most is told; of these the later ones say more."""
 
@@ -191,7 +192,7 @@ class Masters:
                 elif _says(error) >= _says(worst):
                     worst = error
                 said[address] = (
-                    "does not lead"
+                    _LEADS_NOT
                     if isinstance(error, NotLeader)
                     else str(error.args[0]).removeprefix(f"{address}: ")
                 )
@@ -277,10 +278,19 @@ def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
     """`worst`, or where it tells of one master only what each of them said: which are down is what has to be known."""
     reasons = ", ".join(f"{address} ({said[address]})" for address in sorted(said))
     if isinstance(worst, NotLeader):
-        return NotLeader(f"no master leads: {reasons}", leader_hint=worst.leader_hint)
+        return NotLeader(f"no master leads: {reasons}{_minority(said)}", leader_hint=worst.leader_hint)
     if worst.code in _SAYS_LITTLE:
         return Retryable(f"no master answers: {reasons}", code=worst.code)
     return worst
+
+
+def _minority(said: Mapping[str, str]) -> str:
+    """Why none leads, if so few masters answer that they cannot elect one."""
+    answering, needed = list(said.values()).count(_LEADS_NOT), len(said) // 2 + 1
+    if answering >= needed:
+        return ""
+    answer = "answers" if answering == 1 else "answer"
+    return f"; {answering} of {len(said)} {answer}, a majority ({needed} of {len(said)}) is needed"
 
 
 def _says(error: SteleError) -> int:

@@ -19,6 +19,8 @@ def split_address(address: str, *, default_port: int | None = None) -> tuple[str
     Raises:
         Rejected: INVALID_ARGUMENT for anything else.
     """
+    if "/" in address:
+        raise Rejected(f"address {address!r}: expected HOST:PORT, like 10.0.0.1:7051, without http://")
     host, separator, port = address.strip().rpartition(":")
     if (not separator or host.count(":")) and not host.startswith("["):
         host, port = address.strip(), ""

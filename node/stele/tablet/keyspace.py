@@ -223,11 +223,11 @@ class KeySpace:
         for operation in operations:
             if operation.key in self._pending:
                 raise Rejected(
-                    f"key {operation.key!r}: another change of it is under way; try again when it is done",
+                    f"key {_shown(operation.key)}: another change of it is under way; try again when it is done",
                     code=Code.CHANGE_IN_PROGRESS,
                 )
             if operation.op is KeyOp.INSERT and operation.key in self._pairs:
-                raise Rejected(f"key {operation.key!r} is present", code=Code.ALREADY_PRESENT)
+                raise Rejected(f"key {_shown(operation.key)} is present", code=Code.ALREADY_PRESENT)
         token = self._next_token
         self._next_token += 1
         for key in written:
@@ -273,6 +273,7 @@ class KeySpace:
         return outcome
 
     def _check(self, operations: Sequence[KeyOperation], entry: Entry) -> Outcome:
+        """Messages are replicated state with the outcome, and in the checksum: their words must stay."""
         for operation in operations:
             present = self.read(operation.key)
             if operation.op is KeyOp.INSERT and present is not None:
@@ -360,3 +361,8 @@ class KeySpace:
         """See StateMachine."""
         self._pairs = {}
         self._sorted = []
+
+
+def _shown(key: bytes) -> str:
+    """A key as its caller wrote it, mostly as text."""
+    return repr(key.decode("utf-8", "backslashreplace"))
