@@ -27,7 +27,8 @@ from stele.cli.output import show_json, show_table
 def form(masters: str, cluster_id: str, wait_s: float) -> None:
     """Tell the first masters who the others are, once all have formatted their volumes.
 
-    Until then none of them votes or serves. Harmless when repeated.
+    Until then none of them votes or serves. Once, for a new cluster: the same again does nothing as long as these masters
+    are there, and is refused once one of them was replaced; a formed cluster needs it no more.
 
     Example: stele master form --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
     """
