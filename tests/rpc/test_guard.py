@@ -118,6 +118,7 @@ async def test_what_nobody_expected_is_internal_and_says_nothing_of_us() -> None
         (Identity(node_id=NodeId(new_id()), incarnation=1), "", Code.WRONG_CLUSTER),
         (Identity(CLUSTER), new_id(), Code.WRONG_NODE),
     ],
+    ids=["of another cluster", "of no cluster", "to another node"],
 )
 async def test_strangers_are_refused_before_their_request_is_looked_at(
     caller: Identity, to_node: str, code: Code
