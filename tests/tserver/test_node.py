@@ -365,6 +365,9 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
             (name, n) for name, n in cluster.running.items() if name != "master" and len(n.replicas) == 1
         )
         replica = next(iter(source.replicas))
+        replicas = [n.replicas.current(replica.tablet_id) for n in cluster.running.values()]
+        newest = max(r.machine.applied for r in replicas if r is not None and r.machine is not None)
+        await wait_until(lambda: replica.machine is not None and replica.machine.applied >= newest)
         order = pb.StartTabletCopyRequest(
             tablet_id=id_to_pb(replica.tablet_id),
             replica_id=9,
