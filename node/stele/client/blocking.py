@@ -53,9 +53,8 @@ class Client:
         first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = (
-            threading.RLock()
-        )  # the garbage collector may end a scan wherever memory is taken, in here too
+        # Entered again by whom it holds: the garbage collector may end a scan wherever memory is taken, in here too.
+        self._lock = threading.RLock()
         self._closing = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="stele-client", daemon=True)
         self._thread.start()
