@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from stele.tablet.store import TabletStore
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.test_copy import DirectSource, installed, order, start
+from tests.consensus.test_copy_session import brought
 
 
 async def flushed(group: Group) -> tuple[Replica, TestNode]:
@@ -127,6 +128,24 @@ async def test_a_disk_that_gives_back_other_bytes_is_found(
     assert leader.running
 
 
+async def test_what_an_earlier_session_brought_is_read_again(group_of: MakeGroup) -> None:
+    """It lay on a disk meanwhile."""
+    group, nodes = await group_of(3, spare=1)
+    await flushed(group)
+    leader = await group.leader()
+    begun = leader.committed_opid
+    await group.write(rows([2000]))
+    one = group.node_of(leader)
+    await brought(group, DirectSource(one), nodes[3], begun)
+    flip(next((nodes[3].directory / "tablets").glob("*/4/incoming*/rows-*")))
+    what = order(group, one, 4, witness=True, witness_start=begun)
+    copy = await nodes[3].manager.start_copy(what, DirectSource(one))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed and "is damaged" in copy.progress.error
+    assert not list((nodes[3].directory / "tablets").glob("*/4/incoming*")) and leader.running
+
+
 async def test_a_source_told_of_damage_that_it_does_not_have_goes_on(group_of: MakeGroup) -> None:
     group, _ = await group_of(3)
     leader, node = await flushed(group)
@@ -141,7 +160,7 @@ async def test_a_copy_that_is_cancelled_verifies_no_longer(
 ) -> None:
     verify, ended = TabletStore.verify, list[SteleError]()
 
-    def slow(store: TabletStore, read: Callable[[int], None]) -> None:
+    def slow(store: TabletStore, read: Callable[[int], None], compared: Collection[str]) -> None:
         try:
             while True:
                 verify(store, read)

@@ -69,11 +69,11 @@ async def test_what_has_arrived_is_kept_for_the_same_source_alone(group_of: Make
     one = group.node_of(leader)
     other = next(node for node in nodes[:3] if node is not one)
     sent, total = await brought(group, DirectSource(one), nodes[3], begun)
-    assert sent == total
+    assert total < sent < 1.1 * total  # what a file says of its checksums comes before it
     sent, total = await brought(group, DirectSource(one), nodes[3], begun)
     assert 0 < sent < total / 10
     sent, total = await brought(group, DirectSource(other), nodes[3], begun)
-    assert sent == total
+    assert total < sent < 1.1 * total
 
 
 async def test_a_source_that_gives_no_session_is_given_up(

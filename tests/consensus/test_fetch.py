@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.fetch import Fetcher, RateLimit, first_stele_error
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
+from stele.tablet.checksums import RangeSums, SumsInside
 
 FILES = {"big": os.urandom(300_001), "small": b"x", "empty": b"", "last": os.urandom(1 << 16)}
+WITH_SUMS = {"big"}
 FRAME = 10_000
 
 
@@ -73,13 +76,28 @@ class Session:
     files = tuple(CopyFile(name, len(data)) for name, data in FILES.items())
 
 
+def sums_inside(name: str, size: int, read: Callable[[int, int], bytes]) -> RangeSums | None:
+    """Ranges over the borders of frames, pieces and chunks; the file ends with what tells of them, which has none."""
+    if name not in WITH_SUMS:
+        return None
+    assert read(size - 1000, 1000) == FILES[name][-1000:]
+    borders = range(64, size - 1000, 23_456)
+    return RangeSums(
+        name, [(a, b, google_crc32c.value(FILES[name][a:b])) for a, b in itertools.pairwise(borders)]
+    )
+
+
 async def bring(
-    source: Source, directory: Path, rate: int = 0, progress: Callable[[int], None] = lambda size: None
-) -> None:
+    source: Source,
+    directory: Path,
+    rate: int = 0,
+    progress: Callable[[int], None] = lambda size: None,
+    sums: SumsInside = sums_inside,
+) -> frozenset[str]:
     directory.mkdir(exist_ok=True)
-    fetcher = Fetcher(source, directory, asyncio.to_thread, RateLimit(rate), progress)
+    fetcher = Fetcher(source, directory, asyncio.to_thread, RateLimit(rate), progress, sums)
     session: Any = Session()
-    await fetcher.fetch(session)
+    return await fetcher.fetch(session)
 
 
 async def failure(source: Source, directory: Path) -> SteleError:
@@ -107,14 +125,14 @@ async def test_files_arrive_and_what_is_here_is_kept(tmp_path: Path) -> None:
     """The last of a session is brought always: another checkpoint of the source has other bytes under its name."""
     source, counted = Source(), list[int]()
     (tmp_path / "stray").write_bytes(b"of an earlier session")
-    await bring(source, tmp_path, progress=counted.append)
+    assert await bring(source, tmp_path, progress=counted.append) == WITH_SUMS
     assert here(tmp_path) == FILES
     assert sum(counted) == sum(map(len, FILES.values()))
     (tmp_path / "small").unlink()
     (tmp_path / "last").write_bytes(bytes(1 << 16))
     source.asked.clear()
     counted.clear()
-    await bring(source, tmp_path, progress=counted.append)
+    assert await bring(source, tmp_path, progress=counted.append) == set()
     assert here(tmp_path) == FILES
     assert {name for name, _, _ in source.asked} == {"small", "last"}
     assert sum(counted) == sum(map(len, FILES.values()))
@@ -159,6 +177,48 @@ async def test_a_frame_that_arrives_damaged_is_fetched_again_from_there(tmp_path
     await bring(source, tmp_path)
     assert here(tmp_path) == FILES and not left
     assert ("big", 64_000 + 2 * FRAME, 64_000 - 2 * FRAME) in source.asked
+
+
+@pytest.mark.parametrize("at", [64, 23_519, 64_000, 149_999, 280_000])
+async def test_bytes_that_were_rotten_at_their_source_are_found_before_the_file_is_whole(
+    tmp_path: Path, at: int
+) -> None:
+    """Each frame's checksum is right, since it was made of what was read."""
+    source = Source()
+
+    def change(name: str, offset: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "big" and offset <= at < offset + len(data):
+            data = data[: at - offset] + bytes([data[at - offset] ^ 16]) + data[at - offset + 1 :]
+        return offset, data, google_crc32c.value(data)
+
+    source.change = change
+    error = await failure(source, tmp_path)
+    assert isinstance(error, Corrupt) and "big: bytes " in str(error)
+    assert "big" not in here(tmp_path)
+
+
+async def test_what_a_disk_gives_back_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwrite
+
+    def lying(fd: int, data: memoryview, at: int) -> int:
+        return write(fd, bytes([data[0] ^ 1]) + bytes(data[1:]) if at == 94_000 else data, at)
+
+    monkeypatch.setattr(os, "pwrite", lying)
+    assert isinstance(await failure(Source(), tmp_path), Corrupt)
+
+
+async def test_a_footer_that_does_not_come_is_asked_for_again(tmp_path: Path) -> None:
+    source, broken = Source(), [3]
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "big" and len(data) == 1000 and broken[0]:
+            broken[0] -= 1
+            raise Retryable("the connection broke")
+        return at, data, crc
+
+    source.change = change
+    assert await bring(source, tmp_path) == WITH_SUMS
+    assert here(tmp_path) == FILES and not broken[0]
 
 
 async def test_short_writes_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +296,7 @@ async def test_a_source_that_gives_some_bytes_in_time_is_not_given_up(
 async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path) -> None:
     source = Source()
     source.silent = True
-    task = asyncio.create_task(bring(source, tmp_path))
+    task = asyncio.create_task(bring(source, tmp_path, sums=lambda name, size, read: None))
     while len(source.asked) < fetch.CHUNKS_AT_ONCE:
         await asyncio.sleep(0.001)
     task.cancel()

@@ -13,7 +13,7 @@ import pytest
 from stele.model.block import RowOp
 from stele.model.errors import Code, Corrupt, Retryable
 from stele.tablet import compaction, worker
-from stele.tablet.colfile import FileMeta
+from stele.tablet.colformat import FileMeta
 from stele.tablet.compaction import CompactionJob, choose
 from stele.tablet.compactor import Compactor
 from stele.tablet.store import TabletStore

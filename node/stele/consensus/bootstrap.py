@@ -22,6 +22,7 @@ from stele.model.ids import OpId, ReplicaId
 from stele.model.schema import Schema
 from stele.raft.events import InitialState
 from stele.raft.ports import LoadedLog, fold_records
+from stele.tablet.checksums import SumsInside
 from stele.tablet.machine import StateMachine
 
 log = structlog.get_logger("stele.consensus")
@@ -64,6 +65,15 @@ def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> 
 
         return KeySpace.open(directory / name)
     raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
+
+
+def sums_of(superblock: Superblock) -> SumsInside:
+    """What tells the checksums that a file of such a tablet carries in itself."""
+    if superblock.kind == "table":
+        from stele.tablet.colformat import sums_inside
+
+        return sums_inside
+    return lambda name, size, read: None
 
 
 def initial_state(

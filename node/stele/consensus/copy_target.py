@@ -1,7 +1,7 @@
 """The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
 
 Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, then its start in the superblock,
-and it runs at once; the files, every checksum of which is compared; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint;
+and it runs at once; the files, every checksum of which is compared as they arrive; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint;
 superblock READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from stele.consensus.bootstrap import STORE, open_machine
+from stele.consensus.bootstrap import STORE, open_machine, sums_of
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.fetch import (
     SILENT_MAX_S,
@@ -174,15 +174,19 @@ class TabletCopy:
             success, damage = False, ""
             try:
                 superblock = await self._prepare(session)
-                await self._fetch(session)
                 try:
-                    await self._verify(session, superblock)
-                except Corrupt as exc:
-                    await self._in_thread(remove_tree, self._incoming(session))
-                    if exc.code is Code.IO_ERROR:  # the disk here
+                    await self._verify(session, superblock, await self._fetch(session))
+                except (Corrupt, ExceptionGroup) as exc:
+                    error = first_stele_error(exc)
+                    if not isinstance(error, Corrupt):
                         raise
-                    damage = str(exc)
-                    raise Corrupt(f"what {self.order.source_address} gave is damaged: {exc.args[0]}") from exc
+                    await self._in_thread(remove_tree, self._incoming(session))
+                    if error.code is Code.IO_ERROR:  # a disk, and whoever has it said so
+                        raise
+                    damage = str(error)
+                    raise Corrupt(
+                        f"what {self.order.source_address} gave is damaged: {error.args[0]}"
+                    ) from exc
                 await self._install(session, superblock)
                 success = True
                 self.progress.state = "Done"
@@ -250,7 +254,8 @@ class TabletCopy:
 
         await self._in_thread(write)
 
-    async def _fetch(self, session: SessionInfo) -> None:
+    async def _fetch(self, session: SessionInfo) -> frozenset[str]:
+        """Returns the names of files that need not be verified."""
         self.progress.state = "Fetching"
         self.progress.bytes_total = sum(f.size for f in session.files)
         self.progress.bytes_done = 0
@@ -264,9 +269,14 @@ class TabletCopy:
 
         await self._in_thread(make_place)
         fetcher = Fetcher(
-            self._source, incoming, self._in_thread, RateLimit(self.order.bytes_per_second), self._count
+            self._source,
+            incoming,
+            self._in_thread,
+            RateLimit(self.order.bytes_per_second),
+            self._count,
+            sums_of(session.superblock),
         )
-        await fetcher.fetch(session)
+        return await fetcher.fetch(session)
 
     def _incoming(self, session: SessionInfo) -> Path:
         """Where the files of this source arrive. Two replicas may have other bytes under the same name."""
@@ -275,9 +285,10 @@ class TabletCopy:
     def _count(self, size: int) -> None:
         self.progress.bytes_done += size
 
-    async def _verify(self, session: SessionInfo, superblock: Superblock) -> None:
-        """Read all that arrived from the disk. A checksum of bytes that were rotten at their source proves nothing; those
-        that they were once written with do. In a thread of its own: it takes minutes where a tablet is large.
+    async def _verify(self, session: SessionInfo, superblock: Superblock, compared: frozenset[str]) -> None:
+        """A checksum of bytes that were rotten at their source proves nothing; those that they were once written with do.
+        What was not compared with them as it arrived is read from the disk, in a thread of its own: a file that an earlier
+        session brought may take minutes.
         """
         self.progress.state = "Verifying"
         stop = Event()
@@ -289,7 +300,7 @@ class TabletCopy:
         def verify() -> None:
             machine = open_machine(superblock, self._directory, self._incoming(session).name)
             try:
-                machine.verify(going_on)
+                machine.verify(going_on, compared)
             finally:
                 machine.close()
 

@@ -1,20 +1,22 @@
 """The receiving side's transfer of files: several chunks at a time, checked, resumed, rate limited. No tablets here.
 
 Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks. Invariant: a file has its
-own name once all its bytes arrived as its source read them, and are synced, and not before; and once `Fetcher.fetch` has
-returned or raised, no thread of it touches the directory any more.
+own name once all its bytes arrived as its source read them, are synced, and have the checksums that its arrival knows of,
+and not before; and once `Fetcher.fetch` has returned or raised, no thread of it touches the directory any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import google_crc32c
 
@@ -22,8 +24,11 @@ from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.files import sync_directory
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
+from stele.tablet.checksums import RangeSums, SumsInside
 from stele.tablet.files import translate
+from stele.tablet.reading import sum_at
 
+T = TypeVar("T")
 CHUNK_BYTES = 32 << 20
 CHUNKS_AT_ONCE = 4
 PART = ".part"
@@ -91,6 +96,7 @@ class _Landing:
     def __init__(self, file: CopyFile, directory: Path) -> None:
         self.file = file
         self.path = directory / (file.name + PART)
+        self.sums: RangeSums | None = None
         self._left = file.size
         self._lock = Lock()
 
@@ -107,10 +113,12 @@ class _Landing:
             self.settle(0, 0)
 
     def settle(self, begin: int, end: int) -> None:
-        """Bytes are written: sync them. With the last ones the file gets its name."""
+        """Bytes are written: sync them, and compare what the kernel has of them. With the last ones the file gets its name."""
         try:
             with self.path.open("rb", buffering=0) as f:
                 os.fdatasync(f.fileno())
+                if self.sums is not None:
+                    self.sums.compare(begin, end, lambda offset, length: sum_at(f.fileno(), offset, length))
                 # The next bytes get these pages. Fresh ones for a whole tablet would push out what the node works with,
                 # and where a hypervisor has to find memory for each of them they cost more than the transfer.
                 os.posix_fadvise(f.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
@@ -148,39 +156,47 @@ class Fetcher:
         in_thread: InThread,
         rate: RateLimit,
         progress: Callable[[int], None],
+        sums: SumsInside,
     ) -> None:
         self._source = source
         self._directory = directory
         self._in_thread = in_thread
         self._rate = rate
         self._progress = progress
+        self._sums = sums
         self._loop = asyncio.get_running_loop()
         self._stop = Event()
         self._under_way: set[CopyFrames] = set()
         self._moved_at = self._loop.time()
         self._threads = ThreadPoolExecutor(2 * CHUNKS_AT_ONCE, "stele-copy")
 
-    async def fetch(self, session: SessionInfo) -> None:
+    async def fetch(self, session: SessionInfo) -> frozenset[str]:
         """Fetch what is missing. A file that is here already is kept, but for the last one of the session: see Checkpoint.
+        Returns the names of files whose own checksums were compared as they arrived.
 
         Raises:
             Rejected: NOT_FOUND, the session has ended at its source.
             Retryable: nothing came from the source for SILENT_MAX_S; DISK_FULL.
-            Corrupt: a disk failed.
+            Corrupt: a disk failed, or the source gave bytes that are not those once written.
         """
         wanted = {f.name for f in session.files}
         for stray in [p for p in self._directory.iterdir() if p.name not in wanted]:
             stray.unlink()
+        landings = list[_Landing]()
         chunks = asyncio.Queue[_Chunk]()
         size = self._rate.at_once(CHUNK_BYTES)
         for file in session.files:
             if file is session.files[-1] or not await self._in_thread(self._have, file):
                 landing = _Landing(file, self._directory)
                 await self._in_thread(landing.make_room)
+                landings.append(landing)
                 for offset in range(0, file.size, size):
                     chunks.put_nowait(_Chunk(landing, offset, offset, min(offset + size, file.size)))
         self._moved_at = self._loop.time()
         try:
+            async with asyncio.TaskGroup() as group:
+                for landing in landings:
+                    group.create_task(self._know_sums(session.session_id, landing))
             async with asyncio.TaskGroup() as group:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._work(session.session_id, chunks))
@@ -190,6 +206,7 @@ class Fetcher:
                 frames.cancel()
             await until_done(asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown)))
         await self._in_thread(sync_directory, self._directory)
+        return frozenset(landing.file.name for landing in landings if landing.sums is not None)
 
     def _have(self, file: CopyFile) -> bool:
         path = self._directory / file.name
@@ -198,35 +215,46 @@ class Fetcher:
         self._progress(file.size)
         return True
 
+    async def _know_sums(self, session_id: str, landing: _Landing) -> None:
+        file = landing.file
+
+        def read(offset: int, length: int) -> bytes:
+            with closing(self._frames(session_id, file.name, offset, offset + length)) as frames:
+                return b"".join(frames)
+
+        landing.sums = await self._patiently(
+            session_id, file.name, lambda: self._sums(file.name, file.size, read)
+        )
+
     async def _work(self, session_id: str, chunks: asyncio.Queue[_Chunk]) -> None:
         settling: Future[None] | None = None
         while not chunks.empty():
             chunk = chunks.get_nowait()
             chunk.settling = settling
             await self._rate.take(chunk.end - chunk.at)
-            await self._fetch_chunk(session_id, chunk)
+            await self._patiently(
+                session_id, chunk.landing.file.name, partial(self._bring, session_id, chunk)
+            )
             settling = chunk.settling
         if settling is not None:
             await asyncio.wrap_future(settling)
 
-    async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
-        """One chunk, written; resumed where it broke, for as long as some chunk moves."""
+    async def _patiently(self, session_id: str, name: str, call: Callable[[], T]) -> T:
+        """What `call` returns, on a thread of the fetch's own; repeated when it broke, for as long as some file moves."""
         delay_s = _RETRY_FIRST_S
         while True:
-            begun_at = chunk.at
+            begun_at = self._loop.time()
             try:
-                await self._loop.run_in_executor(self._threads, self._bring, session_id, chunk)
-                return
+                return await self._loop.run_in_executor(self._threads, call)
             except Retryable as exc:
                 if exc.code is Code.DISK_FULL:
                     raise
-                if chunk.at > begun_at:
+                if self._moved_at > begun_at:
                     delay_s = _RETRY_FIRST_S
                 silent_s = self._loop.time() - self._moved_at
                 if silent_s >= SILENT_MAX_S:
                     raise Retryable(
-                        f"no byte of {chunk.landing.file.name} for {silent_s:.0f} s: {exc.args[0]}",
-                        code=exc.code,
+                        f"no byte of {name} for {silent_s:.0f} s: {exc.args[0]}", code=exc.code
                     ) from exc
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
@@ -252,16 +280,8 @@ class Fetcher:
             raise translate(exc, f"writing {chunk.landing.file.name}") from exc
 
     def _receive(self, session_id: str, chunk: _Chunk, fd: int) -> None:
-        name = chunk.landing.file.name
-        frames = self._source.fetch(session_id, name, chunk.at, chunk.end - chunk.at, self._stop)
-        self._under_way.add(frames)
-        try:
-            for offset, data, crc in frames:
-                if self._stop.is_set():
-                    raise Retryable("the copy was stopped")
-                size = len(data)
-                if offset != chunk.at or size > chunk.end - offset or google_crc32c.value(data) != crc:
-                    raise Retryable(f"{name}: a frame at {offset} arrived damaged")
+        with closing(self._frames(session_id, chunk.landing.file.name, chunk.at, chunk.end)) as frames:
+            for data in frames:
                 view = memoryview(data)
                 while view:
                     written = os.pwrite(fd, view, chunk.at)
@@ -269,11 +289,24 @@ class Fetcher:
                     view = view[written:]
                 if chunk.at - chunk.settled >= _PIECE_BYTES or chunk.at == chunk.end:
                     self._settle(chunk)
-                self._loop.call_soon_threadsafe(self._moved, size)
+                self._loop.call_soon_threadsafe(self._moved, len(data))
+
+    def _frames(self, session_id: str, name: str, begin: int, end: int) -> Generator[Any, None, None]:
+        """The bytes of a file from `begin` to `end` as they arrive, each frame compared with its checksum. Blocks."""
+        frames, at = self._source.fetch(session_id, name, begin, end - begin, self._stop), begin
+        self._under_way.add(frames)
+        try:
+            for offset, data, crc in frames:
+                if self._stop.is_set():
+                    raise Retryable("the copy was stopped")
+                if offset != at or len(data) > end - offset or google_crc32c.value(data) != crc:
+                    raise Retryable(f"{name}: a frame at {offset} arrived damaged")
+                at += len(data)
+                yield data
         finally:
             self._under_way.discard(frames)
-        if chunk.at < chunk.end:
-            raise Retryable(f"{name}: the source ended at {chunk.at} of {chunk.end} bytes")
+        if at < end:
+            raise Retryable(f"{name}: the source ended at {at} of {end} bytes")
 
     def _settle(self, chunk: _Chunk) -> None:
         """Have what was written synced by another thread, once that is through with what came before."""

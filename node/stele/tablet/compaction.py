@@ -16,7 +16,9 @@ from pathlib import Path
 
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
-from stele.tablet.colfile import ColumnFile, FileMeta, write_column_file
+from stele.tablet.colfile import ColumnFile
+from stele.tablet.colformat import FileMeta
+from stele.tablet.colwriter import write_column_file
 from stele.tablet.files import FILES, Files
 from stele.tablet.runs import Kept, Run
 from stele.tablet.sources import pieces

@@ -12,7 +12,7 @@ import json
 import sys
 
 from stele.model.errors import Code, Retryable, error_for
-from stele.tablet.colfile import FileMeta
+from stele.tablet.colformat import FileMeta
 from stele.tablet.compaction import CompactionJob, CompactionResult
 
 

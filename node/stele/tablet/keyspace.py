@@ -11,7 +11,7 @@ import itertools
 import json
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -352,7 +352,7 @@ class KeySpace:
         self._files.sync_directory(directory)
         return Checkpoint(opid, (FILE_NAME,))
 
-    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+    def verify(self, read: Callable[[int], None] = lambda size: None, compared: Collection[str] = ()) -> None:
         """See StateMachine."""
         with self._file_lock:
             read(len(read_sealed(self.directory / FILE_NAME, _MAGIC, _VERSION)))

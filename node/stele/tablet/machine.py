@@ -8,7 +8,7 @@ and views may run on any other meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,9 +109,10 @@ class StateMachine(Protocol):
             Rejected: ALREADY_PRESENT, the directory is not empty.
         """
 
-    def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
+    def verify(self, read: Callable[[int], None] = lambda size: None, compared: Collection[str] = ()) -> None:
         """Read all files of the last flushed state and compare every checksum, in little memory. Any thread; blocks. `read`
-        is told of each piece's bytes; what it raises ends the reading.
+        is told of each piece's bytes; what it raises ends the reading. Of the files named in `compared` the checksums of all
+        parts were compared before; that they are the right files is still looked at.
 
         Raises:
             Corrupt: something is damaged, or the disk does not give it.

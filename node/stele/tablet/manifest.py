@@ -14,7 +14,7 @@ from stele.model.errors import Corrupt, Rejected
 from stele.model.ids import OPID_NONE, OpId
 from stele.model.schema import Schema
 from stele.tablet.checked import read_sealed, seal
-from stele.tablet.colfile import FileMeta
+from stele.tablet.colformat import FileMeta
 from stele.tablet.files import Files
 
 NAME = "MANIFEST"

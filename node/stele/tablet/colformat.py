@@ -1,0 +1,192 @@
+"""The layout of a column file, byte by byte in README.md beside this file: what its writer and its readers share.
+
+Invariant: no byte of a footer is believed before its checksum was compared.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.schema import Column, Schema
+from stele.tablet.checksums import RangeSums
+
+NAME = "rows-"
+"""Names of column files begin so."""
+MAGIC = b"STLCOLF1"
+VERSION = 1
+GROUP_ROWS = 32_768
+GROUP_BYTES = 16 << 20
+ALIGNMENT = 64
+
+HEADER = struct.Struct("<8sI48s")
+TAIL = struct.Struct("<QI8s")
+CRC = struct.Struct("<I")
+HEADER_BYTES = HEADER.size + CRC.size
+
+# Parts that are no column: keys, timestamps, delete marks of a group; the bloom filter of the file.
+PART_KEYS, PART_TIMES, PART_DELETED, PART_BLOOM = 0xFFFF_FFF0, 0xFFFF_FFF1, 0xFFFF_FFF2, 0xFFFF_FFF3
+PART = np.dtype(
+    [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("_", "<u4")]
+)
+KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class FileMeta:
+    """What the manifest says of a column file. `footer_crc` ties the name to these very bytes."""
+
+    name: str
+    size: int
+    footer_crc: int
+    rows: int
+    deletes: int
+    unique: bool
+    min_time: int
+    max_time: int
+
+    def to_json(self) -> list[Any]:
+        """As the manifest holds it."""
+        return [
+            self.name,
+            self.size,
+            self.footer_crc,
+            self.rows,
+            self.deletes,
+            self.unique,
+            self.min_time,
+            self.max_time,
+        ]
+
+    @staticmethod
+    def from_json(raw: list[Any]) -> FileMeta:
+        """The inverse of `to_json`. Raises ValueError or TypeError."""
+        name, size, crc, rows, deletes, unique, low, high = raw
+        return FileMeta(
+            str(name), int(size), int(crc), int(rows), int(deletes), bool(unique), int(low), int(high)
+        )
+
+
+def column_schema(column: Column) -> pa.Schema:
+    """Of the message that a part of this column is."""
+    return pa.schema([pa.field(column.name, column.arrow)])
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself. `parts`: (part, group) to (offset, length without padding, CRC-32C with it)."""
+
+    schema: Schema
+    rows: int
+    deletes: int
+    unique: bool
+    min_time: int
+    max_time: int
+    groups: list[list[Any]]
+    first_keys: list[bytes]
+    last_key: bytes
+    parts: dict[tuple[int, int], tuple[int, int, int]]
+
+
+def check_header(name: str, raw: bytes) -> None:
+    """Whether these first HEADER_BYTES are a column file's.
+
+    Raises:
+        Corrupt: they are not, or damaged.
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    head = raw[: HEADER.size]
+    magic, version, _ = HEADER.unpack(head)
+    (crc,) = CRC.unpack(raw[HEADER.size :])
+    if magic != MAGIC or google_crc32c.value(head) != crc:
+        raise damaged(name, "damaged header")
+    if version != VERSION:
+        raise Rejected(
+            f"{name}: version {version}; this program reads {VERSION}; upgrade it",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+
+
+def read_footer(
+    name: str, size: int, read: Callable[[int, int], bytes], expected: int | None = None
+) -> Footer:
+    """The footer of a file of `size` bytes. `read` gives `length` bytes from `offset` on; `expected`: its checksum, if known.
+
+    Raises:
+        Corrupt: it is damaged, or another one. Whatever `read` raises.
+    """
+    if size < HEADER_BYTES + TAIL.size:
+        raise damaged(name, f"{size} bytes, too few for a header and a footer")
+    tail = read(size - TAIL.size, TAIL.size)
+    if len(tail) != TAIL.size:
+        raise damaged(name, f"{TAIL.size - len(tail)} bytes are missing at its end")
+    length, crc, magic = TAIL.unpack(tail)
+    start = size - TAIL.size - length
+    if magic != MAGIC or start < HEADER_BYTES:
+        raise damaged(name, "damaged tail")
+    body = read(start, length)
+    if google_crc32c.value(body) != crc or (expected is not None and crc != expected):
+        raise damaged(name, "damaged footer")
+    try:
+        return _parse(body)
+    except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
+        raise damaged(name, f"footer: {exc!r}") from exc
+
+
+def _parse(body: bytes) -> Footer:
+    (text_length,) = struct.unpack_from("<I", body)
+    about = json.loads(body[4 : 4 + text_length])
+    table = np.frombuffer(body, PART, offset=4 + text_length)
+    return Footer(
+        schema=Schema.from_json(json.dumps(about["schema"])),
+        rows=int(about["rows"]),
+        deletes=int(about["deletes"]),
+        unique=about["unique"],
+        min_time=int(about["min_time"]),
+        max_time=int(about["max_time"]),
+        groups=about["groups"],
+        first_keys=[bytes.fromhex(group[1]) for group in about["groups"]],
+        last_key=bytes.fromhex(about["last_key"]),
+        parts={
+            (int(part), int(group)): (int(offset), int(length), int(crc))
+            for part, group, offset, length, crc, _ in table.tolist()
+        },
+    )
+
+
+def sums_inside(name: str, size: int, read: Callable[[int, int], bytes]) -> RangeSums | None:
+    """The checksums of all parts of a column file, from its footer; None for a file of another name. See `read_footer`.
+
+    Raises:
+        Corrupt: its footer is damaged.
+    """
+    if not name.startswith(NAME):
+        return None
+    parts = read_footer(name, size, read).parts.values()
+    ranges = sorted((offset, offset + padded(length), crc) for offset, length, crc in parts)
+    borders = [
+        HEADER_BYTES,
+        *(border for begin, end, _ in ranges for border in (begin, end)),
+        size - TAIL.size,
+    ]
+    if borders != sorted(borders):
+        raise damaged(name, "footer: parts over each other")
+    return RangeSums(name, ranges)
+
+
+def padded(length: int) -> int:
+    """How many bytes a part of `length` bytes takes, which are the bytes that its checksum is of."""
+    return length + -length % ALIGNMENT
+
+
+def damaged(name: str, what: str) -> Corrupt:
+    """An error for whoever reads that file."""
+    return Corrupt(f"{name}: {what}; expected the bytes that were written; copy the replica from a peer")

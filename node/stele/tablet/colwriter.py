@@ -1,0 +1,154 @@
+"""Writes column files: sorted runs become parts, and a footer that says where they are. Called by flush and merges."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model import keys as key_bytes
+from stele.model.hashing import hash_binary
+from stele.model.schema import Schema
+from stele.tablet import bloom
+from stele.tablet.colformat import (
+    CRC,
+    GROUP_BYTES,
+    GROUP_ROWS,
+    HEADER,
+    HEADER_BYTES,
+    KEY_SCHEMA,
+    MAGIC,
+    PART,
+    PART_BLOOM,
+    PART_DELETED,
+    PART_KEYS,
+    PART_TIMES,
+    TAIL,
+    VERSION,
+    FileMeta,
+    column_schema,
+    padded,
+)
+from stele.tablet.files import Files
+from stele.tablet.runs import Mask, Run
+
+
+def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[Run]) -> FileMeta:
+    """Write sorted runs, whose keys follow on each other, as one file, and sync it. The directory is not synced.
+
+    Raises:
+        Retryable: DISK_FULL.
+        Corrupt: IO_ERROR.
+    """
+    writer = _Writer(schema)
+    size = files.write_new(path, writer.parts(runs))
+    return FileMeta(
+        path.name,
+        size,
+        writer.footer_crc,
+        writer.rows,
+        writer.deletes,
+        writer.unique,
+        writer.min_time,
+        writer.max_time,
+    )
+
+
+class _Writer:
+    """Turns runs into the bytes of a file, one part at a time."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._offset = 0
+        self._table: list[tuple[int, int, int, int, int, int]] = []
+        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._groups: list[list[Any]] = []
+        self._last_key = b""
+        self.rows = self.deletes = self.footer_crc = self.max_time = 0
+        self.min_time = (1 << 64) - 1
+        self.unique = True
+
+    def parts(self, runs: Iterator[Run]) -> Iterator[bytes | memoryview]:
+        head = HEADER.pack(MAGIC, VERSION, bytes(48))
+        self._offset = HEADER_BYTES
+        yield head + CRC.pack(google_crc32c.value(head))
+        for run in runs:
+            yield from self._run(run)
+        hashes = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
+        yield from self._part(PART_BLOOM, 0, bloom.build(hashes))
+        yield from self._footer()
+
+    def _run(self, run: Run) -> Iterator[bytes | memoryview]:
+        if run.rows == 0:
+            return
+        same = key_bytes.same_as_before(run.keys)
+        per_row = max(1, run.batch.nbytes // run.rows)
+        step = max(1, min(GROUP_ROWS, GROUP_BYTES // per_row))
+        start = 0
+        while start < run.rows:
+            end = min(start + step, run.rows)
+            while end < run.rows and same[end]:
+                end += 1  # all versions of a key stand in one group
+            yield from self._group(run.slice(start, end - start), same[start:end])
+            start = end
+
+    def _group(self, run: Run, same: Mask) -> Iterator[bytes | memoryview]:
+        group = len(self._groups)
+        deletes = 0 if run.deleted is None else int(run.deleted.sum())
+        # The first row of a slice is never a repeat: groups begin with a new key.
+        unique = not bool(same.any())
+        first, self._last_key = run.keys[0].as_py(), run.keys[-1].as_py()
+        low, high = int(run.times.min()), int(run.times.max())
+        self._groups.append([run.rows, first.hex(), deletes, unique, low, high])
+        self.rows += run.rows
+        self.deletes += deletes
+        self.unique = self.unique and unique
+        self.min_time, self.max_time = min(self.min_time, low), max(self.max_time, high)
+        self._hashes.append(hash_binary(run.keys))
+        yield from self._part(PART_KEYS, group, _message(run.keys, KEY_SCHEMA))
+        yield from self._part(PART_TIMES, group, np.ascontiguousarray(run.times).view(np.uint8).data)
+        if deletes and run.deleted is not None:
+            yield from self._part(PART_DELETED, group, np.packbits(run.deleted, bitorder="little").data)
+        for position, column in enumerate(self._schema.columns):
+            array = run.batch.column(position)
+            yield from self._part(int(column.id), group, _message(array, column_schema(column)))
+
+    def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        start = padded(self._offset)
+        raw = np.frombuffer(data, np.uint8)
+        raw.flags.writeable = False  # or its checksum wants a copy
+        padding = bytes(padded(len(raw)) - len(raw))
+        crc = google_crc32c.extend(google_crc32c.value(raw), padding)
+        self._table.append((part, group, start, len(raw), crc, 0))
+        yield bytes(start - self._offset)
+        yield raw.data
+        yield padding
+        self._offset = start + len(raw) + len(padding)
+
+    def _footer(self) -> Iterator[bytes]:
+        about = {
+            "schema": json.loads(self._schema.to_json()),
+            "groups": self._groups,
+            "last_key": self._last_key.hex(),
+            "rows": self.rows,
+            "deletes": self.deletes,
+            "unique": self.unique,
+            "min_time": self.min_time,
+            "max_time": self.max_time,
+        }
+        text = json.dumps(about, separators=(",", ":")).encode()
+        body = struct.pack("<I", len(text)) + text + np.array(self._table, PART).tobytes()
+        self.footer_crc = google_crc32c.value(body)
+        yield body + TAIL.pack(len(body), self.footer_crc, MAGIC)
+
+
+def _message(array: pa.Array, schema: pa.Schema) -> memoryview:
+    # Written into the file at once, so a copy of a slice's parent never lingers.
+    return memoryview(pa.RecordBatch.from_arrays([array], schema=schema).serialize())
