@@ -98,9 +98,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch of all rows."""
     if len(batches) == 1:
         return batches[0]
-    first = batches[0]
-    arrays = [pa.concat_arrays([b.column(i) for b in batches]) for i in range(first.num_columns)]
-    return pa.RecordBatch.from_arrays(arrays, schema=first.schema)
+    return pa.concat_batches(batches)
 
 
 @dataclass(slots=True)
