@@ -25,7 +25,8 @@ from stele.model.clock import HybridClock
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
-from stele.model.partition import partitions
+from stele.model.partition import HashPartition, PartitionSchema, partitions
+from stele.model.schema import Schema
 from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -48,6 +49,10 @@ from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from stele.tablet.view import key_array
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int32", True)], ["id"])
+EIGHT = PartitionSchema((HashPartition((0,), 8),))
+ONE = PartitionSchema()
 
 Fault = Callable[[], SteleError | None]
 """Called before ("before", "before_read") or after ("after") a write is applied; an error it returns is the answer."""

@@ -108,7 +108,7 @@ async def test_rot_at_the_source_is_not_handed_on(group_of: MakeGroup, rotten: s
     assert len(table(nodes[3].replicas.get(group.tablet_id))) == 1000
 
 
-async def test_a_disk_that_gives_back_other_bytes_is_found(
+async def test_a_file_that_gives_back_other_bytes_is_found(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, nodes = await group_of(3, spare=1)

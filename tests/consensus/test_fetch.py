@@ -197,7 +197,7 @@ async def test_bytes_that_were_rotten_at_their_source_are_found_before_the_file_
     assert "big" not in here(tmp_path)
 
 
-async def test_what_a_disk_gives_back_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_file_gives_back_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
 
     def lying(fd: int, data: memoryview, at: int) -> int:

@@ -80,6 +80,7 @@ class CopySessions:
         self._making = 0
         self._orders = Whole()
         self._looking = asyncio.Lock()
+        self._looked_at: set[Replica] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -204,7 +205,7 @@ class CopySessions:
     async def end(self, session_id: str, damage: str = "") -> None:
         """End a session; nothing if it has ended. `damage`: what its receiver found wrong with the files it got."""
         session = self._sessions.get(session_id)
-        if session is not None and damage:
+        if session is not None and damage and session.replica not in self._looked_at:
             self._orders.start(self._look(session.replica, damage))
         await self._orders.run(self._end(session_id))
 
@@ -213,6 +214,7 @@ class CopySessions:
         machine = replica.machine
         if machine is None:
             return
+        self._looked_at.add(replica)
 
         def going_on(size: int) -> None:
             if self._closed or not replica.running:
@@ -226,6 +228,8 @@ class CopySessions:
             replica.fail(f"copy: {exc}")
         except SteleError as exc:
             log.warning("not verified", tablet=replica.tablet_id, damage=damage, error=str(exc))
+        finally:
+            self._looked_at.discard(replica)
 
     async def _end(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)

@@ -5,7 +5,8 @@ and it runs at once; the files, every checksum of which is compared as they arri
 superblock READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
-Nothing becomes READY that was damaged, wherever that came about.
+Nothing becomes READY that was damaged at its source or on its way. What a disk does to synced bytes is found when they are
+read, as it is everywhere.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from stele.consensus.fetch import (
     first_stele_error,
     session_lost,
     until_done,
+    whole,
 )
 from stele.consensus.files import make_directory, remove_tree, sync_directory
 from stele.consensus.superblock import DataState, Superblock, write_superblock
@@ -180,10 +182,13 @@ class TabletCopy:
                     error = first_stele_error(exc)
                     if not isinstance(error, Corrupt):
                         raise
-                    await self._in_thread(remove_tree, self._incoming(session))
-                    if error.code is Code.IO_ERROR:  # a disk, and whoever has it said so
+                    if (
+                        error.code is not Code.IO_ERROR
+                    ):  # else it is the disk here, or the source said so of its own
+                        damage = str(error)
+                    await whole(self._in_thread(remove_tree, self._incoming(session)))
+                    if not damage:
                         raise
-                    damage = str(error)
                     raise Corrupt(
                         f"what {self.order.source_address} gave is damaged: {error.args[0]}"
                     ) from exc

@@ -1,15 +1,15 @@
 """The receiving side's transfer of files: several chunks at a time, checked, resumed, rate limited. No tablets here.
 
 Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks. Invariant: a file has its
-own name once all its bytes arrived as its source read them, are synced, and have the checksums that its arrival knows of,
-and not before; and once `Fetcher.fetch` has returned or raised, no thread of it touches the directory any more.
+own name once all its bytes arrived as its source read them, are synced, and have the checksums that the file itself tells
+of, and not before; and once `Fetcher.fetch` has returned or raised, no thread of it touches the directory any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -168,6 +168,7 @@ class Fetcher:
         self._stop = Event()
         self._under_way: set[CopyFrames] = set()
         self._moved_at = self._loop.time()
+        self._unsettled = False
         self._threads = ThreadPoolExecutor(2 * CHUNKS_AT_ONCE, "stele-copy")
 
     async def fetch(self, session: SessionInfo) -> frozenset[str]:
@@ -188,15 +189,17 @@ class Fetcher:
         for file in session.files:
             if file is session.files[-1] or not await self._in_thread(self._have, file):
                 landing = _Landing(file, self._directory)
-                await self._in_thread(landing.make_room)
+                await whole(self._in_thread(landing.make_room))
                 landings.append(landing)
                 for offset in range(0, file.size, size):
                     chunks.put_nowait(_Chunk(landing, offset, offset, min(offset + size, file.size)))
         self._moved_at = self._loop.time()
         try:
+            left = iter(landings)
             async with asyncio.TaskGroup() as group:
-                for landing in landings:
-                    group.create_task(self._know_sums(session.session_id, landing))
+                for _ in range(CHUNKS_AT_ONCE):
+                    group.create_task(self._know_sums(session.session_id, left))
+            self._moved_at = self._loop.time()
             async with asyncio.TaskGroup() as group:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._work(session.session_id, chunks))
@@ -206,7 +209,9 @@ class Fetcher:
                 frames.cancel()
             await until_done(asyncio.ensure_future(self._loop.run_in_executor(None, self._threads.shutdown)))
         await self._in_thread(sync_directory, self._directory)
-        return frozenset(landing.file.name for landing in landings if landing.sums is not None)
+        return frozenset(
+            landing.file.name for landing in landings if landing.sums is not None and not landing.sums.left
+        )
 
     def _have(self, file: CopyFile) -> bool:
         path = self._directory / file.name
@@ -215,16 +220,26 @@ class Fetcher:
         self._progress(file.size)
         return True
 
-    async def _know_sums(self, session_id: str, landing: _Landing) -> None:
-        file = landing.file
+    async def _know_sums(self, session_id: str, landings: Iterator[_Landing]) -> None:
+        """Of one file after another: what it says itself of its checksums."""
+        for landing in landings:
+            arrived = [0]
+            ask = partial(self._ask_for_sums, session_id, landing.file, arrived)
+            position = partial(arrived.__getitem__, 0)
+            landing.sums = await self._patiently(session_id, landing.file.name, ask, position)
+            await self._rate.take(arrived[0])
 
+    def _ask_for_sums(self, session_id: str, file: CopyFile, arrived: list[int]) -> RangeSums | None:
         def read(offset: int, length: int) -> bytes:
+            pieces = []
             with closing(self._frames(session_id, file.name, offset, offset + length)) as frames:
-                return b"".join(frames)
+                for data in frames:
+                    pieces.append(data)
+                    arrived[0] += len(data)
+                    self._loop.call_soon_threadsafe(self._moved, 0)
+            return b"".join(pieces)
 
-        landing.sums = await self._patiently(
-            session_id, file.name, lambda: self._sums(file.name, file.size, read)
-        )
+        return self._sums(file.name, file.size, read)
 
     async def _work(self, session_id: str, chunks: asyncio.Queue[_Chunk]) -> None:
         settling: Future[None] | None = None
@@ -232,24 +247,31 @@ class Fetcher:
             chunk = chunks.get_nowait()
             chunk.settling = settling
             await self._rate.take(chunk.end - chunk.at)
-            await self._patiently(
-                session_id, chunk.landing.file.name, partial(self._bring, session_id, chunk)
-            )
+            await self._fetch_chunk(session_id, chunk)
             settling = chunk.settling
         if settling is not None:
             await asyncio.wrap_future(settling)
 
-    async def _patiently(self, session_id: str, name: str, call: Callable[[], T]) -> T:
-        """What `call` returns, on a thread of the fetch's own; repeated when it broke, for as long as some file moves."""
+    async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
+        """One chunk, written; resumed where it broke."""
+        name, bring = chunk.landing.file.name, partial(self._bring, session_id, chunk)
+        await self._patiently(session_id, name, bring, lambda: chunk.at)
+
+    async def _patiently(
+        self, session_id: str, name: str, call: Callable[[], T], position: Callable[[], int]
+    ) -> T:
+        """What `call` returns, on a thread of the fetch's own; repeated when it broke, for as long as some file moves: sooner
+        if `position` did.
+        """
         delay_s = _RETRY_FIRST_S
         while True:
-            begun_at = self._loop.time()
+            begun_at = position()
             try:
                 return await self._loop.run_in_executor(self._threads, call)
             except Retryable as exc:
-                if exc.code is Code.DISK_FULL:
+                if exc.code is Code.DISK_FULL or self._unsettled:
                     raise
-                if self._moved_at > begun_at:
+                if position() > begun_at:
                     delay_s = _RETRY_FIRST_S
                 silent_s = self._loop.time() - self._moved_at
                 if silent_s >= SILENT_MAX_S:
@@ -312,8 +334,22 @@ class Fetcher:
         """Have what was written synced by another thread, once that is through with what came before."""
         if chunk.settling is not None:
             chunk.settling.result()
-        chunk.settling = self._threads.submit(chunk.landing.settle, chunk.settled, chunk.at)
+        chunk.settling = self._threads.submit(self._settle_piece, chunk.landing, chunk.settled, chunk.at)
         chunk.settled = chunk.at
+
+    def _settle_piece(self, landing: _Landing, begin: int, end: int) -> None:
+        try:
+            landing.settle(begin, end)
+        except SteleError:
+            self._unsettled = True  # no broken connection: to ask for more bytes mends nothing
+            raise
+
+
+async def whole(waited: Awaitable[T]) -> T:
+    """What it gives. Whoever is cancelled meanwhile goes on only when it has ended: a thread cannot be cancelled."""
+    future = asyncio.ensure_future(waited)
+    await until_done(future)
+    return future.result()
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:

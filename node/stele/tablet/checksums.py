@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 
 from stele.model.errors import Corrupt
@@ -27,7 +28,8 @@ _ONE = 1 << 31
 class RangeSums:
     """Compares the checksums of ranges piece by piece. Any thread.
 
-    Invariant: of each range it holds the sums of disjoint pieces, and none once they cover it.
+    Invariant: of each range it holds the sums of disjoint pieces, and none once they cover it. `left` ranges were not found
+    right yet.
     """
 
     def __init__(self, name: str, ranges: Sequence[Range]) -> None:
@@ -35,7 +37,8 @@ class RangeSums:
         self._name = name
         self._ranges = ranges
         self._ends = [end for _, end, _ in ranges]
-        self._pieces: dict[int, list[Range]] = {}
+        self.left = len(ranges)
+        self._pieces: dict[int, _Pieces] = {}
         self._lock = Lock()
 
     def compare(self, begin: int, end: int, sum_of: SumOf) -> None:
@@ -49,23 +52,38 @@ class RangeSums:
             if first >= end:
                 break
             low, high = max(begin, first), min(end, last)
-            piece = (low, high, sum_of(low, high - low))
-            if (whole := piece if (low, high) == (first, last) else self._put(at, piece)) and whole[2] != crc:
+            found: int | None = sum_of(low, high - low)
+            if (low, high) != (first, last):
+                found = self._put(at, low, high, found)
+            if found is None:
+                continue
+            if found != crc:
                 raise Corrupt(f"{self._name}: bytes {first} to {last} are not those that were written")
+            with self._lock:
+                self.left -= 1
 
-    def _put(self, at: int, piece: Range) -> Range | None:
-        """All of a range, if this is the last of its pieces."""
+    def _put(self, at: int, begin: int, end: int, crc: int) -> int | None:
+        """The sum of all of a range, if this is the last of its pieces."""
         first, last, _ = self._ranges[at]
         with self._lock:
-            pieces = self._pieces.setdefault(at, [])
-            pieces.append(piece)
-            if sum(end - begin for begin, end, _ in pieces) < last - first:
+            pieces = self._pieces.setdefault(at, _Pieces())
+            pieces.sums.append((begin, end, crc))
+            pieces.size += end - begin
+            if pieces.size < last - first:
                 return None
             del self._pieces[at]
         crc = 0
-        for begin, end, of_piece in sorted(pieces):
+        for begin, end, of_piece in sorted(pieces.sums):
             crc = combined(crc, of_piece, end - begin)
-        return first, last, crc
+        return crc
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Of one range. `size`: bytes that they hold together."""
+
+    sums: list[Range] = field(default_factory=list)
+    size: int = 0
 
 
 def combined(first: int, second: int, length: int) -> int:

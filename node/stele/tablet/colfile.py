@@ -22,14 +22,12 @@ from stele.model.errors import Corrupt
 from stele.model.schema import Column
 from stele.tablet import bloom
 from stele.tablet.colformat import (
-    HEADER_BYTES,
     KEY_SCHEMA,
     PART_BLOOM,
     PART_DELETED,
     PART_KEYS,
     PART_TIMES,
     FileMeta,
-    check_header,
     column_schema,
     damaged,
     padded,
@@ -61,8 +59,6 @@ class ColumnFile:
                 self.size = os.fstat(fd).st_size
                 if expected is not None and self.size != expected.size:
                     raise self._damaged(f"{self.size} bytes; the manifest says {expected.size}")
-                if self.size >= HEADER_BYTES:
-                    check_header(self.name, read_at(fd, 0, HEADER_BYTES))
                 footer = read_footer(
                     self.name,
                     self.size,

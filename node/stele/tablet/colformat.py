@@ -37,6 +37,10 @@ PART_KEYS, PART_TIMES, PART_DELETED, PART_BLOOM = 0xFFFF_FFF0, 0xFFFF_FFF1, 0xFF
 PART = np.dtype(
     [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("_", "<u4")]
 )
+_FOOTER_SMALL = 1 << 20
+_PEEK = 32
+Read = Callable[[int, int], bytes]
+"""Gives so many bytes (second) from an offset (first) on."""
 KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
 
 
@@ -96,13 +100,15 @@ class Footer:
     parts: dict[tuple[int, int], tuple[int, int, int]]
 
 
-def check_header(name: str, raw: bytes) -> None:
+def _check_header(name: str, raw: bytes) -> None:
     """Whether these first HEADER_BYTES are a column file's.
 
     Raises:
         Corrupt: they are not, or damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
+    if len(raw) != HEADER_BYTES:
+        raise damaged(name, "damaged header")
     head = raw[: HEADER.size]
     magic, version, _ = HEADER.unpack(head)
     (crc,) = CRC.unpack(raw[HEADER.size :])
@@ -115,16 +121,24 @@ def check_header(name: str, raw: bytes) -> None:
         )
 
 
-def read_footer(
-    name: str, size: int, read: Callable[[int, int], bytes], expected: int | None = None
-) -> Footer:
-    """The footer of a file of `size` bytes. `read` gives `length` bytes from `offset` on; `expected`: its checksum, if known.
+def read_footer(name: str, size: int, read: Read, expected: int | None = None) -> Footer:
+    """The footer of a file of `size` bytes; `expected`: its checksum, if known. Reads the header as well.
 
     Raises:
-        Corrupt: it is damaged, or another one. Whatever `read` raises.
+        Corrupt: one of them is damaged, or the footer another one. Whatever `read` raises.
+        Rejected: UNSUPPORTED_VERSION.
     """
+    body = _footer_bytes(name, size, read, expected)
+    try:
+        return _parse(body)
+    except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
+        raise damaged(name, f"footer: {exc!r}") from exc
+
+
+def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None) -> bytes:
     if size < HEADER_BYTES + TAIL.size:
         raise damaged(name, f"{size} bytes, too few for a header and a footer")
+    _check_header(name, read(0, HEADER_BYTES))
     tail = read(size - TAIL.size, TAIL.size)
     if len(tail) != TAIL.size:
         raise damaged(name, f"{TAIL.size - len(tail)} bytes are missing at its end")
@@ -132,19 +146,28 @@ def read_footer(
     start = size - TAIL.size - length
     if magic != MAGIC or start < HEADER_BYTES:
         raise damaged(name, "damaged tail")
+    if length > _FOOTER_SMALL and not _plausible(read(start, _PEEK), length):
+        raise damaged(name, "damaged tail")  # its length has no checksum of its own, and may be of gigabytes
     body = read(start, length)
     if google_crc32c.value(body) != crc or (expected is not None and crc != expected):
         raise damaged(name, "damaged footer")
-    try:
-        return _parse(body)
-    except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
-        raise damaged(name, f"footer: {exc!r}") from exc
+    return body
+
+
+def _plausible(opening: bytes, length: int) -> bool:
+    (text_length,) = struct.unpack_from("<I", opening)
+    table = length - 4 - text_length
+    return table >= 0 and table % PART.itemsize == 0 and opening[4:].startswith(b'{"schema":')
+
+
+def _table(body: bytes) -> np.ndarray[Any, Any]:
+    (text_length,) = struct.unpack_from("<I", body)
+    return np.frombuffer(body, PART, offset=4 + text_length)
 
 
 def _parse(body: bytes) -> Footer:
     (text_length,) = struct.unpack_from("<I", body)
     about = json.loads(body[4 : 4 + text_length])
-    table = np.frombuffer(body, PART, offset=4 + text_length)
     return Footer(
         schema=Schema.from_json(json.dumps(about["schema"])),
         rows=int(about["rows"]),
@@ -157,29 +180,30 @@ def _parse(body: bytes) -> Footer:
         last_key=bytes.fromhex(about["last_key"]),
         parts={
             (int(part), int(group)): (int(offset), int(length), int(crc))
-            for part, group, offset, length, crc, _ in table.tolist()
+            for part, group, offset, length, crc, _ in _table(body).tolist()
         },
     )
 
 
-def sums_inside(name: str, size: int, read: Callable[[int, int], bytes]) -> RangeSums | None:
-    """The checksums of all parts of a column file, from its footer; None for a file of another name. See `read_footer`.
+def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:
+    """The checksums of all parts of a column file, from its footer; None for a file of another name.
 
     Raises:
-        Corrupt: its footer is damaged.
+        Corrupt, Rejected: as `read_footer`.
     """
     if not name.startswith(NAME):
         return None
-    parts = read_footer(name, size, read).parts.values()
-    ranges = sorted((offset, offset + padded(length), crc) for offset, length, crc in parts)
-    borders = [
-        HEADER_BYTES,
-        *(border for begin, end, _ in ranges for border in (begin, end)),
-        size - TAIL.size,
-    ]
-    if borders != sorted(borders):
+    try:
+        table = np.sort(_table(_footer_bytes(name, size, read)), order="offset")
+    except (ValueError, struct.error) as exc:
+        raise damaged(name, f"footer: {exc!r}") from exc
+    begins, lengths = table["offset"].astype(np.int64), table["length"].astype(np.int64)
+    ends = begins + lengths + -lengths % ALIGNMENT
+    if (begins < np.concatenate(([HEADER_BYTES], ends[:-1]))[: len(begins)]).any() or (
+        ends > size - TAIL.size
+    ).any():
         raise damaged(name, "footer: parts over each other")
-    return RangeSums(name, ranges)
+    return RangeSums(name, list(zip(begins.tolist(), ends.tolist(), table["crc"].tolist())))
 
 
 def padded(length: int) -> int:

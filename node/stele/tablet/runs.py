@@ -95,7 +95,7 @@ def _concat_deleted(runs: Sequence[Run]) -> Mask | None:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows."""
+    """One batch of all rows. All have the same schema."""
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches)

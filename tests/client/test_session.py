@@ -1,0 +1,174 @@
+"""Sessions: rows that are given and flushed later, none of which is lost without a word."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.client import RowErrors
+from stele.model.errors import Code, Rejected, Retryable
+from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+
+
+async def test_a_session_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        async with table.new_session(flush_interval_s=0) as session:
+            for i in range(100):
+                await session.insert({"id": i, "name": "first"})
+            await session.delete({"id": 7})
+            await session.insert({"id": 7, "name": "second"})
+            await session.update({"id": 8, "n": 8})
+            await session.upsert({"id": 9, "name": "third"})
+        assert await table.get({"id": 7}) == {"id": 7, "name": "second", "n": None}
+        assert await table.get({"id": 8}) == {"id": 8, "name": "first", "n": 8}
+        assert await table.get({"id": 9}, ["name"]) == {"name": "third"}
+
+
+async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0.02)
+        await session.insert({"id": 1})
+        await session.insert({"id": "x"})
+        await session.insert({"id": 1})
+        async with asyncio.timeout(5):
+            while not tablet.attempts:
+                await asyncio.sleep(0.01)
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors] == [
+            (1, Code.INVALID_ARGUMENT),
+            (2, Code.ALREADY_PRESENT),
+        ]
+        assert (await session.flush()).rows_written == 0
+
+
+async def test_a_session_names_the_rows_that_a_failure_left_unwritten(tmp_path: Path) -> None:
+    """Those of the block that failed, and those behind it, which were not sent; positions begin anew with each flush."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0)
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        await session.insert({"id": "x"})  # a fault of its own
+        await session.insert({"id": 0})  # fails
+        for number in (1, 2, 3):
+            await session.delete({"id": number})  # not sent any more
+        with pytest.raises(
+            RowErrors, match=r"5 of 5 rows were refused.*PERMISSION_DENIED id=0: no"
+        ) as caught:
+            await session.flush()
+        refused = [Code.INVALID_ARGUMENT, *[Code.PERMISSION_DENIED] * 4]
+        assert [(e.row, e.code) for e in caught.value.errors] == list(enumerate(refused))
+        assert "id=3: not sent" in caught.value.errors[4].message
+        await session.insert({"id": 4})
+        await session.insert({"id": 4})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors] == [(1, Code.ALREADY_PRESENT)]
+        await session.insert({"id": 4})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [e.row for e in caught.value.errors] == [0]
+
+
+async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> None:
+    """A flush in the background failed, the call that was told of it did its row again, and nobody told of the others."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.leader = -1
+        refused = []
+        with pytest.raises(RowErrors, match="6 of 10 rows were not acknowledged") as caught:
+            async with table.new_session(flush_interval_s=0.05, timeout_s=0.3) as session:
+                for number in range(10):
+                    if number == 6:
+                        await asyncio.sleep(1)
+                        tablet.leader = 0
+                    while True:
+                        try:
+                            await session.upsert({"id": number})
+                            break
+                        except Retryable as exc:
+                            refused.append((number, exc.code, str(exc)))
+        ((number, code, told),) = refused
+        assert (number, code) == (6, Code.NO_QUORUM)
+        assert "this row was not taken in" in told
+        assert [(e.row, e.code) for e in caught.value.errors] == [(n, Code.NO_QUORUM) for n in range(6)]
+        assert sorted((await table.scan(["id"]).to_table())["id"].to_pylist()) == [6, 7, 8, 9]
+
+
+async def test_a_call_that_fills_a_session_has_given_its_row(tmp_path: Path) -> None:
+    """It waits for a flush that fails, and the next call is told: whoever is told does the row of that call again."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0, buffer_bytes=1)
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        await session.upsert({"id": 0})
+        with pytest.raises(Rejected, match="not taken in"):
+            await session.upsert({"id": 1})
+        await session.upsert({"id": 1})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors] == [(0, Code.PERMISSION_DENIED)]
+        assert caught.value.result.rows_written == 1
+
+
+async def test_of_rows_beside_a_failure_a_session_tells_what_is_known_of_each(tmp_path: Path) -> None:
+    """Acknowledged by another tablet, perhaps done, or held back."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        lost = cluster.tablets_of("t")[0]
+        session = table.new_session(flush_interval_s=0, timeout_s=0.3)
+        lost.after.extend([lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME)] * 100)
+        for number in range(100):
+            await session.insert({"id": number})
+        await session.delete({"id": 1})
+        with pytest.raises(RowErrors, match="not acknowledged") as caught:
+            await session.flush()
+        lost.after.clear()
+        there = set((await table.scan(["id"]).to_table())["id"].to_pylist())
+        assert there == set(range(100))  # the answer alone was lost
+        *unknown, held_back = caught.value.errors
+        assert {e.code for e in unknown} == {Code.UNKNOWN_OUTCOME}
+        assert (held_back.row, held_back.code) == (100, Code.NO_QUORUM)
+        assert caught.value.result.rows_written + len(unknown) == 100
+        assert caught.value.result.timestamp > 0
+
+
+async def test_a_flush_that_nobody_waits_for_any_more_goes_on(tmp_path: Path) -> None:
+    """Cancelled, it ends the waiting only: no row is lost, and none comes behind a later one of its key."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        cluster.nodes[0].delay_s = 0.1
+        session = table.new_session(flush_interval_s=0)
+        await session.insert({"id": 1, "n": 1})
+        await session.update({"id": 1, "n": 2})
+        await session.upsert({"id": 2, "n": 2})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.flush(), 0.05)
+        await session.update({"id": 1, "n": 3})
+        result = await session.flush()
+        assert result.rows_written == 4
+        assert await table.get({"id": 1}, ["n"]) == {"n": 3}
+        assert await table.get({"id": 2}, ["n"]) == {"n": 2}
+
+
+async def test_what_became_of_a_flush_that_nobody_waited_for_is_told_by_the_next_call(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].delay_s = 0.1
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        session = table.new_session(flush_interval_s=0)
+        await session.insert({"id": 1})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.flush(), 0.05)
+        with pytest.raises(Rejected) as caught:
+            await session.flush()
+        assert caught.value.code is Code.PERMISSION_DENIED
