@@ -52,9 +52,8 @@ class RangeSums:
             if first >= end:
                 break
             low, high = max(begin, first), min(end, last)
-            found: int | None = sum_of(low, high - low)
-            if (low, high) != (first, last):
-                found = self._put(at, low, high, found)
+            of_piece = sum_of(low, high - low)
+            found = of_piece if (low, high) == (first, last) else self._put(at, low, high, of_piece)
             if found is None:
                 continue
             if found != crc:
