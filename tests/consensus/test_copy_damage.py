@@ -7,10 +7,14 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
+from stele.consensus import copy_target
 from stele.consensus.replica import Replica, ReplicaState
 from stele.model.errors import Code, Corrupt, SteleError
+from stele.tablet.colfile import ColumnFile
+from stele.tablet.colformat import CRC, HEADER, MAGIC, VERSION
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
@@ -34,6 +38,15 @@ def flip(file: Path) -> None:
         byte = f.read(1)
         f.seek(-1, os.SEEK_CUR)
         f.write(bytes([byte[0] ^ 1]))
+
+
+def later_version(file: Path) -> None:
+    """As a program to come might write it: another version in its header, another end."""
+    head = HEADER.pack(MAGIC, VERSION + 1, bytes(48))
+    with file.open("r+b") as f:
+        f.write(head + CRC.pack(google_crc32c.value(head)))
+        f.seek(-8, os.SEEK_END)
+        f.write(b"STLCOLF2")
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, directory: Path, opening: str) -> None:
@@ -126,6 +139,96 @@ async def test_a_file_that_gives_back_other_bytes_is_found(
     monkeypatch.undo()
     await installed(await start(group, node, nodes[3], 4))
     assert leader.running
+
+
+async def test_what_was_compared_as_it_arrived_is_not_read_again(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, nodes = await group_of(3, spare=1)
+    _, node = await flushed(group)
+
+    def read_again(file: ColumnFile, read: object) -> None:
+        raise AssertionError(file.name)
+
+    monkeypatch.setattr(ColumnFile, "verify", read_again)
+    await installed(await start(group, node, nodes[3], 4))
+
+
+async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup, tmp_path: Path) -> None:
+    """All its own checksums are right."""
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    place = next((leader.directory / "store").glob("rows-*"))
+    await group.write(rows(range(1000, 2000)))
+    await leader.flush()
+    other = max((leader.directory / "store").glob("rows-*"))
+    assert other != place
+    place.write_bytes(other.read_bytes())
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
+
+
+async def test_a_file_of_a_later_version_is_no_damage(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    later_version(next((leader.directory / "store").glob("rows-*")))
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed and copy.progress.error.startswith("UNSUPPORTED_VERSION")
+    assert list((nodes[3].directory / "tablets").glob("*/4/incoming*"))
+    await node.sessions.close()
+    assert leader.running
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM], ids=errno.errorcode.get)
+async def test_an_error_of_the_disk_here_is_not_told_as_damage_of_the_source(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nor is it asked for more bytes, which would mend nothing."""
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    told, end = list[str](), node.sessions.end
+
+    async def ended(session_id: str, damage: str = "") -> None:
+        told.append(damage)
+        await end(session_id, damage)
+
+    monkeypatch.setattr(node.sessions, "end", ended)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    monkeypatch.undo()
+    assert copy.failed and os.strerror(number) in copy.progress.error
+    assert told == [""] and leader.running
+
+
+async def test_a_source_is_told_of_damage_also_if_what_it_gave_cannot_be_removed(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, nodes = await group_of(3, spare=1)
+    leader, node = await flushed(group)
+    flip(next((leader.directory / "store").glob("rows-*")))
+    remove = copy_target.remove_tree
+
+    def fail(path: Path) -> None:
+        if path.name.startswith("incoming"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        remove(path)
+
+    monkeypatch.setattr(copy_target, "remove_tree", fail)
+    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
+    assert copy is not None
+    await copy.wait()
+    assert copy.failed
+    await wait_until(lambda: leader.state is ReplicaState.FAILED)
 
 
 async def test_what_an_earlier_session_brought_is_read_again(group_of: MakeGroup) -> None:

@@ -30,11 +30,13 @@ FRAME = 10_000
 class Frames:
     """CopyFrames of FILES, after what the test does to them."""
 
-    def __init__(self, source: Source, stop: Event, name: str, offset: int, length: int) -> None:
-        self.source, self.stop, self.name, self.offset, self.length = source, stop, name, offset, length
+    def __init__(self, source: Source, name: str, offset: int, length: int) -> None:
+        self.source, self.name, self.offset, self.length = source, name, offset, length
+        self.woken = Event()
 
     def cancel(self) -> None:
         self.source.cancelled += 1
+        self.woken.set()
 
     def __iter__(self) -> Iterator[tuple[int, bytes, int]]:
         self.source.asked.append((self.name, self.offset, self.length))
@@ -42,7 +44,7 @@ class Frames:
             data = FILES[self.name][at : min(at + FRAME, self.offset + self.length)]
             yield self.source.change(self.name, at, data, google_crc32c.value(data))
             if self.source.silent:
-                self.stop.wait()
+                self.woken.wait()
 
 
 class Source:
@@ -59,7 +61,7 @@ class Source:
         raise NotImplementedError
 
     def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> Frames:
-        return Frames(self, stop, name, offset, length)
+        return Frames(self, name, offset, length)
 
     async def keep_alive(self, session_id: str) -> int:
         if self.lost:
@@ -221,6 +223,75 @@ async def test_a_footer_that_does_not_come_is_asked_for_again(tmp_path: Path) ->
     assert here(tmp_path) == FILES and not broken[0]
 
 
+async def test_footers_that_come_keep_a_source_from_being_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count as bytes that come, and the time they took is not held against what comes after them."""
+    monkeypatch.setattr(fetch, "SILENT_MAX_S", 0.3)
+    source, broken = Source(), set[tuple[str, int]]()
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if (name, len(data) == 1000) not in broken:
+            broken.add((name, len(data) == 1000))
+            raise Retryable("the connection broke")
+        return at, data, crc
+
+    def slow(name: str, size: int, read: Callable[[int, int], bytes]) -> RangeSums | None:
+        for _ in range(8):
+            time.sleep(0.05)
+            read(size - 1000, 1000) if size > 1000 else read(0, size)
+        return sums_inside(name, size, read)
+
+    source.change = change
+    await bring(source, tmp_path, sums=slow)
+    assert here(tmp_path) == FILES and len(broken) > 3
+
+
+async def test_a_part_that_fails_each_time_is_asked_for_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while others come."""
+    monkeypatch.setattr(fetch, "SILENT_MAX_S", 0.2)
+    monkeypatch.setattr(fetch, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(fetch, "_RETRY_MAX_S", 100.0)
+    source = Source()
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "small":
+            raise Retryable("THROTTLED")
+        if name == "big":
+            time.sleep(0.03)
+        return at, data, crc
+
+    source.change = change
+    assert "no byte of small" in str(await failure(source, tmp_path))
+    assert len([name for name, _, _ in source.asked if name == "small"]) < 10
+
+
+@pytest.mark.parametrize("end", [300_000, 300_500], ids=["inside", "beyond"])
+async def test_only_a_file_all_of_whose_ranges_were_compared_is_told(tmp_path: Path, end: int) -> None:
+    def sums(name: str, size: int, read: Callable[[int, int], bytes]) -> RangeSums | None:
+        return (
+            RangeSums(name, [(64, end, google_crc32c.value(FILES[name][64:end]))]) if name == "big" else None
+        )
+
+    assert await bring(Source(), tmp_path, sums=sums) == ({"big"} if end < 300_001 else set())
+    assert here(tmp_path) == FILES
+
+
+async def test_what_cannot_be_synced_ends_it_before_more_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(fd: int) -> None:
+        if os.fstat(fd).st_size:  # an empty file is there before anything is asked for
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fdatasync", none)
+    source = Source()
+    assert "Cannot allocate memory" in str(await failure(source, tmp_path))
+    assert len(source.asked) <= 2 * fetch.CHUNKS_AT_ONCE
+
+
 async def test_short_writes_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:4096], at))
@@ -293,15 +364,18 @@ async def test_a_source_that_gives_some_bytes_in_time_is_not_given_up(
     assert here(tmp_path) == FILES and len(broken) > 3
 
 
-async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("during", ["bytes", "footers"])
+async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path, during: str) -> None:
     source = Source()
     source.silent = True
-    task = asyncio.create_task(bring(source, tmp_path, sums=lambda name, size, read: None))
-    while len(source.asked) < fetch.CHUNKS_AT_ONCE:
+    sums: SumsInside = sums_inside if during == "footers" else lambda name, size, read: None
+    under_way = 1 if during == "footers" else fetch.CHUNKS_AT_ONCE
+    task = asyncio.create_task(bring(source, tmp_path, sums=sums))
+    while len(source.asked) < under_way:
         await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert task.cancelled() and source.cancelled == fetch.CHUNKS_AT_ONCE
+    assert task.cancelled() and source.cancelled == under_way
     before = here(tmp_path)
     await asyncio.sleep(0.05)
     assert here(tmp_path) == before
