@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from threading import Event
 
 import google_crc32c
 import pytest
@@ -154,16 +155,16 @@ async def test_what_was_compared_as_it_arrived_is_not_read_again(
     await installed(await start(group, node, nodes[3], 4))
 
 
-async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup, tmp_path: Path) -> None:
+async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup) -> None:
     """All its own checksums are right."""
     group, nodes = await group_of(3, spare=1)
     leader, node = await flushed(group)
-    place = next((leader.directory / "store").glob("rows-*"))
-    await group.write(rows(range(1000, 2000)))
-    await leader.flush()
-    other = max((leader.directory / "store").glob("rows-*"))
-    assert other != place
-    place.write_bytes(other.read_bytes())
+    for start_ in (1000, 2000):
+        await group.write(rows(range(start_, start_ + 1000)))
+        await leader.flush()
+    _, one, other = sorted((leader.directory / "store").glob("rows-*"))
+    assert one.stat().st_size == other.stat().st_size
+    one.write_bytes(other.read_bytes())
     copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
     assert copy is not None
     await copy.wait()
@@ -256,6 +257,29 @@ async def test_a_source_told_of_damage_that_it_does_not_have_goes_on(group_of: M
     await node.sessions.end(session.session_id, "CORRUPT: a disk far away")
     await node.sessions.close()
     assert leader.running and not len(node.sessions)
+
+
+async def test_a_source_told_of_damage_again_and_again_looks_once_at_a_time(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes minutes where a tablet is large, and receivers come back within seconds."""
+    verify, looks, go_on = TabletStore.verify, list[str](), Event()
+
+    def slow(store: TabletStore, read: Callable[[int], None]) -> None:
+        looks.append(store.directory.name)
+        assert go_on.wait(10)
+        verify(store, read)
+
+    monkeypatch.setattr(TabletStore, "verify", slow)
+    group, _ = await group_of(3)
+    leader, node = await flushed(group)
+    for _ in range(3):
+        session = await node.sessions.begin(leader)
+        await node.sessions.end(session.session_id, "CORRUPT: a disk far away")
+        await wait_until(lambda: len(looks) == 1)
+    go_on.set()
+    await node.sessions.close()
+    assert len(looks) == 1 and leader.running
 
 
 async def test_a_copy_that_is_cancelled_verifies_no_longer(

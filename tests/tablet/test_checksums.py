@@ -125,8 +125,9 @@ def test_a_rotten_length_of_a_footer_is_not_read(tmp_path: Path) -> None:
     assert max(asked) < 1000
 
 
+@pytest.mark.parametrize("alignment", [128, 1 << 20], ids=["over the next", "beyond the file"])
 def test_a_footer_of_parts_over_each_other_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
 ) -> None:
     name, data = column_file(tmp_path)
     monkeypatch.setattr(
