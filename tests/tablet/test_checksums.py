@@ -130,9 +130,7 @@ def test_a_footer_of_parts_over_each_other_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
 ) -> None:
     name, data = column_file(tmp_path)
-    monkeypatch.setattr(
-        colformat, "ALIGNMENT", 1 << 20
-    )  # all of them reach beyond the file, and over the next
+    monkeypatch.setattr(colformat, "ALIGNMENT", alignment)
     with pytest.raises(Corrupt, match="parts over each other"):
         sums_inside(name, len(data), reader(data))
 
