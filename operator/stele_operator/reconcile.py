@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -142,11 +142,19 @@ class ClusterTask:
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
-        await self._tell(raw, o, plan, outcomes)
+        await self._tell(raw, o, outcomes)
         resting = self._healer.rests(view, plan.policy)
-        # Before the healing, which takes its time: members and conditions are to be true meanwhile.
-        told = await self._try_report(raw, groups, o, plan, outcomes)
-        await self._heal(raw, None if resting else view, plan)
+        # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
+        # beside it: they may be hundreds, and rows are in danger.
+        told = await self._try_report(raw, o, self._report_cluster(raw, o, plan))
+        rest = asyncio.create_task(
+            self._try_report(raw, o, self._report_groups(raw, groups, o, plan, outcomes))
+        )
+        try:
+            await self._heal(raw, None if resting else view, plan)
+            told &= await rest
+        finally:
+            rest.cancel()
         return BUSY_S if not told or any(x.error for x in outcomes) else plan.wait_s
 
     async def _with_masters(self, o: Observation) -> Observation:
@@ -202,13 +210,11 @@ class ClusterTask:
             await self._reporter.status("TabletGroup", raw, {**(raw.get("status") or {}), **status}, now_s)
         return QUIET_S
 
-    async def _try_report(
-        self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
-    ) -> bool:
+    async def _try_report(self, raw: Json, o: Observation, report: Coroutine[Any, Any, None]) -> bool:
         """Whether all was written. What refuses a status, such as a webhook that is down with its machine, must not
         keep that machine's tablets from being healed."""
         try:
-            await self._report(raw, groups, o, plan, outcomes)
+            await report
         except KubeError as exc:
             self._log.warning("status not written", error=str(exc))
             if not _unreachable(exc):
@@ -217,15 +223,19 @@ class ClusterTask:
             return False
         return True
 
-    async def _report(
-        self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
-    ) -> None:
+    async def _report_cluster(self, raw: Json, o: Observation, plan: Plan) -> None:
         now = timestamp(o.now_s)
         active = self._healer.progress
         _measure(o, plan, len(active))
         status = cluster_status(o, plan, active, now)
         await self._tell_changes(raw, o, status)
         await self._reporter.status("TabletCluster", raw, status, o.now_s)
+
+    async def _report_groups(
+        self, raw: Json, groups: list[Json], o: Observation, plan: Plan, outcomes: list[Outcome]
+    ) -> None:
+        await self._tell_findings(raw, o, plan)
+        now = timestamp(o.now_s)
         refusals = {
             x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
         }
@@ -233,9 +243,12 @@ class ClusterTask:
             if not group.deleting:
                 status = group_status(o, plan, group, now, refusals.get(group.name, ""))
                 await self._reporter.status("TabletGroup", there, status, o.now_s)
+                await asyncio.sleep(
+                    0
+                )  # a status that is as it was is not waited for: Lease, probes and watches live here
 
-    async def _tell(self, raw: Json, o: Observation, plan: Plan, outcomes: list[Outcome]) -> None:
-        """Events: what was done, what could not be, what was found. Findings are told when they come up."""
+    async def _tell(self, raw: Json, o: Observation, outcomes: list[Outcome]) -> None:
+        """Events: what was done, and what could not be."""
         for outcome in outcomes:
             action = outcome.action
             if outcome.error and not outcome.changed_under:
@@ -249,7 +262,6 @@ class ClusterTask:
                 )
             elif not outcome.error and action.event:
                 await self._say(raw, o, action, action.event, action.reason, False)
-        await self._tell_findings(raw, o, plan)
 
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
         """Ready that came or went, and tablets that are whole again; what made it so was told as a finding."""
@@ -270,12 +282,13 @@ class ClusterTask:
             await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
+        """Events: what was found, when it comes up."""
         found = {(f.group, f.reason, f.member) for f in plan.findings if f.kind in _WORDS}
         for finding in plan.findings:
             known = (finding.group, finding.reason, finding.member) in self._told
             if finding.kind not in _WORDS or known:
                 continue
-            group = next((g for g in o.groups if g.name == finding.group), None)
+            group = o.group(finding.group)
             kind, about = (
                 ("TabletGroup", _group_raw(o, group.name, group.uid)) if group else ("TabletCluster", raw)
             )
@@ -286,7 +299,7 @@ class ClusterTask:
         self, raw: Json, o: Observation, action: Any, reason: str, message: str, warning: bool
     ) -> None:
         if isinstance(action, CreateTable | DeleteTable | SetFinalizers):
-            group = next((g for g in o.groups if g.name == action.group), None)
+            group = o.group(action.group)
             if group is not None:
                 about = _group_raw(o, group.name, group.uid)
                 await self._reporter.event("TabletGroup", about, reason, message, o.now_s, warning)

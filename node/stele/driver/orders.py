@@ -260,9 +260,9 @@ class Orders:
 
 
 def _tablet(tablet_id: str, view: ClusterView) -> TabletView:
-    for tablet in view.tablets:
-        if tablet.tablet_id == tablet_id:
-            return tablet
+    tablet = view.tablet(tablet_id)
+    if tablet is not None:
+        return tablet
     raise Retryable(f"tablet {tablet_id} is not in the view it was planned on", code=Code.NOT_READY)
 
 

@@ -5,7 +5,8 @@ Invariant: a view is one moment as the leader master saw it, freshened at most w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from stele.model.config import Configuration, Peer
@@ -164,16 +165,24 @@ class ClusterView:
     term: int = 0
     now_us: int = 0
 
+    _nodes: Mapping[str, NodeView] = field(init=False, repr=False, compare=False)
+    _tablets: Mapping[str, TabletView] = field(init=False, repr=False, compare=False)
+    _intents: Mapping[str, Intent] = field(init=False, repr=False, compare=False)
+    """By id: each tablet asks for its nodes and its intent, so a search would cost as much as all of them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_nodes", {n.node_id: n for n in self.nodes})
+        object.__setattr__(self, "_tablets", {t.tablet_id: t for t in self.tablets})
+        object.__setattr__(self, "_intents", {i.tablet_id: i for i in self.intents})
+
     def node(self, node_id: str) -> NodeView | None:
         """The node with this id, or None."""
-        for node in self.nodes:
-            if node.node_id == node_id:
-                return node
-        return None
+        return self._nodes.get(node_id)
+
+    def tablet(self, tablet_id: str) -> TabletView | None:
+        """The tablet with this id, or None."""
+        return self._tablets.get(tablet_id)
 
     def intent(self, tablet_id: str) -> Intent | None:
         """The intent on this tablet, or None; the catalog allows one."""
-        for intent in self.intents:
-            if intent.tablet_id == tablet_id:
-                return intent
-        return None
+        return self._intents.get(tablet_id)

@@ -5,8 +5,9 @@ Invariant: a tablet counts as healthy only if its leader is heard and as many vo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stele.driver.situation import failed_replicas
 from stele.driver.view import NodeView, TabletView
@@ -41,7 +42,6 @@ class TabletHealth:
     """One tablet. `reason` is empty when it is healthy; else NoLeader, VoterLost or Creating."""
 
     tablet_id: str
-    table_id: str
     reason: str
 
 
@@ -81,35 +81,59 @@ def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
     return leads and live_voters(o, tablet) - voters >= tablet.config.majority
 
 
-def tablet_health(o: Observation) -> tuple[TabletHealth, ...]:
-    """Every tablet of every table, in the catalog's order."""
-    if o.catalog is None:
-        return ()
-    found = []
-    for tablet in o.catalog.view.tablets:
-        if tablet.tablet_id == CATALOG_TABLET_ID or tablet.state not in _SERVED:
-            continue
-        if tablet.state != "RUNNING":
-            reason = "Creating"
-        elif not _heard(o.catalog.view.node(tablet.leader_node)):
-            reason = "NoLeader"
-        elif live_voters(o, tablet) < tablet.replication_factor:
-            reason = "VoterLost"
-        else:
-            reason = ""
-        found.append(TabletHealth(tablet.tablet_id, tablet.table_id, reason))
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class TableHealth:
+    """The tablets of one table, or of all. `ailing`: those that are not healthy, in the catalog's order."""
+
+    counts: TabletCounts = TabletCounts()
+    ailing: tuple[TabletHealth, ...] = ()
 
 
-def tablet_counts(o: Observation, table_id: str | None = None) -> TabletCounts:
-    """The counts of one table, or of all."""
-    chosen = [t for t in tablet_health(o) if table_id is None or t.table_id == table_id]
+_NO_TABLETS = TableHealth()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How all tablets are, judged once in a pass: each TabletGroup only looks up its own."""
+
+    counts: TabletCounts = TabletCounts()
+    tables: Mapping[str, TableHealth] = field(default_factory=dict)
+
+    def of(self, table_id: str) -> TableHealth:
+        """The tablets of one table."""
+        return self.tables.get(table_id, _NO_TABLETS)
+
+
+def tablet_health(o: Observation) -> Health:
+    """Every tablet of every table."""
+    of_table: dict[str, list[TabletHealth]] = {}
+    for tablet in o.catalog.view.tablets if o.catalog is not None else ():
+        if tablet.tablet_id != CATALOG_TABLET_ID and tablet.state in _SERVED:
+            judged = TabletHealth(tablet.tablet_id, _ailment(o, tablet))
+            of_table.setdefault(tablet.table_id, []).append(judged)
+    tables = {
+        table_id: TableHealth(_counted(tablets), tuple(t for t in tablets if t.reason))
+        for table_id, tablets in of_table.items()
+    }
+    return Health(_counted(t for tablets in of_table.values() for t in tablets), tables)
+
+
+def _ailment(o: Observation, tablet: TabletView) -> str:
+    if tablet.state != "RUNNING":
+        return "Creating"
+    if o.catalog is None or not _heard(o.catalog.view.node(tablet.leader_node)):
+        return "NoLeader"
+    return "VoterLost" if live_voters(o, tablet) < tablet.replication_factor else ""
+
+
+def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:
+    reasons = Counter(t.reason for t in tablets)
     return TabletCounts(
-        total=len(chosen),
-        healthy=sum(not t.reason for t in chosen),
-        under_replicated=sum(t.reason == "VoterLost" for t in chosen),
-        unavailable=sum(t.reason in ("NoLeader", "Creating") for t in chosen),
-        creating=sum(t.reason == "Creating" for t in chosen),
+        total=reasons.total(),
+        healthy=reasons[""],
+        under_replicated=reasons["VoterLost"],
+        unavailable=reasons["NoLeader"] + reasons["Creating"],
+        creating=reasons["Creating"],
     )
 
 

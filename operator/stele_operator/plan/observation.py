@@ -5,6 +5,7 @@ Invariant: nothing here is remembered from an earlier pass. Times are seconds si
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -201,6 +202,20 @@ class Catalog:
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
+    _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
+    _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {t.table_id: t for t in self.tables})
+        object.__setattr__(self, "_by_name", {t.name: t for t in self.tables})
+
+    def table(self, table_id: str) -> Table | None:
+        """The table of this id, or None."""
+        return self._by_id.get(table_id)
+
+    def table_named(self, name: str) -> Table | None:
+        """The table of this name, or None."""
+        return self._by_name.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +250,39 @@ class Observation:
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may make: chance is an argument."""
 
+    _machines: Mapping[str, Machine] = field(init=False, repr=False, compare=False)
+    _pods: Mapping[str, Pod] = field(init=False, repr=False, compare=False)
+    _groups: Mapping[str, GroupObject] = field(init=False, repr=False, compare=False)
+    _makers: Mapping[str, GroupObject] = field(init=False, repr=False, compare=False)
+    _claimants: Mapping[str, Sequence[GroupObject]] = field(init=False, repr=False, compare=False)
+    """Found once: hundreds of TabletGroups each ask for a few of them."""
+
+    def __post_init__(self) -> None:
+        claimants: dict[str, list[GroupObject]] = {}
+        for group in self.groups:
+            claimants.setdefault(group.table_name, []).append(group)
+        object.__setattr__(self, "_machines", {m.name: m for m in self.machines or ()})
+        object.__setattr__(self, "_pods", {p.name: p for p in self.pods})
+        object.__setattr__(self, "_groups", {g.name: g for g in self.groups})
+        object.__setattr__(self, "_makers", {g.own_table_id: g for g in self.groups})
+        object.__setattr__(self, "_claimants", claimants)
+
     def machine(self, name: str) -> Machine | None:
         """The machine of this name, or None."""
-        return next((m for m in self.machines or () if m.name == name), None)
+        return self._machines.get(name)
 
     def pod(self, name: str) -> Pod | None:
         """The pod of this name, or None."""
-        return next((p for p in self.pods if p.name == name), None)
+        return self._pods.get(name)
+
+    def group(self, name: str) -> GroupObject | None:
+        """The TabletGroup of this name, or None."""
+        return self._groups.get(name)
+
+    def maker(self, table_id: str) -> GroupObject | None:
+        """The TabletGroup that makes its table under this id, or None."""
+        return self._makers.get(table_id)
+
+    def groups_of_table(self, name: str) -> Sequence[GroupObject]:
+        """The TabletGroups that ask for a table of this name."""
+        return self._claimants.get(name, ())

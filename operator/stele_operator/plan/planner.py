@@ -6,7 +6,8 @@ from a list alone, and nothing is done to a cluster whose spec breaks a rule but
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
 from stele_operator.api.scalars import byte_count, seconds
@@ -15,7 +16,7 @@ from stele_operator.plan.actions import Action
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.health import TabletCounts, lost_in_use, tablet_counts
+from stele_operator.plan.health import Health, TabletCounts, lost_in_use, tablet_health
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
@@ -32,48 +33,64 @@ class Plan:
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
     members: tuple[Member, ...]
-    tablets: TabletCounts
+    health: Health
     policy: Policy | None
     wait_s: float
     budgets: tuple[Budget, ...] = ()
+    _by_group: Mapping[str, Sequence[Finding]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_group: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            by_group.setdefault(finding.group, []).append(finding)
+        object.__setattr__(self, "_by_group", by_group)
+
+    def about(self, group: str) -> Sequence[Finding]:
+        """Findings about the TabletGroup of this name; empty: about the cluster itself."""
+        return self._by_group.get(group, ())
+
+    @property
+    def tablets(self) -> TabletCounts:
+        """The tablets of all tables, counted."""
+        return self.health.counts
 
 
 def make_plan(o: Observation) -> Plan:
     """What to do next, and why."""
     o = with_owners(o)
     everyone = members(o)
-    counts = tablet_counts(o)
+    health = tablet_health(o)
     if o.cluster.deleting:
-        actions, findings = tables.plan_tables(o, everyone)
-        return Plan(tuple(actions), tuple(findings), everyone, counts, None, QUIET_S)
+        actions, findings = tables.plan_tables(o, everyone, health)
+        return Plan(tuple(actions), tuple(findings), everyone, health, None, QUIET_S)
     spec = o.cluster.spec
     faults = o.cluster.faults or cluster_faults(o)
     retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
         findings = [Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))]
-        return Plan(retaining, tuple(findings), everyone, counts, None, QUIET_S)
+        return Plan(retaining, tuple(findings), everyone, health, None, QUIET_S)
     if spec.paused:
         finding = Finding(
             Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed"
         )
-        return Plan(retaining, (finding,), everyone, counts, None, QUIET_S)
+        return Plan(retaining, (finding,), everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
-        return Plan(tuple(actions), tuple(findings), everyone, counts, None, BUSY_S)
+        return Plan(tuple(actions), tuple(findings), everyone, health, None, BUSY_S)
     budgets = plan_budgets(o, spec, everyone)
     steps: list[tuple[list[Action], list[Finding]]] = [
         (upkeep.plan_services(o, budgets), []),
         formation.plan_formation(o, identity),
         upkeep.plan_members(o, spec, identity, everyone),
-        tables.plan_tables(o, everyone),
+        tables.plan_tables(o, everyone, health),
     ]
     for more_actions, more_findings in steps:
         actions.extend(more_actions)
         findings.extend(more_findings)
     policy = _policy(o, everyone, findings)
-    wait_s = _wait_s(o, everyone, actions, counts)
-    return Plan(tuple(actions), tuple(findings), everyone, counts, policy, wait_s, budgets)
+    wait_s = _wait_s(o, everyone, actions, health.counts)
+    return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
 
 def _policy(o: Observation, everyone: tuple[Member, ...], findings: list[Finding]) -> Policy | None:

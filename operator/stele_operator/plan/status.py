@@ -20,8 +20,6 @@ from stele_operator.plan.health import (
     catalog_tablet,
     going,
     live_voters,
-    tablet_counts,
-    tablet_health,
 )
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
@@ -124,7 +122,7 @@ def _counts(counts: TabletCounts) -> Json:
 
 
 def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
-    found = [f for f in plan.findings if not f.group]
+    found = plan.about("")
     stalled = _first(found, Kind.STALLED)
     not_ready = _first(found, Kind.NOT_READY) or _not_writable(o, plan)
     degraded = _first(found, Kind.DEGRADED) or _weak(o, plan)
@@ -243,17 +241,17 @@ def restart_pending(o: Observation) -> tuple[str, ...]:
 def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refusal: str = "") -> Json:
     """The status of a TabletGroup. `refusal`: why the masters did not make its table."""
     table = table_of(o, group)
-    found = [f for f in plan.findings if f.group == group.name]
+    found = plan.about(group.name)
     status: Json = {"observedGeneration": group.generation}
     counts = TabletCounts()
     if table is not None:
-        counts = tablet_counts(o, table.table_id)
-        worst = [t for t in tablet_health(o) if t.table_id == table.table_id and t.reason]
+        health = plan.health.of(table.table_id)
+        counts = health.counts
         status |= {
             "tableID": table.table_id,
             "clusterUUID": o.identity.cluster_id if o.identity is not None else "",
             "tablets": _counts(counts),
-            "worst": [{"tablet": t.tablet_id, "reason": t.reason} for t in worst[:WORST_MAX]],
+            "worst": [{"tablet": t.tablet_id, "reason": t.reason} for t in health.ailing[:WORST_MAX]],
         }
     elif group.recorded_table:
         status |= {"tableID": group.recorded_table, "clusterUUID": group.recorded_cluster}

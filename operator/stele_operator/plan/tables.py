@@ -10,7 +10,7 @@ from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan.actions import Action, CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.health import tablet_counts
+from stele_operator.plan.health import Health
 from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import group_faults, table_differences
@@ -20,22 +20,25 @@ _START_PATIENCE_S = 60.0
 
 def table_of(o: Observation, group: GroupObject) -> Table | None:
     """The table that belongs to a TabletGroup: the one made under its uid, else one of its name."""
-    tables = o.catalog.tables if o.catalog else ()
-    own = next((t for t in tables if t.table_id == group.own_table_id), None)
+    if o.catalog is None:
+        return None
+    own = o.catalog.table(group.own_table_id)
     if own is not None:
         return own
     if _rival(o, group) is not None:
         return None
-    return next((t for t in tables if t.name == group.table_name), None)
+    return o.catalog.table_named(group.table_name)
 
 
 def _owned(o: Observation, group: GroupObject) -> Table | None:
     """The table that goes with a TabletGroup: made under its uid, or on record in its status. A name alone is none of
     its own: another one, which retains its table, may have gone a moment ago."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
-    own = {group.own_table_id, group.recorded_table if here else ""}
-    own -= {g.own_table_id for g in o.groups if g.uid != group.uid}
-    return next((t for t in (o.catalog.tables if o.catalog else ()) if t.table_id in own), None)
+    for table_id in (group.own_table_id, group.recorded_table if here else ""):
+        table = o.catalog.table(table_id) if o.catalog is not None else None
+        if table is not None and o.maker(table_id) in (None, group):
+            return table
+    return None
 
 
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
@@ -44,7 +47,9 @@ def _was_dropped(o: Observation, group: GroupObject) -> bool:
     return here and bool(group.recorded_table)
 
 
-def plan_tables(o: Observation, everyone: tuple[Member, ...]) -> tuple[list[Action], list[Finding]]:
+def plan_tables(
+    o: Observation, everyone: tuple[Member, ...], health: Health
+) -> tuple[list[Action], list[Finding]]:
     """What to do for every TabletGroup of the cluster, oldest first."""
     actions: list[Action] = []
     findings: list[Finding] = []
@@ -61,7 +66,7 @@ def plan_tables(o: Observation, everyone: tuple[Member, ...]) -> tuple[list[Acti
             findings.append(Finding(Kind.NOT_READY, "ClusterGoing", message, group.name))
             continue
         actions.extend(_finalizer(group))
-        actions.extend(_staying(o, group, everyone, findings))
+        actions.extend(_staying(o, group, everyone, health, findings))
     return actions, findings
 
 
@@ -119,16 +124,19 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
     """Another TabletGroup that has the same table: it was made under its uid, or is to be, since that one is older."""
-    others = [g for g in o.groups if g.table_name == group.table_name and g.uid != group.uid]
-    there = {t.table_id for t in (o.catalog.tables if o.catalog else ())}
-    makers = [g for g in others if g.own_table_id in there]
+    others = [g for g in o.groups_of_table(group.table_name) if g.uid != group.uid]
+    makers = [g for g in others if o.catalog is not None and o.catalog.table(g.own_table_id) is not None]
     # Times of creation are whole seconds: of two made in one, the later may come first.
     older = [g for g in others if (g.created, g.name) < (group.created, group.name)]
     return next(iter(makers + older), None)
 
 
 def _staying(
-    o: Observation, group: GroupObject, everyone: tuple[Member, ...], findings: list[Finding]
+    o: Observation,
+    group: GroupObject,
+    everyone: tuple[Member, ...],
+    health: Health,
+    findings: list[Finding],
 ) -> list[Action]:
     spec, cluster = group.spec, o.cluster.spec
 
@@ -151,9 +159,9 @@ def _staying(
             found(
                 Kind.STALLED, "TableDiffers", f"table {table.name} is left as it is: {'; '.join(differences)}"
             )
-        counts = tablet_counts(o, table.table_id)
+        counts = health.of(table.table_id).counts
         if counts.total == 0 or counts.unavailable:
-            reason = "Creating" if _creating(o, table) else "NoLeader"
+            reason = "Creating" if counts.creating or not counts.total else "NoLeader"
             message = f"{counts.unavailable} of {counts.total} tablets have no leader"
             if reason == "Creating":
                 served = counts.total - counts.unavailable
@@ -211,8 +219,3 @@ def _may_still_start(o: Observation, member: Member) -> bool:
         and pending_s < _START_PATIENCE_S
         and not (member.pod and member.pod.unschedulable)
     )
-
-
-def _creating(o: Observation, table: Table) -> bool:
-    tablets = [t for t in (o.catalog.view.tablets if o.catalog else ()) if t.table_id == table.table_id]
-    return not tablets or any(t.state in ("PREPARING", "CREATING") for t in tablets)

@@ -7,10 +7,11 @@ let go, and what was let go is deleted only while every tablet has what it shoul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stele.driver.view import TabletView
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.plan import manifests, naming
@@ -38,6 +39,8 @@ from stele_operator.plan.rules import masters_differ
 
 _UNBOUND_PATIENCE_S = 60.0
 Result = tuple[list[Action], list[Finding]]
+Needing = Mapping[Role, tuple[TabletView, ...]]
+"""Tablets in danger, of the roles of which a claim is due to go."""
 
 
 def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
@@ -86,9 +89,11 @@ def plan_members(
     actions.extend(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
+    due = {m.role for m in everyone if m.claim is not None and _due(o, spec, m.claim)}
+    needing = {role: in_danger(o, role) for role in due}
     for member in everyone:
-        actions.extend(_one(o, spec, identity, member, everyone))
-        findings.extend(_findings(o, spec, member))
+        actions.extend(_one(o, spec, identity, member, everyone, needing))
+        findings.extend(_findings(o, spec, member, needing))
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -148,7 +153,12 @@ def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -
 
 
 def _one(
-    o: Observation, spec: TabletClusterSpec, identity: Identity, member: Member, everyone: tuple[Member, ...]
+    o: Observation,
+    spec: TabletClusterSpec,
+    identity: Identity,
+    member: Member,
+    everyone: tuple[Member, ...],
+    needing: Needing,
 ) -> list[Action]:
     claim, pod = member.claim, member.pod
     if claim is None:
@@ -156,7 +166,7 @@ def _one(
     if not (claim.labelled and claim.identified):
         return [_as_made(o, claim)]
     if member.state is State.RETIRED:
-        return _retired(o, spec, member, claim)
+        return _retired(o, spec, member, claim, needing)
     if claim.deleting:
         return []
     actions = _claim_upkeep(o, spec, claim)
@@ -276,7 +286,9 @@ def _gone(o: Observation, machine: str) -> bool:
     return bool(machine) and o.machines is not None and (seen is None or not seen.ready)
 
 
-def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim) -> list[Action]:
+def _retired(
+    o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: Needing
+) -> list[Action]:
     """Retired → so noted on its claim → pod deleted → claim released → claim deleted, one after the other."""
     pod = member.pod
     if member.node is None:
@@ -303,7 +315,7 @@ def _retired(o: Observation, spec: TabletClusterSpec, member: Member, claim: Cla
                 reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
             ),
         ]
-    if _due(o, spec, claim) and not in_danger(o, member.role):
+    if _due(o, spec, claim) and not needing[member.role]:
         reason = f"{claim.name} was released {spec.healing.keepFor} ago"
         return [DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)]
     return []
@@ -315,16 +327,13 @@ def _due(o: Observation, spec: TabletClusterSpec, claim: Claim) -> bool:
     return long_ago and not claim.deleting
 
 
-def _kept_longer(o: Observation, spec: TabletClusterSpec, member: Member) -> list[Finding]:
+def _kept_longer(o: Observation, spec: TabletClusterSpec, member: Member, needing: Needing) -> list[Finding]:
     """A volume that is due to go, and may be the last to hold what others have lost since."""
-    if member.claim is None or not _due(o, spec, member.claim):
-        return []
-    needing = in_danger(o, member.role)
-    if not needing:
+    if member.claim is None or not _due(o, spec, member.claim) or not needing[member.role]:
         return []
     message = (
         f"{member.name} was released {spec.healing.keepFor} ago; its claim stays until every tablet has a leader and can lose "
-        f"a voter: {some([tablet_name(t) for t in needing])}"
+        f"a voter: {some([tablet_name(t) for t in needing[member.role]])}"
     )
     return [Finding(Kind.RECONCILING, "ClaimKept", message)]
 
@@ -368,7 +377,7 @@ def _newcomers(
     return actions
 
 
-def _findings(o: Observation, spec: TabletClusterSpec, member: Member) -> list[Finding]:
+def _findings(o: Observation, spec: TabletClusterSpec, member: Member, needing: Needing) -> list[Finding]:
     title = "Master" if member.role == "master" else "Node"
     match member.state:
         case State.LOST | State.DRAINING:
@@ -386,6 +395,6 @@ def _findings(o: Observation, spec: TabletClusterSpec, member: Member) -> list[F
             why = f" ({member.why})" if member.why else ""
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
         case State.RETIRED:
-            return _kept_longer(o, spec, member)
+            return _kept_longer(o, spec, member, needing)
         case _:
             return []
