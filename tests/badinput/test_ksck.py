@@ -89,6 +89,29 @@ def far_behind(found: View) -> None:
     found.tablets[0].replicas[0].status.peers.add(replica_id=3, needs_copy=True)
 
 
+def nearly_full(found: View) -> None:
+    """Its leaders have gone elsewhere, so every tablet looks well."""
+    for node in found.nodes:
+        node.disk_free_bytes, node.disk_used_bytes = 5 << 30, 5 << 30
+    found.nodes[3].disk_free_bytes, found.nodes[3].disk_low = 201 << 20, True
+
+
+def nearly_full_master(found: View) -> None:
+    found.nodes[0].disk_low = True
+
+
+def nearly_full_and_silent(found: View) -> None:
+    """Another node is silent, on which no tablet is."""
+    nearly_full(found)
+    new_leader(found)
+
+
+def nearly_full_and_lost(found: View) -> None:
+    """What it said last is not told as if it were so now."""
+    nearly_full(found)
+    lost(found)
+
+
 def of_a_newer_version(found: View) -> None:
     found.tablets[0].replicas[2].status.state = 99  # type: ignore[assignment]
 
@@ -118,6 +141,27 @@ def of_a_newer_version(found: View) -> None:
         (never_started, 0, "OK", "kubectl describe pod flights-node-9"),
         (just_asked_for, 0, "OK", "flights-node-9 is on record and has never started"),
         (new_leader, 1, "WARNING: 1 of 5 nodes and masters silent, all tablets healthy", "not for 60 s"),
+        (
+            nearly_full,
+            1,
+            "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy",
+            "node flights-node-3 (10.0.0.3:7050) refuses writes, its disk is nearly full, 201 MiB are free: tablets that it "
+            "leads take none (DISK_FULL)",
+        ),
+        (nearly_full, 1, "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy", " 5.0 GiB "),
+        (
+            nearly_full_master,
+            1,
+            "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy",
+            "master flights-master-0 (10.0.0.0:7050) refuses writes, its disk is nearly full: while it leads no table",
+        ),
+        (
+            nearly_full_and_silent,
+            1,
+            "WARNING: 1 of 5 nodes and masters silent, 1 of 5 nodes and masters low on disk, all tablets healthy",
+            "node flights-node-9 is silent",
+        ),
+        (nearly_full_and_lost, 1, "NOT HEALTHY", "node flights-node-3 (10.0.0.3:7050) is silent: 60.0 s ago"),
     ],
 )
 def test_ksck_says_what_is_wrong(
@@ -133,3 +177,4 @@ def test_ksck_says_what_is_wrong(
     assert show(examine(found), as_json=True) == code
     told = json.loads(capsys.readouterr().out)
     assert (told["healthy"], bool(told["silent"])) == (last[:3] != "NOT", " is silent" in out)
+    assert bool(told["low_on_disk"]) == (" refuses writes" in out)

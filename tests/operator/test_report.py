@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
 from stele_operator.plan import Plan, make_plan
 from stele_operator.plan.planner import BUSY_S
-from stele_operator.plan.status import healing_status
+from stele_operator.plan.status import cluster_status, healing_status
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
@@ -312,3 +313,48 @@ def test_a_copy_tells_how_long_it_takes_still() -> None:
     assert told(40, 4_000) == {"bytesDone": 40, "bytesTotal": 100, "etaSeconds": 6}
     pace.keep(set())
     assert told(50, 5_000)["etaSeconds"] is None
+
+
+async def test_a_disk_without_space_is_told_until_there_is_some(tmp_path: Path) -> None:
+    """Leaders go elsewhere, so tablets look well, and the next election brings one back: somebody has to be told."""
+    world = made_world()
+    name = node_of(world, "n2")
+    node_id = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster", paused=True)
+        task = ClusterTask(
+            made.kube, Reporter(made.kube, "test"), "default", "flights", "", lambda done: None
+        )
+        told = []
+        for low in (False, True, True, False):
+            world.nodes[node_id] = replace(world.nodes[node_id], disk_low=low)
+            world.step()
+            observed = world.observe()
+            plan = make_plan(observed)
+            await task._tell_findings(raw, observed, plan)
+            status = cluster_status(observed, plan, (), "2026-01-01T00:00:00Z")
+            (degraded,) = [c for c in status["conditions"] if c["type"] == "Degraded"]
+            told.append((degraded["status"], degraded["reason"]))
+            if low:
+                assert f"{name} refuses writes" in degraded["message"]
+                assert "nodes.storage.size (now 10Gi)" in degraded["message"]
+        assert told == [
+            ("False", "Healthy"),
+            ("True", "DiskFull"),
+            ("True", "DiskFull"),
+            ("False", "Healthy"),
+        ]
+        (event,) = [e for e in await made.events("TabletCluster") if e["reason"] == "DiskFull"]
+        assert (event["type"], event["count"]) == ("Warning", 1)
+        assert event["message"].startswith(f"{name} refuses writes")
+
+
+def test_what_is_described_stays_short_when_all_disks_are_full() -> None:
+    world = made_world()
+    world.nodes = {node_id: replace(node, disk_low=True) for node_id, node in world.nodes.items()}
+    observed = world.observe()
+    plan = make_plan(observed)
+    status = cluster_status(observed, plan, (), "2026-01-01T00:00:00Z")
+    (degraded,) = [c for c in status["conditions"] if c["type"] == "Degraded"]
+    assert len(degraded["message"]) <= 1_000
+    assert sorted(f.member for f in plan.findings) == sorted(m.name for m in plan.members)

@@ -18,6 +18,7 @@ import pytest
 
 from stele.client import AsyncClient
 from stele.client.admin import cluster_view
+from stele.client.health import examine
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.copy_target import CopyOrder
 from stele.consensus.fetch import CopyFrames
@@ -89,6 +90,25 @@ async def test_write_scan_restart(cluster: LocalCluster) -> None:
         assert await count(client) == 500
         await fill(client, 600)
         assert await count(client) == 600
+
+
+async def test_a_node_that_refuses_writes_for_want_of_space_says_so_to_the_masters(
+    cluster: LocalCluster,
+) -> None:
+    """What is low is said by who refuses: its own mark, on its own disk."""
+    node = cluster.running["node-1"]
+    options = node.log.options
+    async with cluster.client() as client:
+        for low in (True, False):
+            node.log.options = replace(options, low_space_bytes=1 << 60) if low else options
+            wanted = [node.node_id] if low else []
+            while True:
+                told = examine(await cluster_view(client.masters))
+                if [n.node_id for n in told.low_on_disk] == wanted:
+                    break
+                await asyncio.sleep(0.05)
+            assert all(n.disk_free_bytes for n in told.nodes)
+            assert told.healthy
 
 
 async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(cluster: LocalCluster) -> None:

@@ -12,7 +12,7 @@ import click
 
 from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import short, show_json, show_table
+from stele.cli.output import short, show_json, show_table, size
 from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
-    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent (WARNING). A node that is on record
-    and has never started ("new") is named, and is no fault: no tablet counts on it.
+    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent, or refuses writes because its disk is
+    nearly full (WARNING). A node that is on record and has never started ("new") is named, and is no fault: no tablet
+    counts on it.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -42,11 +43,14 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
 def show(health: ClusterHealth, *, as_json: bool = False) -> int:
     """Print it; the exit code."""
     if as_json:
-        silent = [node.node_id for node in health.silent]
-        show_json({"healthy": health.healthy, "silent": silent, **asdict(health)})
+        warnings = {
+            "silent": [node.node_id for node in health.silent],
+            "low_on_disk": [node.node_id for node in health.low_on_disk],
+        }
+        show_json({"healthy": health.healthy, **warnings, **asdict(health)})
     else:
         _print(health)
-    return OK if health.healthy and not health.silent else NO
+    return OK if health.healthy and not (health.silent or health.low_on_disk) else NO
 
 
 def _print(health: ClusterHealth) -> None:
@@ -61,6 +65,7 @@ def _print(health: ClusterHealth) -> None:
         "state": lambda node: node.state,
         "heard": lambda node: node.heard,
         "replicas": lambda node: str(node.replicas),
+        "disk free": lambda node: "" if node.disk_free_bytes is None else size(node.disk_free_bytes),
         "address": lambda node: node.address,
         "machine": lambda node: node.machine,
         "zone": lambda node: node.zone,
@@ -72,6 +77,8 @@ def _print(health: ClusterHealth) -> None:
     show_ailing(health.tablets)
     for node in health.silent:
         click.echo(f"{node.role} {node.label} is silent: {node.heard}")
+    for node in health.low_on_disk:
+        click.echo(f"{node.role} {node.label} {_want_of_space(node)}")
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
         click.echo(
@@ -84,9 +91,20 @@ def _print(health: ClusterHealth) -> None:
     click.echo(f"{len(health.tablets)} tablets: {counts}")
     if not health.healthy:
         click.echo("NOT HEALTHY")
-    elif health.silent:
-        click.echo(
-            f"WARNING: {len(health.silent)} of {len(nodes)} nodes and masters silent, all tablets healthy"
-        )
+    elif health.silent or health.low_on_disk:
+        of = f"of {len(nodes)} nodes and masters"
+        warnings = (("silent", health.silent), ("low on disk", health.low_on_disk))
+        told = [f"{len(found)} {of} {fault}" for fault, found in warnings if found]
+        click.echo(f"WARNING: {', '.join(told)}, all tablets healthy")
     else:
         click.echo("OK")
+
+
+def _want_of_space(node: NodeHealth) -> str:
+    free = f", {size(node.disk_free_bytes)} are free" if node.disk_free_bytes is not None else ""
+    meaning = (
+        "while it leads no table is made or changed, and nothing is healed"
+        if node.role == "master"
+        else "tablets that it leads take none (DISK_FULL), and it takes no new replica"
+    )
+    return f"refuses writes, its disk is nearly full{free}: {meaning}; make its volume larger"

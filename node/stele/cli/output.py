@@ -36,6 +36,11 @@ def short(identifier: str) -> str:
     return identifier[:8] or "-"
 
 
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def json_value(value: Any) -> Any:
     """What JSON has no word for is a string; NaN and Infinity too, which most readers refuse bare."""
     match value:

@@ -40,7 +40,8 @@ class TabletHealth:
 @dataclass(slots=True)
 class NodeHealth:
     """One node or master: "alive", "silent", "retired", or "new": on record, and never heard by any leader master, so that
-    no tablet counts on it. `name`: its pod's, "" without an operator."""
+    no tablet counts on it. `name`: its pod's, "" without an operator. `disk_free_bytes`: None where it did not tell;
+    `disk_low`: it refuses writes for want of space."""
 
     node_id: str
     name: str
@@ -53,6 +54,8 @@ class NodeHealth:
     ever_heard: bool
     formed: bool
     replicas: int
+    disk_free_bytes: int | None
+    disk_low: bool
 
     @property
     def label(self) -> str:
@@ -94,6 +97,11 @@ class ClusterHealth:
     def new(self) -> list[NodeHealth]:
         """Nodes and masters that are on record and have never started. No fault of a tablet: none counts on them."""
         return [node for node in self.nodes if node.state == "new"]
+
+    @property
+    def low_on_disk(self) -> list[NodeHealth]:
+        """Nodes and masters that refuse writes for want of space."""
+        return [node for node in self.nodes if node.state == "alive" and node.disk_low]
 
     def ready(self, table_id: str) -> int:
         """How many tablets of this table can be read and written."""
@@ -138,6 +146,8 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:
         ever_heard=pb.ever_heard,
         formed=pb.formed,
         replicas=pb.replicas,
+        disk_free_bytes=pb.disk_free_bytes if pb.disk_free_bytes or pb.disk_used_bytes else None,
+        disk_low=pb.disk_low,
     )
 
 

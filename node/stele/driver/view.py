@@ -44,7 +44,8 @@ class DataState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead."""
+    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead.
+    `disk_low`: it said that it refuses writes for want of space."""
 
     node_id: NodeId
     role: str
@@ -58,6 +59,7 @@ class NodeView:
     replicas: int = 0
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
+    disk_low: bool = False
 
     @property
     def host(self) -> str:

@@ -63,6 +63,7 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeView:
         replicas=pb.replicas,
         disk_free_bytes=pb.disk_free_bytes,
         disk_used_bytes=pb.disk_used_bytes,
+        disk_low=pb.disk_low,
     )
 
 

@@ -132,6 +132,7 @@ def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewP
         replicas=replicas,
         disk_free_bytes=life.disk_free_bytes if life is not None else 0,
         disk_used_bytes=life.disk_used_bytes if life is not None else 0,
+        disk_low=life is not None and life.disk_low,
         formed=node.formed,
         name=node.name,
     )

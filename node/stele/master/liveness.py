@@ -57,6 +57,7 @@ class NodeLife:
     full_since_ms: int = 0
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
+    disk_low: bool = False
     start: int = 0
     told: Told | None = None
     registered: Told | None = None
@@ -165,6 +166,7 @@ class Liveness:
             life.sequence, life.registration = 0, None
         life.heard_ms = now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
+        life.disk_low = request.disk_low
         if request.HasField("registration"):
             life.registration = request.registration
         if request.vetted:

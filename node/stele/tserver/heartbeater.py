@@ -135,6 +135,7 @@ class Heartbeater:
             removed_tablets=[id_to_pb(key.tablet_id) for key in removed],
             disk_free_bytes=free,
             disk_used_bytes=used,
+            disk_low=node.low_space(),
             addresses_digest=self._addresses_digest,
             start=self._start,
             log_found=self.log_found,

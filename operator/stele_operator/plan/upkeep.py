@@ -94,6 +94,7 @@ def plan_members(
     for member in everyone:
         actions.extend(_one(o, spec, identity, member, everyone, needing))
         findings.extend(_findings(o, spec, member, needing))
+    findings += _disks_low(spec, everyone)
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -133,6 +134,20 @@ def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
         "one wait until a new member has taken its place and all tablets are healthy (status.members, status.tablets)"
     )
     return [Finding(Kind.STALLED, "ClaimsGoing", message)]
+
+
+def _disks_low(spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
+    """Members that refuse writes for want of space. How much is free is not said: it is another number in each pass."""
+    found = []
+    for member in everyone:
+        if member.node is not None and member.node.disk_low and member.state in (State.READY, State.STARTING):
+            size = manifests.storage_of(spec, member.role).size
+            message = (
+                f"{member.name} refuses writes, its disk is nearly full: raise {member.role}s.storage.size (now {size}), which "
+                "needs a StorageClass that allows expansion, or delete tables"
+            )
+            found.append(Finding(Kind.DEGRADED, "DiskFull", message, member=member.name))
+    return found
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:

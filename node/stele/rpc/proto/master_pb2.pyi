@@ -96,6 +96,7 @@ class TSHeartbeatRequest(_message.Message):
     LOG_FOUND_FIELD_NUMBER: _builtins.int
     LOG_SYNCED_FIELD_NUMBER: _builtins.int
     VETTED_FIELD_NUMBER: _builtins.int
+    DISK_LOW_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -115,6 +116,8 @@ class TSHeartbeatRequest(_message.Message):
     """up to where the log survives power loss now"""
     vetted: _builtins.bool
     """a majority of masters has not refused this start: what it tells now counts"""
+    disk_low: _builtins.bool
+    """it refuses writes for want of space"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -143,10 +146,11 @@ class TSHeartbeatRequest(_message.Message):
         log_found: _builtins.int = ...,
         log_synced: _builtins.int = ...,
         vetted: _builtins.bool = ...,
+        disk_low: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -696,6 +700,7 @@ class NodeViewPB(_message.Message):
     DISK_USED_BYTES_FIELD_NUMBER: _builtins.int
     FORMED_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    DISK_LOW_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -710,6 +715,8 @@ class NodeViewPB(_message.Message):
     """it has been seen with a formatted volume, ever"""
     name: _builtins.str
     """what RegisterNode called it (a pod's name), for people"""
+    disk_low: _builtins.bool
+    """it refuses writes for want of space"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -726,10 +733,11 @@ class NodeViewPB(_message.Message):
         disk_used_bytes: _builtins.int = ...,
         formed: _builtins.bool = ...,
         name: _builtins.str = ...,
+        disk_low: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
