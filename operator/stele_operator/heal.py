@@ -20,14 +20,16 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.masters import MasterLink
+from stele_operator.plan.budgets import some
 
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
 """Of the driver, in one of ours: pods must not wait for a heal."""
 _PAUSE_S = 0.2
 _NAMED_MAX = 5
-"""Tablets in one event."""
+"""So many tablets of which one thing was done have an event each."""
 _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
+_REPLICA = re.compile(r"\breplica \d+\b")
 _SECONDS = re.compile(r"\b\d+ s\b")
 _COPIED = re.compile(r"\b\d+ of \d+ bytes\b")
 
@@ -47,7 +49,8 @@ class Healer:
     def __init__(self) -> None:
         self.progress: tuple[Progress, ...] = ()
         self._told: set[tuple[str, str, str]] = set()
-        self._news: list[News] = []
+        self._done: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        """(step, why whatever the replica's number) of what was done: where, and why."""
         self._waiting: dict[tuple[str, str], list[str]] = {}
         """(step, why) of what is blocked, and which tablets: a lost node may have thousands."""
 
@@ -63,16 +66,23 @@ class Healer:
             if record.kind == "Blocked":
                 self._waiting.setdefault((record.step, why), []).append(where)
             else:
-                self._news.append(News(record.step, f"{where}: {why}", False))
+                self._done.setdefault((record.step, _REPLICA.sub("", why)), []).append((where, why))
         return record
 
     def news(self) -> tuple[News, ...]:
-        """What is new since the last call. Tablets that are blocked for one reason are told together."""
-        fresh, self._news = self._news, []
+        """What is new since the last call. Tablets that are blocked for one reason are told together, and so are many of
+        which one thing was done: an event each would hold the healing up, and nobody could read them."""
+        fresh = []
+        done, self._done = self._done, {}
+        for (step, _), found in done.items():
+            if len(found) > _NAMED_MAX:
+                fresh.append(
+                    News(step, f"{some([where for where, _ in found])}; the first: {found[0][1]}", False)
+                )
+            else:
+                fresh += [News(step, f"{where}: {why}", False) for where, why in found]
         waiting, self._waiting = self._waiting, {}
-        for (step, why), tablets in waiting.items():
-            more = f" and {len(tablets) - _NAMED_MAX} more" if len(tablets) > _NAMED_MAX else ""
-            fresh.append(News(step, f"{', '.join(tablets[:_NAMED_MAX])}{more}: {why}", True))
+        fresh += [News(step, f"{some(tablets)}: {why}", True) for (step, why), tablets in waiting.items()]
         return tuple(fresh)
 
     def rests(self, view: ClusterView | None, policy: Policy | None) -> bool:

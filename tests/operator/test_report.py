@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stele.driver.progress import Pace
-from stele.driver.steps import Blocked, DrainNode, WaitCopy
+from stele.driver.steps import Blocked, DemotePeer, DrainNode, WaitCopy
 from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
@@ -284,6 +284,32 @@ def test_a_thousand_tablets_that_wait_for_one_reason_are_one_event() -> None:
     )
     for number in range(1_000):
         note(number, "waits for one of the 4 copies that may run at once")
+    assert not healer.news()
+
+
+def test_a_thousand_tablets_of_which_the_same_is_done_are_one_event() -> None:
+    """As all of a small cluster when a machine gets a new, empty volume: no machine is free, so each voter goes first."""
+    healer, pace = Healer(), Pace()
+
+    def note(number: int, reason: str) -> None:
+        replica, node = ReplicaId(number % 7 + 1), NodeId("b" * 32)
+        step = DemotePeer(
+            TabletId(f"{number:032x}"), 7, f"replica {replica} on node bbbbbbbb: {reason}", replica, node
+        )
+        healer._note(pace.record(step, "events", 0), {"bbbbbbbb": "flights-node-1"})
+
+    for number in range(1_000):
+        note(number, "its node is silent")
+    for number in range(1_000, 1_003):
+        note(number, "it has FAILED")
+    many, *few = healer.news()
+    assert many.message == (
+        "tablet 00000000 of events, tablet 00000000 of events, tablet 00000000 of events, tablet 00000000 of events, tablet "
+        "00000000 of events and 995 more; the first: replica 1 on flights-node-1: its node is silent"
+    )
+    assert [news.message for news in few] == [
+        f"tablet 00000000 of events: replica {n} on flights-node-1: it has FAILED" for n in (7, 1, 2)
+    ]
     assert not healer.news()
 
 
