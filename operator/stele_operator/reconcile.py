@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -146,9 +147,9 @@ class ClusterTask:
         resting = self._healer.rests(view, plan.policy)
         # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
         # beside it: they may be hundreds, and rows are in danger.
-        told = await self._try_report(raw, o, self._report_cluster(raw, o, plan))
+        told = await self._try_report(raw, o, partial(self._report_cluster, raw, o, plan))
         rest = asyncio.create_task(
-            self._try_report(raw, o, self._report_groups(raw, groups, o, plan, outcomes))
+            self._try_report(raw, o, partial(self._report_groups, raw, groups, o, plan, outcomes))
         )
         try:
             await self._heal(raw, None if resting else view, plan)
@@ -210,11 +211,11 @@ class ClusterTask:
             await self._reporter.status("TabletGroup", raw, {**(raw.get("status") or {}), **status}, now_s)
         return QUIET_S
 
-    async def _try_report(self, raw: Json, o: Observation, report: Coroutine[Any, Any, None]) -> bool:
+    async def _try_report(self, raw: Json, o: Observation, report: Callable[[], Awaitable[None]]) -> bool:
         """Whether all was written. What refuses a status, such as a webhook that is down with its machine, must not
         keep that machine's tablets from being healed."""
         try:
-            await report
+            await report()
         except KubeError as exc:
             self._log.warning("status not written", error=str(exc))
             if not _unreachable(exc):
