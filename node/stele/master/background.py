@@ -13,6 +13,7 @@ from dataclasses import replace
 import structlog
 
 from stele import metrics
+from stele.master.forgetting import Forgetting
 from stele.master.leadership import Leadership
 from stele.master.nodes import record_registrations
 from stele.master.orders import Orders
@@ -38,6 +39,7 @@ class Background:
     def __init__(self, lead: Leadership, orders: Orders) -> None:
         self._lead = lead
         self._orders = orders
+        self._forgetting = Forgetting(lead, orders)
         self._swept_ms = 0
 
     async def run(self) -> None:
@@ -62,8 +64,10 @@ class Background:
         now = lead.now_ms()
         lead.liveness.awake(now)
         await record_registrations(lead)
-        if now - self._swept_ms >= lead.options.sweep_ms:
+        sweep = now - self._swept_ms >= lead.options.sweep_ms
+        if sweep:
             self._swept_ms = now
+            self._orders.forget_old()
             # Of those that are gone for good only what nodes still have is of interest.
             lead.dirty.update((t, None) for t in (*lead.catalog.current, *lead.liveness.reported()))
             for state in TABLET_STATES:
@@ -79,6 +83,8 @@ class Background:
                 lead.dirty.update((t, None) for t in chosen)
                 raise
             await asyncio.sleep(0)  # a look that finds nothing due has waited for nothing
+        if sweep:
+            await self._forgetting.step()
 
     async def _look_at(self, tablet_ids: list[str]) -> None:
         lead = self._lead

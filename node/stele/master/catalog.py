@@ -1,7 +1,8 @@
 """The catalog in memory: what the catalog tablet's key space says, decoded and indexed. Leader and followers have one.
 
-Changed only by `applied`, which the key space calls for each committed change. Invariant: the memory is a function of
-the key space's content; deleted tables and tablets stay, only the maps by name leave them out.
+Changed only by `applied`, which following.py calls for each row and each committed change. Invariant: the memory is a
+function of the key space's content; deleted tables and tablets stay until their rows are dropped (forgetting.py), only
+the maps by name leave them out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Catalog:
         self.tablets: dict[str, TabletRecord] = {}
         self.tablets_of: dict[str, dict[str, None]] = {}
         self.current: dict[str, None] = {}
-        """Tablets in one of CURRENT_TABLETS; those that are gone for good come to be many more, in time."""
+        """Tablets in one of CURRENT_TABLETS."""
+        self.gone: dict[str, None] = {}
+        """All others, whose rows stay until no replica of them can turn up; they may be many more."""
         self.states: Counter[str] = Counter()
         """How many tablets are in each state."""
         self.nodes: dict[str, NodeRecord] = {}
@@ -56,6 +59,10 @@ class Catalog:
     def on_change(self, listener: Callable[[bytes], None]) -> None:
         """Call `listener(key)` after each change in memory."""
         self._listeners.append(listener)
+
+    def no_more_changes(self, listener: Callable[[bytes], None]) -> None:
+        """Call it no longer."""
+        self._listeners.remove(listener)
 
     def applied(self, key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
         """A committed change of one row; `new` None: deleted. Tablets of a batch come before their table."""
@@ -82,13 +89,18 @@ class Catalog:
         record = self._put(self.tablets, TabletRecord, key[len(TABLET_PREFIX) :], new)
         if before is not None:
             self.states[before.state] -= 1
+            into = self.current if before.state in CURRENT_TABLETS else self.gone
+            del into[tablet_id]
         if record is not None:
             self.states[record.state] += 1
             self.tablets_of.setdefault(record.table_id, {})[record.tablet_id] = None
-        if record is not None and record.state in CURRENT_TABLETS:
-            self.current[tablet_id] = None
-        else:
-            self.current.pop(tablet_id, None)
+            into = self.current if record.state in CURRENT_TABLETS else self.gone
+            into[tablet_id] = None
+        elif before is not None:
+            of_table = self.tablets_of[before.table_id]
+            del of_table[tablet_id]
+            if not of_table:
+                del self.tablets_of[before.table_id]
 
     def _table(self, key: bytes, new: bytes | None) -> None:
         before = self.tables.get(key[len(TABLE_PREFIX) :].decode())
@@ -109,6 +121,11 @@ class Catalog:
         return record
 
     # --- questions ---
+
+    @property
+    def live_tables(self) -> list[TableRecord]:
+        """The tables that are not removed, by id."""
+        return sorted(self.table_by_name.values(), key=lambda t: t.table_id)
 
     def table(self, table_id: str, name: str = "") -> TableRecord:
         """The table with this id, or with this name and not removed.
@@ -149,8 +166,8 @@ class Catalog:
         """What keeps a node from being RETIRED, in words: configurations and intents that name it."""
         found = [
             f"the configuration of tablet {t.tablet_id[:8]}"
-            for t in self.tablets.values()
-            if t.state in CURRENT_TABLETS and t.config.peer_on(node_id) is not None
+            for t in map(self.tablets.__getitem__, self.current)
+            if t.config.peer_on(node_id) is not None
         ]
         found += [
             f"the intent on tablet {i.tablet_id[:8]}"

@@ -80,7 +80,7 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
         tablets=[_tablet(scene, t) for t in sorted(current, key=lambda t: t.tablet_id)],
         intents=[intent_to_pb(i) for i in _sorted(catalog.intents)],
         claim=claim_to_pb(catalog.claim) if catalog.claim.epoch else None,
-        tables=[table_info(scene, t) for t in _sorted(catalog.tables) if t.state != "REMOVED"],
+        tables=[table_info(scene, t) for t in catalog.live_tables],
         now_us=scene.wall_us,
         settled=scene.settled,
     )

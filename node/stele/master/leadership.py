@@ -43,6 +43,8 @@ class MasterOptions:
     missing_after_ms: int = 5_000
     """How long a full report must have lacked a replica before it counts as gone."""
     sweep_ms: int = 1_000
+    forget_after_ms: int = 3_600_000
+    """How long the row of a tablet that is gone stays at the least (forgetting.py)."""
     tablets_per_node_max: int = 2_000
     create_bytes_max: int = 8 << 20
     locations_ttl_ms: int = 60_000
@@ -125,10 +127,9 @@ class Leadership:
     def candidates(self) -> list[Candidate]:
         """Live ACTIVE nodes, with the replicas that configurations give them."""
         counts: dict[str, int] = {}
-        for tablet in self.catalog.tablets.values():
-            if tablet.state in ("CREATING", "RUNNING"):
-                for peer in tablet.config.peers:
-                    counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
+        for tablet_id in self.catalog.current:
+            for peer in self.catalog.tablets[tablet_id].config.peers:
+                counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
         return [
             Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0), self._is_full(n))
             for n in self.catalog.nodes.values()

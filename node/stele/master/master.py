@@ -1,6 +1,7 @@
 """A master's brain: follows the catalog, begins and ends to lead, keeps liveness. Its limbs are service.py and server.py.
 
-Invariant: nothing is answered from memory that a new leader has not rebuilt from its key space after a read barrier.
+Invariant: a new leader answers nothing from memory before a read barrier has passed, and its memory is all of the key
+space that the barrier has passed on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from stele import metrics
 from stele.master.background import Background
 from stele.master.catalog import Catalog
 from stele.master.cluster_view import Scene
+from stele.master.following import Following
 from stele.master.leadership import Leadership, MasterOptions
 from stele.master.liveness import Liveness
 from stele.master.orders import Orders
@@ -27,11 +29,10 @@ from stele.master.records import (
 )
 from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader, Retryable, SteleError
-from stele.model.ids import CATALOG_TABLET_ID, OpId, TableId
+from stele.model.ids import CATALOG_TABLET_ID, TableId
 from stele.model.kvop import KeyOperation
 from stele.model.partition import Partition
 from stele.rpc.channels import ChannelPool
-from stele.tablet.keyspace import KeySpace
 
 log = structlog.get_logger("stele.master")
 
@@ -75,8 +76,7 @@ class Master:
         self.lead: Leadership | None = None
         self._pool = pool
         self._on_failure = on_failure
-        self._catalog = Catalog()
-        self._key_space: KeySpace | None = None
+        self._following: Following | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -106,23 +106,31 @@ class Master:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if not self.log.is_leader:
+            if self.log.key_space is None:
                 continue
+            leads = self.log.is_leader
             try:
-                await self._lead_once()
+                await self._load()
+                if self.log.is_leader:
+                    await self._lead_once()
             except SteleError as exc:
-                log.info("could not begin to lead", error=str(exc))
+                log.info("could not begin to lead" if leads else "could not read the catalog", error=str(exc))
                 await asyncio.sleep(_BARRIER_RETRY_S)
-                self._changed.set()
+                if leads:
+                    self._changed.set()
 
     async def _lead_once(self) -> None:
         """From the election to the end of the term."""
         term = self.log.term
         await self.log.read_barrier()
-        catalog = self.rebuild()
+        catalog = self.catalog
         self.liveness.begin_leading(self.now_ms())
         lead = Leadership(term, self.log, catalog, self.liveness, self.options, self.now_ms, self.wall_us)
-        catalog.on_change(lambda key: _look(lead, key))
+
+        def look(key: bytes) -> None:
+            _look(lead, key)
+
+        catalog.on_change(look)
         orders = Orders(lead, self._pool)
         background: asyncio.Task[None] | None = None
         try:
@@ -143,6 +151,7 @@ class Master:
         finally:
             self.lead = None
             lead.end()
+            catalog.no_more_changes(look)
             metrics.master_leads.set(0)
             log.info("leads no more", term=term)
             if background is not None:
@@ -151,35 +160,32 @@ class Master:
             await orders.close()
 
     def _leads(self, term: int) -> bool:
-        return self.log.is_leader and self.log.term == term and self.log.key_space is self._key_space
+        return self.log.is_leader and self.log.term == term and self._follows()
 
-    def rebuild(self) -> Catalog:
-        """The catalog anew from the key space; from then on it follows what is applied there."""
-        key_space = self.log.key_space
-        if key_space is None:
-            raise Retryable("this master holds no catalog rows yet; ask another", code=Code.NOT_READY)
-        catalog = Catalog(key_space.list(), key_space.applied)
-        if key_space is not self._key_space:
-            key_space.add_commit_listener(
-                lambda key, old, new, opid: self._applied(key_space, key, old, new, opid)
-            )
-        self._key_space, self._catalog = key_space, catalog
-        return catalog
+    def _follows(self) -> bool:
+        """Whether there is a key space, and the memory follows it."""
+        following = self._following
+        return following is not None and following.whole and following.key_space is self.log.key_space
 
-    def _applied(
-        self, source: KeySpace, key: bytes, old: bytes | None, new: bytes | None, opid: OpId
-    ) -> None:
-        if source is self._key_space:
-            self._catalog.applied(key, old, new, opid)
+    async def _load(self) -> None:
+        """Have the memory follow the key space that there is now. At once if it does."""
+        while not self._follows() and (key_space := self.log.key_space) is not None:
+            if self._following is None or self._following.key_space is not key_space:
+                if self._following is not None:
+                    self._following.end()
+                self._following = Following(key_space)
+            await self._following.load()
 
     # --- what services ask ---
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog as this master knows it, leader or not. Raises NOT_READY while there are no rows."""
-        if self._key_space is None or self.log.key_space is not self._key_space:
-            self.rebuild()
-        return self._catalog
+        """The catalog as this master knows it, leader or not. Raises NOT_READY while there are no rows, or they are being
+        read."""
+        if self._following is None or not self._follows():
+            self._changed.set()
+            raise Retryable("this master does not hold the catalog yet; ask another", code=Code.NOT_READY)
+        return self._following.catalog
 
     def require_lead(self) -> Leadership:
         """The leadership in force.

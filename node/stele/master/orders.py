@@ -1,6 +1,6 @@
 """Orders to nodes: create a replica, tombstone it, delete it. Sent again until a report shows that it was done.
 
-Called by background.py. Remembers only which orders are under way, and when each was last sent. Orders wait for a node
+Called by background.py. Remembers only which orders are under way, and when each of late was last sent. Orders wait for a node
 that is slow in a queue of its own, one for each replica at most. Invariant: a replica is taken away only if its
 tablet is gone for good, or a newer committed configuration omits it and no intent names it; unknown ones are kept.
 """
@@ -77,6 +77,19 @@ class Orders:
         self._under_way: set[tuple[str, str, int]] = set()
         self._sent_ms: dict[tuple[str, str, int], int] = {}
         self._running: set[asyncio.Task[None]] = set()
+
+    def under_way(self) -> set[str]:
+        """The tablets about which orders wait or are being carried out."""
+        return {tablet_id for tablet_id, _, _ in self._under_way}
+
+    def __len__(self) -> int:
+        return len(self._sent_ms)
+
+    def forget_old(self) -> None:
+        """Of orders that ended long enough ago to be given again nothing is remembered."""
+        before = self._lead.now_ms() - self._lead.options.order_retry_ms
+        for key in [key for key, sent_ms in self._sent_ms.items() if sent_ms <= before]:
+            del self._sent_ms[key]
 
     def consider(self, row: TabletRecord) -> None:
         """Send what is due for one tablet."""

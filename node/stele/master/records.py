@@ -45,7 +45,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """A table. `state`: RUNNING, ALTERING, REMOVED. Removed ones stay on record."""
+    """A table. `state`: RUNNING, ALTERING, REMOVED. Removed ones stay until their tablets' rows are dropped."""
 
     table_id: TableId
     name: str

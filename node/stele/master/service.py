@@ -105,9 +105,10 @@ class MasterService(MasterServiceServicer):
         """By id; removed ones only when asked for."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
-        found = (scene.catalog.tables[t] for t in sorted(scene.catalog.tables))
-        wanted = (t for t in found if t.state != "REMOVED" or request.include_removed)
-        return pb.ListTablesResponse(tables=[table_info(scene, t) for t in wanted])
+        found = scene.catalog.live_tables
+        if request.include_removed:
+            found = sorted(scene.catalog.tables.values(), key=lambda t: t.table_id)
+        return pb.ListTablesResponse(tables=[table_info(scene, t) for t in found])
 
     async def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
         """By id or name."""

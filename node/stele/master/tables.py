@@ -140,7 +140,7 @@ def _check_room(lead: Leadership, table: TableRecord) -> None:
 
 
 async def delete_table(lead: Leadership, table_id: str, name: str) -> None:
-    """Remove a table and its tablets from service; they stay on record. Removing a removed one does nothing.
+    """Remove a table and its tablets from service; their rows stay until forgetting.py drops them. Removing a removed one does nothing.
 
     Raises:
         Rejected: NOT_FOUND.

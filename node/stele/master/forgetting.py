@@ -1,0 +1,100 @@
+"""Rows of tablets and tables that are gone for good leave the catalog. Called by background.py on the leader.
+
+A row decides about replicas that are reported: those of a DELETED or REPLACED tablet are deleted, those of a tablet that no
+row names are left alone for ever, since a catalog that is wrong, or was restored from an older copy, knows nothing of
+tablets that are well. So a row is the mark that lets a late replica be deleted, and stays as long as one may turn up. It
+is dropped when all of this is so:
+
+1. its tablet has been gone for `forget_after_ms`: orders to make a replica have ended, and nobody tries a create again;
+2. every node that was ever formed and is not RETIRED answers now and has given this leader a full report, and no report
+   of any node names a replica of it. A node that is silent holds all rows back until it answers or is given up (RETIRED);
+3. no intent and no order about it is under way.
+
+A RETIRED node that comes back with such a replica keeps it. A table's row goes with its last tablet's; its name was free
+before. Rows of nodes stay: ids are never used again, and a RETIRED node that is heard must not be taken for a new one.
+
+Invariant: a row is dropped only under its lock, and only while no node that may hold a replica of its tablet is unheard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import structlog
+
+from stele.master.leadership import Leadership
+from stele.master.orders import Orders
+from stele.master.port import drop
+from stele.model.kvop import KeyOperation
+
+log = structlog.get_logger("stele.master")
+
+DROPPED_AT_ONCE = 64
+"""Tablets in one step, and in one batch."""
+LOOKED_AT_ONCE = 1_024
+
+
+class Forgetting:
+    """One leadership's."""
+
+    def __init__(self, lead: Leadership, orders: Orders) -> None:
+        self._lead = lead
+        self._orders = orders
+        self._next: deque[str] = deque()
+
+    async def step(self) -> None:
+        """Look at some of the tablets that are gone, and drop what is due of them in one batch."""
+        if not self._all_heard():
+            return
+        if not self._next:
+            self._next.extend(self._lead.catalog.gone)
+        due: list[str] = []
+        ordered = self._orders.under_way()
+        for _ in range(min(LOOKED_AT_ONCE, len(self._next))):
+            tablet_id = self._next.popleft()
+            if self._is_due(tablet_id, ordered):
+                due.append(tablet_id)
+            if len(due) == DROPPED_AT_ONCE:
+                break
+        if due:
+            await self._lead.do(self._drop(due))
+
+    def _all_heard(self) -> bool:
+        lead = self._lead
+        may_hold = [
+            n for n in lead.catalog.nodes.values() if n.role == "node" and n.formed and n.state != "RETIRED"
+        ]
+        return all(lead.is_alive(n) for n in may_hold) and lead.liveness.all_full(n.node_id for n in may_hold)
+
+    def _is_due(self, tablet_id: str, ordered: set[str]) -> bool:
+        lead = self._lead
+        row = lead.catalog.tablets.get(tablet_id)
+        return (
+            row is not None
+            and row.state in ("DELETED", "REPLACED")
+            and lead.wall_us() - row.since_us >= lead.options.forget_after_ms * 1000
+            and not lead.liveness.reports_of(tablet_id)
+            and tablet_id not in lead.catalog.intents
+            and tablet_id not in ordered
+        )
+
+    async def _drop(self, tablet_ids: list[str]) -> None:
+        lead = self._lead
+        tables = {lead.catalog.tablets[t].table_id for t in tablet_ids}
+        async with lead.locks.hold(tables=[f"id/{t}" for t in tables], tablets=tablet_ids):
+            if not self._all_heard():
+                return
+            ordered = self._orders.under_way()
+            rows = [lead.catalog.tablets[t] for t in tablet_ids if self._is_due(t, ordered)]
+            going = {row.tablet_id for row in rows}
+            batch: list[KeyOperation] = [drop(row) for row in rows]
+            for table_id in dict.fromkeys(row.table_id for row in rows):
+                table = lead.catalog.tables.get(table_id)
+                last = going.issuperset(lead.catalog.tablets_of[table_id])
+                if table is not None and table.state == "REMOVED" and last:
+                    batch.append(drop(table))
+            if batch:
+                await lead.commit(batch)
+                log.info(
+                    "rows of tablets that are gone dropped", tablets=len(rows), tables=len(batch) - len(rows)
+                )

@@ -1,0 +1,147 @@
+"""Rows of tablets that are gone leave the catalog once no replica of them can turn up any more, and not before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stele.master.forgetting import DROPPED_AT_ONCE
+from stele.master.orders import Orders, fate_of
+from stele.master.port import insert
+from stele.model.ids import CATALOG_TABLET_ID, TabletId
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import OPTIONS, World, until, world
+from tests.master.test_following import commit, gone_table
+from tests.master.test_masters import made, ready
+
+HOUR_MS = OPTIONS.forget_after_ms
+
+
+async def deleted(w: World, name: str) -> list[TabletId]:
+    """A table made and deleted; its tablets. Nodes still have the replicas."""
+    table_id = await made(w, name, rf=3, buckets=2)
+    tablets = [t.tablet_id for t in w.catalog.current_tablets(table_id)]
+    await w.leader.DeleteTable(pb.DeleteTableRequest(name=name), None)
+    return tablets
+
+
+def erase(w: World, tablets: list[TabletId], *, but: str = "") -> None:
+    """What DeleteTablet orders would have done, on all nodes but one."""
+    for node in w.nodes.values():
+        if node.node_id != but:
+            node.replicas = {k: v for k, v in node.replicas.items() if k[0] not in tablets}
+
+
+async def sweeps(w: World, *, silent: tuple[str, ...] = ()) -> None:
+    """Long enough for the background to have looked at all several times."""
+    lead = w.masters[w.group.leader].lead
+    assert lead is not None
+    until = lead.now_ms() + 10 * OPTIONS.sweep_ms
+    await w.beat_until(lambda: lead.now_ms() > until, silent=silent)
+
+
+def rows_of(w: World, tablets: list[TabletId]) -> int:
+    """How many of these tablets, and of their tables, are on record."""
+    tables = [t for t in w.catalog.tables.values() if t.state == "REMOVED"]
+    return sum(t in w.catalog.tablets for t in tablets) + len(tables)
+
+
+async def test_rows_stay_for_their_time_and_go_then_and_the_name_is_of_use_meanwhile(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        gone = await deleted(w, "t")
+        again = await made(w, "t")
+        erase(w, gone)
+        await sweeps(w)
+        assert rows_of(w, gone) == 3
+        w.shift_ms += HOUR_MS
+        await w.beat_until(lambda: rows_of(w, gone) == 0)
+        assert not w.catalog.gone and set(w.catalog.tablets_of) == {again, w.catalog.catalog_tablet.table_id}
+        for master in w.masters.values():
+            assert set(master.catalog.tablets) == {CATALOG_TABLET_ID, *w.catalog.tablets_of[again]}
+        listed = await w.leader.ListTables(pb.ListTablesRequest(include_removed=True), None)
+        assert [(t.name, t.state) for t in listed.tables] == [("t", "RUNNING")]
+
+
+async def test_thousands_of_rows_go_in_batches(tmp_path: Path) -> None:
+    async with world(tmp_path, replace(OPTIONS, sweep_ms=1)) as w:
+        await ready(w)
+        before = len(w.group.entries)
+        for number in range(1, 201):
+            table, tablets = gone_table(number)
+            commit(w, [*(insert(t) for t in tablets), insert(table)])
+        alive = await made(w, "alive")
+        await w.beat_until(lambda: not w.catalog.gone)
+        assert len(w.group.entries) - before - 200 >= 2_000 // DROPPED_AT_ONCE
+        assert list(w.catalog.tables) == [alive]
+
+
+async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_deleted(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        gone = await deleted(w, "t")
+        away = next(n for n in w.nodes.values() if any(t in gone for t, _ in n.replicas))
+        erase(w, gone, but=away.node_id)
+        w.shift_ms += HOUR_MS
+        await sweeps(w, silent=(away.node_id,))
+        await w.elect(next(n for n in w.masters if n != w.group.leader))  # it has no report of that node
+        await sweeps(w, silent=(away.node_id,))
+        assert rows_of(w, gone) == 3
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        (tablet, replica), *_ = away.replicas
+        await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
+        report = lead.liveness.report(tablet, away.node_id, replica)
+        assert report is not None
+        assert fate_of(lead, lead.catalog.tablets.get(tablet), report) == "delete"
+        await sweeps(w)
+        assert tablet in w.catalog.tablets  # for as long as it is reported
+        erase(w, gone)
+        await w.beat_until(lambda: rows_of(w, gone) == 0)
+
+
+async def test_a_retired_node_holds_nothing_back_and_its_late_replica_is_left_alone(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        gone = await deleted(w, "t")
+        away = next(n for n in w.nodes.values() if any(t in gone for t, _ in n.replicas))
+        erase(w, gone, but=away.node_id)
+        for state in (pb.DRAINING, pb.RETIRED):
+            request = pb.SetNodeStateRequest(node_id=id_to_pb(away.node_id), state=state)
+            await w.leader.SetNodeState(request, None)
+        w.shift_ms += HOUR_MS
+        # This leader has its report and goes by it; the next one has not heard of the node.
+        await w.elect(next(n for n in w.masters if n != w.group.leader))
+        await w.beat_until(lambda: rows_of(w, gone) == 0, silent=(away.node_id,))
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        (tablet, replica), *_ = away.replicas
+        await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
+        report = lead.liveness.report(tablet, away.node_id, replica)
+        assert report is not None
+        assert fate_of(lead, lead.catalog.tablets.get(tablet), report) == "keep"
+        await sweeps(w)
+        assert w.catalog.nodes[away.node_id].state == "RETIRED"
+
+
+async def test_of_orders_that_ended_nothing_is_remembered_once_they_may_be_given_again(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, replace(OPTIONS, sweep_ms=3_600_000)) as w:
+        await ready(w)
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        gone = await deleted(w, "t")
+        await w.beat()
+        orders = Orders(lead, w.pool)
+        for tablet in gone:
+            orders.consider(lead.catalog.tablets[tablet])
+        assert orders.under_way() == set(gone)
+        await until(lambda: not orders.under_way())
+        orders.forget_old()
+        assert len(orders) == 3 * len(gone)  # each ended a moment ago
+        w.shift_ms += OPTIONS.order_retry_ms
+        orders.forget_old()
+        assert len(orders) == 0
+        await orders.close()
