@@ -1,7 +1,8 @@
 """Unary calls to other processes: one channel per address, made at the first call.
 
 Used by masters, nodes, drivers, clients and the command line. Owns the channels; resolves names itself at each dial
-and dials again after a connection failed. Invariant: every call carries this process's identity, and every failure
+and dials again after a connection failed. One dial of an address at a time: a lookup cannot be cut short, so who stops
+waiting for it leaves it to the next who asks, and a resolver that hangs has one thread for each name. Invariant: every call carries this process's identity, and every failure
 comes out as a `SteleError`; once it is closed nothing is dialled any more.
 """
 
@@ -61,6 +62,7 @@ class ChannelPool:
         self.closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type], Any] = {}
+        self._dialling: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def stub(self, address: str, stub_class: type) -> Any:
@@ -71,17 +73,37 @@ class ChannelPool:
         """
         self._ensure_open()
         key = (address, stub_class)
-        stub = self._stubs.get(key)
-        if stub is None:
+        while (stub := self._stubs.get(key)) is None:
             channel = self._channels.get(address)
-            if channel is None:
-                dialled = await dial(address)
-                if self.closed:
-                    await dialled.close()
+            if channel is not None:
+                stub = self._stubs[key] = stub_class(channel)
+            else:
+                await self._dialled(address)
                 self._ensure_open()
-                channel = self._channels.setdefault(address, dialled)
-            stub = self._stubs[key] = stub_class(channel)
         return stub
+
+    async def _dialled(self, address: str) -> None:
+        """There is a channel, unless it was dropped again since."""
+        dialling = self._dialling.get(address)
+        if dialling is None:
+            dialling = asyncio.get_running_loop().create_task(self._dial(address))
+            self._dialling[address] = dialling
+            dialling.add_done_callback(lambda task: self._dial_ended(address, task))
+        try:
+            await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                self._ensure_open()
+            raise
+
+    async def _dial(self, address: str) -> None:
+        self._channels[address] = await dial(address)
+
+    def _dial_ended(self, address: str, task: asyncio.Task[None]) -> None:
+        del self._dialling[address]
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
 
     async def unary(
         self,
@@ -97,10 +119,21 @@ class ChannelPool:
         """Call `stub_class.method` at `address`, once. `to_node`: refused if another node answers there.
 
         Raises:
-            SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`.
+            SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`, in which
+                a name that is to be looked up has to be found too.
             Closed: after `close`, and if it ended the call: the server may have done what it was asked.
         """
-        stub = await self.stub(address, stub_class)
+        stub = self._stubs.get((address, stub_class))
+        if stub is None or self.closed:
+            began = asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    stub = await self.stub(address, stub_class)
+            except TimeoutError:
+                raise Retryable(
+                    f"{address}: the name was not looked up within {timeout_s:.1f} s", code=Code.TIMED_OUT
+                ) from None
+            timeout_s = max(0.0, timeout_s - (asyncio.get_running_loop().time() - began))
         channel = self._channels.get(address)
         metadata = self.identity.metadata(to_node, to_incarnation)
         call = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
@@ -132,6 +165,10 @@ class ChannelPool:
     async def close(self) -> None:
         """Close all channels, for good; calls under way fail."""
         self.closed = True
+        dialling = list(self._dialling.values())
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
         channels, self._channels, self._stubs = list(self._channels.values()), {}, {}
         for channel in channels:
             await channel.close()

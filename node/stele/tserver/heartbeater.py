@@ -1,7 +1,12 @@
 """Tells every master that this node lives, and what changed on it; learns who the masters are.
 
-One loop per master. Reports are incremental and edge triggered: a change is told to a master until that master, as
-leader, has acknowledged it; a full report goes to a newly elected leader, after this node's own start, and when asked.
+One loop per address: of each master in the leader's list, and each given at start. Names are given and addresses learned,
+so that two may lead to one master, which its node id tells: then one of them speaks, and the others rest, looked at now and
+then, since a name may lead elsewhere later. A given address where nobody answers is asked less and less often, as the name
+of a master that was retired stays in --masters for ever; but each time while fewer than a majority of the masters answer.
+
+Reports are incremental and edge triggered: a change is told to a master until that master, as leader, has acknowledged it;
+a full report goes to a newly elected leader, after this node's own start, and when asked.
 
 Invariant: a change is never forgotten before a leader has acknowledged a report that was made after it.
 """
@@ -12,7 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,6 +39,8 @@ log = structlog.get_logger("stele.tserver.heartbeat")
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
 _GRACE_S = 1.0
+REST_MAX_S = 15.0
+"""How long an address is left alone at most: a new master under an old name is told so late, if the leader names it not."""
 
 
 class Heartbeater:
@@ -44,6 +51,7 @@ class Heartbeater:
         self._interval_s = interval_s
         self._given = addresses
         self._known: tuple[str, ...] = ()
+        self._in_force: frozenset[str] = frozenset()
         self._loops: dict[str, _MasterLoop] = {}
         self._sequence = itertools.count(1)
         self._start = secrets.randbits(64)
@@ -94,6 +102,18 @@ class Heartbeater:
             self._vouchers.answered(response)
         self._heard.set()
 
+    def speaks(self, loop: _MasterLoop) -> bool:
+        """Whether this loop is the one that tells its master; of several the first in the order of `addresses` is."""
+        loops = (other for a in self.addresses if (other := self._loops.get(a)) is not None)
+        return next((o for o in loops if o.answers and o.master == loop.master), loop) is loop
+
+    def may_rest(self, loop: _MasterLoop) -> bool:
+        """Whether it is no harm if this loop's address is not asked for a while."""
+        if loop.answers:
+            return not self.speaks(loop)
+        answering = {other.master for other in self._loops.values() if other.answers} & self._in_force
+        return loop.address not in self._known and 2 * len(answering) > len(self._in_force)
+
     def changed(self, key: StreamKey) -> None:
         """A replica's report is due: soon, and again until a leader has it."""
         for loop in self._loops.values():
@@ -104,8 +124,11 @@ class Heartbeater:
         loops, self._loops = list(self._loops.values()), {}
         await asyncio.gather(*(loop.close() for loop in loops))
 
-    def learned_masters(self, masters: tuple[str, ...]) -> None:
+    def learned_masters(self, infos: Iterable[pb.MasterInfoPB]) -> None:
         """The leader's list of masters."""
+        infos = list(infos)
+        masters = tuple(m.address for m in infos if m.address)
+        self._in_force = frozenset(id_from_pb(m.node_id) for m in infos)
         if masters and masters != self._known:
             log.info("masters", addresses=masters)
             self._known = masters
@@ -153,13 +176,18 @@ class Heartbeater:
 
 
 class _MasterLoop:
-    """Heartbeats to one master."""
+    """Heartbeats to one address. `master`: which one answered there last; `answers`: it did when it was asked last."""
 
     def __init__(self, owner: Heartbeater, node: Node, address: str, interval_s: float) -> None:
         self._owner = owner
         self._node = node
-        self._address = address
+        self.address = address
+        self.master = ""
+        self.answers = False
         self._interval_s = interval_s
+        self._rests = False
+        self._failures = 0
+        self._asked_at = 0.0
         self._dirty: dict[StreamKey, int] = {}
         self._count = 0
         self._full_due = True
@@ -173,7 +201,8 @@ class _MasterLoop:
     def changed(self, key: StreamKey) -> None:
         self._count += 1
         self._dirty[key] = self._count
-        self._wake.set()
+        if not self._rests:
+            self._wake.set()
 
     def end(self) -> None:
         self._task.cancel()
@@ -187,18 +216,23 @@ class _MasterLoop:
             started = asyncio.get_running_loop().time()
             self._wake.clear()
             try:
-                await self._beat()
-                self._may_log = True
+                self._rests = self._may_rest(started)
+                if not self._rests:
+                    self._asked_at = started
+                    await self._beat()
+                    self._may_log = True
             except SteleError as exc:
                 if exc.code in (Code.VOLUME_OLD, Code.STALE_INCARNATION):
                     await self._node.refused(exc)
                     return
+                self.answers = False
+                self._failures += 1
                 self._tell(None)
                 if self._may_log:
-                    log.info("master not reached", master=self._address, error=str(exc))
+                    log.info("master not reached", master=self.address, error=str(exc))
                 self._may_log = False
             except Exception:
-                log.exception("a heartbeat failed; they go on", master=self._address)
+                log.exception("a heartbeat failed; they go on", master=self.address)
             rest = self._interval_s - (asyncio.get_running_loop().time() - started)
             try:
                 async with asyncio.timeout(max(rest, _COALESCE_S)):
@@ -207,11 +241,18 @@ class _MasterLoop:
             except TimeoutError:
                 continue
 
+    def _may_rest(self, now: float) -> bool:
+        if not self.asked or not self._owner.may_rest(self):
+            return False
+        rest_s = REST_MAX_S if self.answers else self._interval_s * 2 ** min(self._failures, 30)
+        return now - self._asked_at < min(rest_s, REST_MAX_S)
+
     async def _beat(self) -> None:
         node = self._node
         told = self._count
         full = self._full_due
-        has_report = node.replicas.opened and self._leader_term > 0
+        speaks = self._owner.speaks(self)
+        has_report = speaks and node.replicas.opened and self._leader_term > 0
         tablets: list[common_pb2.ReplicaStatusPB] = []
         removed: list[StreamKey] = []
         if has_report and full:
@@ -229,16 +270,17 @@ class _MasterLoop:
         if self._register_due:
             request.registration.CopyFrom(node.registration())
         response = await node.pool.unary(
-            self._address, MasterServiceStub, "TSHeartbeat", request, timeout_s=_TIMEOUT_S
+            self.address, MasterServiceStub, "TSHeartbeat", request, timeout_s=_TIMEOUT_S
         )
-        self._answered(response, told, full and has_report)
+        self._answered(response, told, full and has_report, speaks)
 
     def _tell(self, response: pb.TSHeartbeatResponse | None) -> None:
         self.asked = True
         self._owner.asked(response)
 
-    def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool) -> None:
+    def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool, spoke: bool) -> None:
         owner = self._owner
+        self.master, self.answers, self._failures = id_from_pb(response.node_id), True, 0
         self._tell(response)
         self._register_due = response.needs_reregister
         if not response.is_leader:
@@ -249,8 +291,13 @@ class _MasterLoop:
         owner.leader_heard = True
         owner.node_state = response.node_state
         self._node.fences.learned(response.term, response.driver_epoch)
-        owner.learned_masters(tuple(m.address for m in response.masters if m.address))
+        owner.learned_masters(response.masters)
         owner.learned_addresses(response)
+        if not spoke:
+            self._leader_term = response.term
+            self._full_due = True
+            self._dirty.clear()
+            return
         self._dirty = {key: n for key, n in self._dirty.items() if n > told}
         new_leader = response.term != self._leader_term
         self._leader_term = response.term

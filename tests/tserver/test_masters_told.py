@@ -1,0 +1,202 @@
+"""Which addresses a node sends heartbeats to: one for each master, and few to names that are nobody's any more."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc.budget import ByteBudget
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.proto import master_pb2 as pb
+from stele.rpc.proto.master_pb2_grpc import (
+    MasterServiceServicer,
+    add_MasterServiceServicer_to_server,
+)
+from stele.rpc.server import bind, make_server
+from stele.tserver.node import Node
+from stele.tserver.options import NodeOptions
+from tests.consensus.cluster import OPTIONS, wait_until
+
+BEAT_S = 0.02
+
+
+class FakeMaster(MasterServiceServicer):
+    """Answers heartbeats and remembers over which connection they came."""
+
+    def __init__(self, cluster_id: ClusterId, *, leads: bool) -> None:
+        self.node_id = NodeId(new_id())
+        self.cluster_id = cluster_id
+        self.leads = leads
+        self.address = ""
+        self.listed: list[tuple[NodeId, str]] = []
+        self.heard: Counter[str] = Counter()
+        self.reports: Counter[str] = Counter()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = make_server(Identity(self.cluster_id, self.node_id, 1), PeerBook(), ByteBudget())
+        add_MasterServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{await bind(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    @property
+    def port(self) -> str:
+        return self.address.rpartition(":")[2]
+
+    async def RegisterNode(self, request: Any, context: Any) -> pb.RegisterNodeResponse:
+        return pb.RegisterNodeResponse()
+
+    async def TSHeartbeat(self, request: Any, context: Any) -> pb.TSHeartbeatResponse:
+        self.heard[context.peer()] += 1
+        self.reports[context.peer()] += request.has_report
+        return pb.TSHeartbeatResponse(
+            is_leader=self.leads,
+            term=1,
+            node_id=id_to_pb(self.node_id),
+            node_state=pb.ACTIVE,
+            masters=[pb.MasterInfoPB(node_id=id_to_pb(n), address=a) for n, a in self.listed],
+        )
+
+
+class Names:
+    """The resolver: names to addresses; the others do not resolve. `asked` counts the lookups of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.known: dict[str, str] = {}
+        self.asked: Counter[str] = Counter()
+        real = socket.getaddrinfo
+
+        def lookup(host: Any, *arguments: Any, **options: Any) -> Any:
+            if not str(host).endswith(".test"):
+                return real(host, *arguments, **options)
+            self.asked[host] += 1
+            if host not in self.known:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return real(self.known[host], *arguments, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+
+@asynccontextmanager
+async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster) -> AsyncIterator[None]:
+    """A node that was given these addresses, and the masters that run."""
+    node = Node(
+        NodeOptions(
+            data_dir=directory / "node",
+            node_id=NodeId(new_id()),
+            cluster_id=masters[0].cluster_id,
+            listen="127.0.0.1:0",
+            masters=given,
+            machine="m",
+            zone="z",
+            http_port=0,
+            flight_port=0,
+            heartbeat_s=BEAT_S,
+            replica=OPTIONS,
+        )
+    )
+    try:
+        await node.start()
+        yield
+    finally:
+        await node.stop()
+        for master in masters:
+            await master.stop()
+
+
+async def made(count: int) -> list[FakeMaster]:
+    """Masters of one cluster, the first of which leads."""
+    cluster_id = ClusterId(new_id())
+    masters = [FakeMaster(cluster_id, leads=number == 0) for number in range(count)]
+    for master in masters:
+        await master.start()
+        master.listed = [(m.node_id, m.address) for m in masters]
+    return masters
+
+
+def heard(master: FakeMaster, beats: int) -> Callable[[], bool]:
+    """Whether it heard so many more from now on."""
+    start = master.heard.total()
+    return lambda: master.heard.total() >= start + beats
+
+
+async def test_a_master_that_has_a_name_and_an_address_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loops shared one number of their heartbeats, and where they arrived swapped the master asked for all reports."""
+    names = Names(monkeypatch)
+    names.known["master.test"] = "127.0.0.1"
+    (master,) = await made(1)
+    async with beating(tmp_path, (f"master.test:{master.port}",), master):
+        await wait_until(lambda: len(master.heard) == 2, 60)
+        await wait_until(heard(master, 10), 60)
+        early = master.heard.copy()
+        await wait_until(heard(master, 60), 60)
+        assert min(master.heard[c] - early[c] for c in early) <= 10
+
+
+async def test_a_name_tells_where_the_address_that_the_leader_knows_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    names.known["master.test"] = "127.0.0.1"
+    (master,) = await made(1)
+    master.listed = [(master.node_id, f"127.0.0.2:{master.port}")]
+    async with beating(tmp_path, (f"master.test:{master.port}",), master):
+        await wait_until(heard(master, 60), 60)
+        assert master.reports.total() > 0
+
+
+async def test_a_name_of_nobody_is_looked_up_less_and_less_often_and_found_when_it_is_a_masters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    leader, other = await made(2)
+    leader.listed = leader.listed[:1]
+    async with beating(tmp_path, (leader.address, f"retired.test:{other.port}"), leader, other):
+        await wait_until(lambda: names.asked["retired.test"] > 0, 60)
+        before = names.asked["retired.test"]
+        await wait_until(heard(leader, 80), 60)
+        assert names.asked["retired.test"] - before <= 20
+        names.known["retired.test"] = "127.0.0.1"
+        await wait_until(lambda: other.heard.total() > 0, 60)
+        await wait_until(heard(other, 20), 60)
+
+
+async def test_every_name_is_asked_each_time_while_fewer_than_a_majority_of_the_masters_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch)
+    leader, second, third = await made(3)
+    await second.stop()
+    await third.stop()
+    async with beating(tmp_path, (leader.address, "another.test:7051"), leader):
+        await wait_until(lambda: leader.heard.total() > 0, 60)
+        await wait_until(lambda: names.asked["another.test"] >= 40, 60)
+
+
+async def test_a_master_that_is_one_is_asked_each_time_however_long_it_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come to lead, and would take the nodes for silent until they ask again."""
+    names = Names(monkeypatch)
+    leader, second = await made(2)
+    away = (NodeId(new_id()), "away.test:7051")
+    leader.listed = [*leader.listed, away]
+    async with beating(tmp_path, (leader.address, second.address), leader, second):
+        await wait_until(lambda: leader.heard.total() > 0, 60)
+        await wait_until(lambda: names.asked["away.test"] >= 40, 60)
