@@ -22,6 +22,9 @@ from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema
 from stele.rpc.proto import common_pb2, master_pb2
 
 CATALOG_NAME = "(catalog)"
+VIEW_BYTES_MAX = 12 << 20
+"""What tables may take of a view, by `view_bytes`: it is one message, of 16 MiB at most. The rest is for the nodes, and for
+what is told of tablets that are being changed or have failed. Some 7,000 tablets of three replicas."""
 T = TypeVar("T")
 
 
@@ -84,6 +87,16 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
         now_us=scene.wall_us,
         settled=scene.settled,
     )
+
+
+def view_bytes(table: TableRecord, tablets: int) -> int:
+    """What a table with so many tablets takes of a view, at most, while nothing is wrong with it. Addresses of up to 48
+    characters are in each configuration: the catalog's, and the one that each replica reports."""
+    name, peers = len(table.name.encode()), table.replication_factor
+    config = 24 + 80 * peers
+    replica = 170 + config
+    tablet = 100 + name + config + peers * (replica + 30)
+    return 150 + name + len(table.schema) + len(table.partitioning) + tablets * tablet
 
 
 def _sorted(records: dict[str, T]) -> list[T]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import replace
 
+from stele.master.cluster_view import VIEW_BYTES_MAX, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
@@ -79,7 +80,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, TOO_LARGE, ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
+        Rejected: INVALID_ARGUMENT; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
             is removed by now.
         Retryable: NOT_READY while nodes are still being heard, or too few are.
     """
@@ -130,12 +131,31 @@ def _check_room(lead: Leadership, table: TableRecord) -> None:
     check_replication_factor(
         table.replication_factor, len({c.machine for c in candidates}), len(lead.active_machines())
     )
-    wanted = PartitionSchema.from_json(table.partitioning).tablets * table.replication_factor
+    tablets = PartitionSchema.from_json(table.partitioning).tablets
+    wanted = tablets * table.replication_factor
     total = wanted + sum(c.replicas for c in candidates)
     if total > lead.options.tablets_per_node_max * len(candidates):
         raise Rejected(
             f"create table {table.name!r}: {wanted} replicas more would make {total} on {len(candidates)} nodes, at "
             f"most {lead.options.tablets_per_node_max} each; use fewer partitions or add nodes"
+        )
+    _check_view(lead, table, tablets)
+
+
+def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
+    """A view that no message carries would leave operator, driver and ksck blind together."""
+    catalog = lead.catalog
+    in_view = {
+        t.table_id: sum(i in catalog.current for i in catalog.tablets_of[t.table_id])
+        for t in catalog.live_tables
+    }
+    total = sum(view_bytes(t, in_view[t.table_id]) for t in catalog.live_tables) + view_bytes(table, tablets)
+    if total > VIEW_BYTES_MAX:
+        raise Rejected(
+            f"create table {table.name!r}: with its {tablets} tablets there would be {tablets + len(catalog.current)}, more "
+            f"than the masters can show in one answer ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
+            "partitions or replicas, or delete tables",
+            code=Code.TOO_LARGE,
         )
 
 

@@ -1,0 +1,120 @@
+"""How many tablets there may be: as many as one view carries, since operator, driver and ksck know nothing without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stele.master.catalog import Catalog
+from stele.master.cluster_view import VIEW_BYTES_MAX, Scene, cluster_view, view_bytes
+from stele.master.leadership import MasterOptions
+from stele.master.liveness import Liveness
+from stele.master.records import NodeRecord, TableRecord, TabletRecord, encode, key_of
+from stele.model.config import Configuration, Peer
+from stele.model.errors import Code
+from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
+from stele.model.partition import Partition, PartitionSchema
+from stele.rpc.channels import MESSAGE_BYTES_MAX
+from stele.rpc.convert import config_to_pb, id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import OPTIONS, SCHEMA, create_request, world
+from tests.master.test_masters import ready, refused
+
+LARGE = (1 << 63) - 1
+NODES = [NodeId(f"{n:032x}") for n in range(1, 101)]
+TABLE = TableRecord(
+    TableId("e" * 32), "t" * 32, "RUNNING", SCHEMA.to_json(), PartitionSchema().to_json(), 3, "table", LARGE
+)
+
+
+def address(node_id: NodeId) -> str:
+    """As long as an address of IPv6 is."""
+    return f"[2001:0db8:0000:0000:0000:0000:0000:{node_id[-4:]}]:7050"
+
+
+def status(row: TabletRecord, number: int) -> common_pb2.ReplicaStatusPB:
+    """All that a replica that is well has to tell, in large numbers."""
+    opid = common_pb2.OpIdPB(term=1 << 30, index=1 << 50)
+    others = [p.replica_id for p in row.config.peers[1:]] if number == 0 else []
+    return common_pb2.ReplicaStatusPB(
+        tablet_id=id_to_pb(row.tablet_id),
+        table_id=id_to_pb(row.table_id),
+        replica_id=row.config.peers[number].replica_id,
+        state=common_pb2.RUNNING,
+        data_state=common_pb2.READY,
+        role=common_pb2.LEADER if number == 0 else common_pb2.FOLLOWER,
+        term=1 << 30,
+        leader_node=id_to_pb(row.config.peers[0].node_id),
+        committed_config=config_to_pb(row.config),
+        last_logged=opid,
+        last_committed=opid,
+        last_applied=opid,
+        schema_version=1,
+        bytes_on_disk=1 << 40,
+        rows_estimate=1 << 40,
+        has_data=True,
+        peers=[
+            common_pb2.PeerHealthPB(replica_id=r, match_index=1 << 50, last_heard_ms=1 << 20) for r in others
+        ],
+        tablet_incarnation=1,
+    )
+
+
+@pytest.mark.parametrize("rf", [1, 3, 5, 7])
+def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -> None:
+    table = replace(TABLE, replication_factor=rf)
+    tablets = VIEW_BYTES_MAX // view_bytes(table, 1)
+    while view_bytes(table, tablets + 1) <= VIEW_BYTES_MAX:
+        tablets += 1
+    rows = []
+    for n in range(tablets):
+        peers = tuple(
+            Peer(node, ReplicaId(1_000 + i), address(node))
+            for i, node in enumerate(NODES[(n + i) % len(NODES)] for i in range(rf))
+        )
+        ident = TabletId(f"{n + 1:032x}")
+        config = Configuration(1 << 50, peers)
+        rows.append(
+            TabletRecord(
+                ident, table.table_id, n, "RUNNING", Partition(), LARGE, config, 1 << 30, NODES[0], 2_000
+            )
+        )
+    nodes = [NodeRecord(n, "node", "ACTIVE", True, f"node-{n[-4:]}", address(n)) for n in NODES]
+    catalog = Catalog((key_of(r), encode(r)) for r in (*nodes, table, *rows))
+    liveness = Liveness(0)
+    told: dict[NodeId, list[common_pb2.ReplicaStatusPB]] = {n: [] for n in NODES}
+    for row in rows:
+        for number, peer in enumerate(row.config.peers):
+            told[peer.node_id].append(status(row, number))
+    for sequence, (node, reports) in enumerate(told.items(), 1):
+        beat = pb.TSHeartbeatRequest(
+            node_id=id_to_pb(node), incarnation=1, sequence=sequence, has_report=True, tablets=reports
+        )
+        liveness.heard(beat, 1)
+        liveness.merge(beat, 1)
+    scene = Scene(
+        catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, Configuration(-1, ()), True
+    )
+    view = cluster_view(scene, "c" * 32)
+    assert len(view.tablets) == tablets and sum(len(t.replicas) for t in view.tablets) == tablets * rf
+    assert view.ByteSize() <= view_bytes(table, tablets) + 500 * len(NODES)
+    assert view.ByteSize() <= MESSAGE_BYTES_MAX * 4 // 5
+
+
+async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_are_deleted(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, replace(OPTIONS, tablets_per_node_max=100_000)) as w:
+        await ready(w)
+        fitting = VIEW_BYTES_MAX * 2 // 3 // (view_bytes(TABLE, 2) - view_bytes(TABLE, 1))
+        first = create_request("first", buckets=fitting, table_id="d" * 32)
+        await w.leader.CreateTable(first, None)
+        error = await refused(w.leader.CreateTable(create_request("second", buckets=fitting), None))
+        assert error.code is Code.TOO_LARGE and "in one answer" in str(error)
+        await w.leader.CreateTable(first, None)  # done already
+        await w.leader.CreateTable(create_request("small", buckets=2), None)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)
+        await w.leader.CreateTable(create_request("second", buckets=fitting), None)
