@@ -55,6 +55,7 @@ async def test_rows_stay_for_their_time_and_go_then_and_the_name_is_of_use_meanw
         erase(w, gone)
         await sweeps(w)
         assert rows_of(w, gone) == 3
+        assert all(not w.catalog.tablets[t].config.peers for t in gone)  # a mark, not all that was
         w.shift_ms += HOUR_MS
         await w.beat_until(lambda: rows_of(w, gone) == 0)
         assert not w.catalog.gone and set(w.catalog.tablets_of) == {again, w.catalog.catalog_tablet.table_id}

@@ -19,7 +19,7 @@ from stele.master.nodes import record_registrations
 from stele.master.orders import Orders
 from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
-from stele.master.records import TABLET_STATES, TabletRecord
+from stele.master.records import TABLET_STATES, TabletRecord, mark_of
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
@@ -213,7 +213,7 @@ class Background:
                 TabletId(new_id()), row.table_id, row.ordinal, "PREPARING", row.partition, now_us
             )
             log.warning("tablet not created in time, replaced", tablet=tablet_id, by=fresh.tablet_id)
-            await lead.commit([swap(row, replace(row, state="REPLACED", since_us=now_us)), insert(fresh)])
+            await lead.commit([swap(row, mark_of(row, "REPLACED", now_us)), insert(fresh)])
         lead.look_at(fresh.tablet_id)
 
 

@@ -78,6 +78,15 @@ class TabletRecord:
     incarnation: int = 0
 
 
+def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
+    """What stays on record of a tablet that is gone: by it late replicas are deleted (forgetting.py), and for a long time
+    there may be many. Which peers it had and what it held is of no use any more, and is two thirds of a row."""
+    nobody = Configuration(row.config.opid_index, ())
+    return dataclasses.replace(
+        row, state=state, since_us=now_us, config=nobody, partition=Partition(), leader=""
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
     """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever.

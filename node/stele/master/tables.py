@@ -12,7 +12,7 @@ from stele.master.cluster_view import VIEW_BYTES_MAX, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
-from stele.master.records import TableRecord, TabletRecord
+from stele.master.records import TableRecord, TabletRecord, mark_of
 from stele.model.errors import Code, Rejected
 from stele.model.ids import TableId, TabletId, new_id
 from stele.model.partition import Partition, PartitionSchema, partitions
@@ -175,7 +175,7 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> None:
             return
         tablets = lead.catalog.current_tablets(wanted)
         now_us = lead.wall_us()
-        batch = [put(replace(t, state="DELETED", since_us=now_us)) for t in tablets]
+        batch = [put(mark_of(t, "DELETED", now_us)) for t in tablets]
         batch += [drop(i) for t in tablets if (i := lead.catalog.intents.get(t.tablet_id)) is not None]
         await lead.commit([*batch, put(replace(table, state="REMOVED"))])
     for tablet in tablets:
