@@ -7,7 +7,7 @@ import errno
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +15,14 @@ import pytest
 
 from stele.client import AsyncClient, AsyncTable
 from stele.model.errors import Code, Corrupt, Retryable, SteleError
+from stele.model.ids import ReplicaId
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver.process import exit_code
 from tests.harness import Cluster, Member
 from tests.harness.compare import rows_that_all_replicas_hold
+from tests.wal.simfs import SimFiles
+from tests.wal.support import open_still, stream_of
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 THREE = PartitionSchema((HashPartition((0,), 3),))
@@ -141,10 +144,49 @@ async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
             assert len(writer.acknowledged) <= held <= len(writer.acknowledged | writer.unknown)
 
 
-def test_a_full_disk_never_counts_as_a_damaged_one(capsys: pytest.CaptureFixture[str]) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    inside = Corrupt("log of the node: a write failed", code=Code.IO_ERROR)
-    inside.__cause__ = full
-    assert [exit_code(error) for error in (full, inside, Retryable("not now"))] == [75, 75, 75]
-    assert [exit_code(error) for error in (OSError(errno.EIO, "bad"), Corrupt("x"))] == [5, 5]
-    assert capsys.readouterr().err.count("the disk is full") == 2
+def refused(call: Callable[[], object]) -> SteleError:
+    """What a call to a log that has failed raises."""
+    with pytest.raises(Corrupt) as raised:
+        call()
+    return raised.value
+
+
+def test_a_vote_that_finds_no_space_ends_the_node_as_a_full_disk_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Past the prepared part of the last segment a vote needs new blocks; an operator would give a damaged disk up."""
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    log.turn()
+    files.free = 0
+    for term in range(1, 1000):
+        stream.append_vote(term, ReplicaId(1))
+        log.turn()
+        if log.failed is not None:
+            break
+    assert isinstance(log.failed, Corrupt)
+    later = [refused(lambda: stream.append_vote(2000, ReplicaId(1))), refused(log.checkpoint)]
+    assert [exit_code(error) for error in (log.failed, *later)] == [75] * 3
+    assert capsys.readouterr().err.count("the disk is full") == 3
+    log.close()
+
+
+def test_a_write_that_fails_ends_the_node_as_a_damaged_disk_does() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    files.write_error = True
+    stream_of(log)
+    log.turn()
+    assert log.failed is not None
+    assert [exit_code(error) for error in (log.failed, OSError(errno.EIO, "bad"), Corrupt("x"))] == [5] * 3
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM],
+    ids=lambda n: errno.errorcode[n],
+)
+def test_what_a_node_lacks_never_counts_as_a_damaged_disk(lacks: int) -> None:
+    lacking = OSError(lacks, os.strerror(lacks))
+    assert exit_code(lacking) == exit_code(Retryable("not now")) == 75

@@ -32,7 +32,9 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.flight_client import FlightStream
 from stele.rpc.identity import PROTOCOL_VERSION
 from stele.rpc.proto import consensus_pb2 as pb
+from stele.rpc.proto.common_pb2 import ReplicaStatusPB
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
 from stele.rpc.ticket import CopyTicket
 from stele.tserver.node import Node
 from stele.tserver.options import (
@@ -498,6 +500,29 @@ async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
     await wait_until(node.failed.done)
     assert "disk is gone" in node.health.ready()
     assert exit_code(node.failed.result()) == EXIT_DISK
+    await cluster.stop("node-0")
+
+
+async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster: LocalCluster) -> None:
+    """A driver would replace them, where a node that starts again has them all."""
+    node = cluster.running["node-0"]
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await wait_until(lambda: len(node.replicas) == 4 and all(r.running for r in node.replicas))
+        told: list[list[ReplicaStatusPB]] = []
+        request = node.heartbeater.request
+
+        def noted(tablets: list[ReplicaStatusPB], removed: list[StreamKey]) -> TSHeartbeatRequest:
+            told.append(tablets)
+            return request(tablets, removed)
+
+        node.heartbeater.request = noted  # type: ignore[method-assign]
+        node.log.fail(OSError("the disk is gone"))
+        await fill(client, 20)
+        await wait_until(lambda: any(r.state is ReplicaState.FAILED for r in node.replicas))
+        beats = len(told)
+        await wait_until(lambda: len(told) >= beats + 3)
+        assert not [s for tablets in told for s in tablets if s.state == ReplicaState.FAILED]
     await cluster.stop("node-0")
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from stele.model.errors import Code, Corrupt, Retryable, SteleError
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def translate(exc: OSError, what: str) -> SteleError:
     """What an operating system error means to us: DISK_FULL (retryable), no descriptor or memory just now (retryable),
     or IO_ERROR."""
-    if exc.errno in _NO_SPACE:
+    if exc.errno in NO_SPACE:
         return Retryable(f"{what}: the disk is full; free space or grow the volume", code=Code.DISK_FULL)
-    if exc.errno in _NO_MEANS:  # no fault of the disk: nothing is healed by copying the replica
+    if exc.errno in NO_MEANS:  # no fault of the disk: nothing is healed by copying the replica
         return Retryable(f"{what}: {exc.strerror}; give the node more, or try again")
     return Corrupt(f"{what}: {exc.strerror or exc}; expected the disk to take it", code=Code.IO_ERROR)
 

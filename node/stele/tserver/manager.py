@@ -320,7 +320,7 @@ class TabletManager:
             await asyncio.wait((future,), timeout=_LOG_LOOK_S)
             failed = self._node_log.failed
             if failed is not None and not future.done():
-                raise Corrupt(f"the node's log has failed: {failed}", code=Code.IO_ERROR)
+                raise Corrupt(f"the node's log has failed: {failed}", code=Code.IO_ERROR) from failed
 
     def _lock(self, tablet_id: TabletId) -> asyncio.Lock:
         return self._changing.setdefault(tablet_id, asyncio.Lock())

@@ -7,7 +7,6 @@ within END_S, whatever its disk does.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import os
 import resource
@@ -20,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable, SteleError
+from stele.tablet.files import NO_MEANS, NO_SPACE
 from stele.tserver.node import Node
 from stele.tserver.options import (
     EXIT_DISK,
@@ -103,9 +103,13 @@ async def _end(node: Node, error: Exception) -> int:
 def exit_code(error: BaseException) -> int:
     """Say why, once and in one line; the exit code."""
     line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
-    full = _disk_full(error)
-    if full is not None:
-        line = f"the disk is full ({full.filename or line}); free space or grow the volume, then start again"
+    lacking = _lacking(error)
+    if lacking is not None and lacking.errno in NO_SPACE:
+        line = (
+            f"the disk is full ({lacking.filename or line}); free space or grow the volume, then start again"
+        )
+    elif lacking is not None:
+        line = f"{lacking.strerror} ({lacking.filename or line}); give the process or the machine more, then start again"
     if isinstance(error, Fate):
         line = f"{error.fate}: {error}"
     print(f"stele: {line}", file=sys.stderr, flush=True)
@@ -119,7 +123,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _code_of(error: BaseException) -> int:
-    if _disk_full(error) is not None or isinstance(error, Retryable):
+    if _lacking(error) is not None or isinstance(error, Retryable):
         return EXIT_TRY_AGAIN  # never EXIT_DISK: an operator would give a sound volume up
     if isinstance(error, Fate):
         return error.exit_code
@@ -130,10 +134,10 @@ def _code_of(error: BaseException) -> int:
     return EXIT_INVARIANT
 
 
-def _disk_full(error: BaseException | None) -> OSError | None:
-    """The system's word that there is no space, wherever in the chain of causes it stands."""
+def _lacking(error: BaseException | None) -> OSError | None:
+    """The system's word that it has no space, descriptor or memory, wherever in the chain of causes it stands."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (*NO_SPACE, *NO_MEANS):
             return error
         error = error.__cause__ or error.__context__
     return None

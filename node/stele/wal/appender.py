@@ -117,9 +117,13 @@ class Appender:
             if self._log.failed is None:
                 return work()
         except OSError as exc:
-            self._log.fail(
-                Corrupt(f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR)
+            error = Corrupt(
+                f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR
             )
+            error.__cause__ = (
+                exc  # not raised here, so nobody else sets it: whether the disk is full or sick stands there
+            )
+            self._log.fail(error)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
             self._log.fail(exc)
         return None

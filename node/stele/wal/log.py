@@ -317,7 +317,7 @@ class Log:
         if self.failed is not None:
             raise Corrupt(
                 f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
-            )
+            ) from self.failed
         if self.handover.closing:
             raise Retryable(f"log {self.directory} is closed", code=Code.NOT_READY)
 
@@ -411,7 +411,9 @@ class Log:
             self.turn()
         while not checkpoint.ready.wait(0.05):
             if self.failed is not None:
-                raise Corrupt(f"log {self.directory} has failed: {self.failed}", code=Code.IO_ERROR)
+                raise Corrupt(
+                    f"log {self.directory} has failed: {self.failed}", code=Code.IO_ERROR
+                ) from self.failed
         return checkpoint
 
     def fail(self, error: Exception) -> None:
