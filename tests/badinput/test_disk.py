@@ -15,14 +15,15 @@ import pytest
 
 from stele.client import AsyncClient, AsyncTable
 from stele.model.errors import Code, Corrupt, Retryable, SteleError
-from stele.model.ids import ReplicaId
+from stele.model.ids import NodeId, ReplicaId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver.process import exit_code
+from stele.wal import Log, LogOptions
 from tests.harness import Cluster, Member
 from tests.harness.compare import rows_that_all_replicas_hold
 from tests.wal.simfs import SimFiles
-from tests.wal.support import open_still, stream_of
+from tests.wal.support import open_still, run_all, stream_of
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])
 THREE = PartitionSchema((HashPartition((0,), 3),))
@@ -31,11 +32,11 @@ DISK_MIB = 1024
 
 
 @contextmanager
-def small_disk(directory: Path) -> Iterator[None]:
+def small_disk(directory: Path, options: str = f"size={DISK_MIB}m") -> Iterator[None]:
     """A file system of its own at `directory`; skips where that is not allowed."""
     directory.mkdir(parents=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "stele-test", str(directory)],
+        ["mount", "-t", "tmpfs", "-o", options, "stele-test", str(directory)],
         capture_output=True,
         check=False,
     )
@@ -142,6 +143,38 @@ async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
             await alone.check()
             held = await rows_that_all_replicas_hold(client, writer.table)
             assert len(writer.acknowledged) <= held <= len(writer.acknowledged | writer.unknown)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
+def test_a_disk_without_inodes_is_nearly_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", f"size={DISK_MIB}m,nr_inodes=400"):
+        log = Log.open(tmp_path / "disk" / "wal", LogOptions(prepare=False), NodeId(new_id()), run_all)
+        ballast = [tmp_path / "disk" / str(number) for number in range(300)]
+        said = [(log.low_space, log.no_space)]
+        for some in ballast[:200], ballast[200:]:
+            for one in some:
+                one.touch()
+            log.refresh_space()
+            said.append((log.low_space, log.no_space))
+        for one in ballast:
+            one.unlink()
+        log.refresh_space()
+        assert [*said, (log.low_space, log.no_space)] == [
+            (False, False),
+            (True, False),
+            (True, True),
+            (False, False),
+        ]
+        log.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
+def test_a_disk_that_does_not_count_inodes_is_not_full_for_that(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", f"size={DISK_MIB}m,nr_inodes=0"):
+        assert (os.statvfs(tmp_path / "disk").f_files, os.statvfs(tmp_path / "disk").f_favail) == (0, 0)
+        log = Log.open(tmp_path / "disk" / "wal", LogOptions(prepare=False), NodeId(new_id()), run_all)
+        assert not log.low_space and not log.no_space
+        log.close()
 
 
 def refused(call: Callable[[], object]) -> SteleError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -12,10 +13,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stele.consensus.files import make_directory, remove_if_empty
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import SUPERBLOCK, DataState, write_superblock
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
-from stele.model.ids import NodeId, ReplicaId, StreamKey
+from stele.model.ids import NodeId, ReplicaId, StreamKey, new_id
 from stele.raft.ports import LoadedLog
 from stele.tserver.reports import report_one
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
@@ -322,3 +324,68 @@ async def test_files_that_a_sick_disk_does_not_give_or_let_go_concern_their_repl
         await other.write(rows([2]))
     finally:
         await again.stop()
+
+
+async def test_of_a_deleted_tablet_no_directory_stays(group_of: MakeGroup) -> None:
+    """Each left one behind, and their disk ran out of inodes while bytes were free."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows([1]))
+    source, target, key = nodes[0], nodes[3], StreamKey(group.tablet_id, ReplicaId(4))
+    copy = await target.manager.start_copy(order(group, source, 4), DirectSource(source))
+    assert copy is not None
+    await wait_until(lambda: target.replicas.by_key(key) is not None)
+    for node in nodes:
+        assert (node.directory / "tablets" / group.tablet_id).is_dir()
+        await node.manager.delete(group.tablet_id, 0, DataState.DELETED, 1 << 40, "a test")
+        assert not list((node.directory / "tablets").iterdir())
+
+
+async def test_beside_a_replica_that_goes_a_tombstone_stays(tmp_path: Path) -> None:
+    node, source = [await TestNode(Network(), tmp_path / name).start() for name in "ns"]
+    try:
+        group = await Group([node]).create()
+        await group.write(rows([1]))
+        await node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
+        copy = await node.manager.start_copy(order(group, source, 2), DirectSource(source))
+        assert copy is not None
+        await node.manager.delete(group.tablet_id, 2, DataState.DELETED, 1 << 40, "a test")
+        assert [p.name for p in (node.directory / "tablets" / group.tablet_id).iterdir()] == ["1"]
+        node = await node.restart()
+        assert list(node.replicas.tombstones) == [StreamKey(group.tablet_id, ReplicaId(1))]
+        await node.manager.delete(group.tablet_id, 1, DataState.DELETED, 1 << 40, "a test")
+        assert not list((node.directory / "tablets").iterdir())
+    finally:
+        await node.stop()
+        await source.stop()
+
+
+async def test_a_start_removes_what_deleted_tablets_left(tmp_path: Path) -> None:
+    left, half_made = new_id(), new_id()
+    (tmp_path / "n" / "tablets" / left).mkdir(parents=True)
+    (tmp_path / "n" / "tablets" / half_made / "1").mkdir(parents=True)
+    node = await TestNode(Network(), tmp_path / "n").start()
+    try:
+        assert not list((node.directory / "tablets").iterdir())
+    finally:
+        await node.stop()
+
+
+def test_a_replica_is_made_where_another_ones_directory_goes(tmp_path: Path) -> None:
+    """Two threads of a node: the one that makes it never finds its own parent gone."""
+    tablet, over = tmp_path / "tablet", Event()
+
+    def remove() -> None:
+        while not over.is_set():
+            remove_if_empty(tablet)
+
+    with ThreadPoolExecutor(1) as pool:
+        removing = pool.submit(remove)
+        try:
+            for number in range(300):
+                replica = tablet / str(number)
+                make_directory(replica)
+                assert replica.is_dir()
+                replica.rmdir()
+        finally:
+            over.set()
+        removing.result()

@@ -56,6 +56,7 @@ class SimFiles:
         self.off = False
         self.fail_after: int | None = None
         self.free = 1 << 40
+        self.free_inodes: int | None = None
         self.sync_error = False
         self.write_error = False
         self.operations = 0
@@ -163,6 +164,9 @@ class SimFiles:
 
     def free_bytes(self, directory: Path) -> int:
         return self.free
+
+    def free_files(self, directory: Path) -> int | None:
+        return self.free_inodes
 
 
 class SimFile:

@@ -133,6 +133,25 @@ def test_low_space_is_told_before_it_refuses_entries_and_loses_nothing() -> None
     assert loaded(log.stream(key())).entries == (entry(1, 1), entry(1, 2))
 
 
+def test_low_space_is_told_where_inodes_run_out_before_bytes() -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, low_space_files=100))
+    stream = stream_of(log)
+    for index, (inodes, low, none) in enumerate(
+        ((None, False, False), (100, False, False), (99, True, False), (50, True, False), (49, True, True)), 1
+    ):
+        files.free_inodes = inodes
+        log.refresh_space()
+        assert (log.low_space, log.no_space, log.free_files) == (low, none, inodes)
+        if not none:
+            stream.append_entries((entry(1, index),))
+    with pytest.raises(Retryable, match="DISK_FULL"):
+        stream.append_entries((entry(1, 5),))
+    stream.append_vote(7, ReplicaId(1))
+    log.turn()
+    log.close()
+
+
 def test_a_segment_that_cannot_be_prepared_is_no_failure() -> None:
     files = SimFiles()
     log = open_still(files)

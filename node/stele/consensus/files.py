@@ -5,6 +5,8 @@ Invariant: a name that exists holds everything that was written under it, and su
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import struct
@@ -38,13 +40,15 @@ def sync_file(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Create `path` and what is missing above it; every new name is synced in its parent."""
-    missing = []
     while not path.exists():
-        missing.append(path)
-        path = path.parent
-    for new in reversed(missing):
-        new.mkdir(exist_ok=True)
-        sync_directory(new.parent)
+        new = path
+        while not new.parent.exists():
+            new = new.parent
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # `remove_if_empty` took what is above it meanwhile: once more
+            new.mkdir(exist_ok=True)
+            sync_directory(new.parent)
 
 
 def remove_tree(path: Path) -> None:
@@ -52,6 +56,20 @@ def remove_tree(path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
         sync_directory(path.parent)
+
+
+def remove_if_empty(path: Path) -> None:
+    """Remove a directory, unless there is something in it; the removal is synced. Who makes one below it at the same
+    moment, with `make_directory`, loses nothing."""
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return
+        raise
+    sync_directory(path.parent)
 
 
 def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:

@@ -21,7 +21,7 @@ import structlog
 from stele.consensus.bootstrap import create_machine, open_machine, start_replica
 from stele.consensus.copy_target import CopyOrder, TabletCopy, refuse_over_live
 from stele.consensus.fetch import CopySource
-from stele.consensus.files import make_directory, remove_tree
+from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
@@ -105,6 +105,7 @@ class TabletManager:
                     if of_later_program(exc):
                         raise
                     found.append((key, None, str(exc)))
+            remove_if_empty(tablet)
         return found
 
     async def _open(self, key: StreamKey, superblock: Superblock | None, error: str) -> None:
@@ -127,7 +128,8 @@ class TabletManager:
     async def _clear(self, remove: Callable[[StreamKey], Awaitable[None]], key: StreamKey) -> None:
         """Files that a sick disk does not let go are no reason to keep the other replicas from starting."""
         try:
-            await remove(key)
+            async with self._lock(key.tablet_id):
+                await remove(key)
         except OSError as exc:
             log.error("not removed, the next start tries again", replica=str(key), error=str(exc))
 
@@ -307,6 +309,7 @@ class TabletManager:
         with contextlib.suppress(Rejected):  # it may never have had a stream
             await self._log_done(self._node_log.forget, key)
         await self._host.in_thread(remove_tree, directory)
+        await self._host.in_thread(remove_if_empty, directory.parent)
 
     async def _log_done(self, call: Callable[..., Any], *arguments: Any) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

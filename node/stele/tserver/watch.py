@@ -83,7 +83,11 @@ class NodeWatch:
         node = self._node
         low = node.low_space()
         if low and not self._told_low:
-            log.warning("the disk is nearly full; writes are refused", free_bytes=self.disk_bytes[0])
+            log.warning(
+                "the disk is nearly full; writes are refused",
+                free_bytes=self.disk_bytes[0],
+                free_inodes=node.log.free_files,
+            )
             self._leaving = asyncio.create_task(node.replicas.hand_over_leadership(HAND_OVER_S))
         self._told_low = low
 

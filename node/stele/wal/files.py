@@ -69,6 +69,9 @@ class Files(Protocol):
     def free_bytes(self, directory: Path) -> int:
         """Bytes that may still be written on the volume."""
 
+    def free_files(self, directory: Path) -> int | None:
+        """How many files and directories may still be made on the volume; None: as many as there are bytes for."""
+
 
 class Loop(Protocol):
     """What the log needs of an event loop; those of asyncio and uvloop have it."""
@@ -239,3 +242,10 @@ class OsFiles:
         """As Files."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+    def free_files(self, directory: Path) -> int | None:
+        """As Files."""
+        stat = os.statvfs(directory)
+        return (
+            stat.f_favail if stat.f_files else None
+        )  # btrfs, for one, has no table of inodes and tells 0 of 0

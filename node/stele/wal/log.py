@@ -59,6 +59,7 @@ class Log:
         self.failed: Exception | None = None
         self.low_space = False
         self.no_space = False
+        self.free_files: int | None = None
         self.on_failure: Callable[[Exception], None] | None = None
         # for the other modules, guarded by `lock`
         self.lock = threading.Lock()
@@ -307,8 +308,8 @@ class Log:
         if self.no_space:
             self.stats.refused_disk_full += 1
             raise Retryable(
-                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes are free; "
-                "delete data or grow the volume",
+                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
+                f"{self.options.low_space_files // 2} inodes, are free; delete data or grow the volume",
                 code=Code.DISK_FULL,
             )
 
@@ -391,10 +392,12 @@ class Log:
     def refresh_space(self) -> None:
         """Look at the free space."""
         free = self.files.free_bytes(self.directory)
-        self.low_space = free < self.options.low_space_bytes
+        files = self.free_files = self.files.free_files(self.directory)
+        bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
+        self.low_space = free < bytes_kept or (files is not None and files < files_kept)
         # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is
         # told long before, and a new leader's first entry, which reads wait for, does not need a disk with space.
-        self.no_space = free < self.options.low_space_bytes // 2
+        self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
 
     def checkpoint(self) -> Checkpoint:
         """The streams' states at a synced place of the log. Blocks.

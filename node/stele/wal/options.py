@@ -32,7 +32,7 @@ class LogOptions:
     `cache_bytes_max`: recent entries of all streams kept in memory. `compression`: None, "lz4" or "zstd".
     `low_space_bytes`: with less free space than this, `Log.low_space` asks the owner to take no more writes. What it has
     taken, and what leaders say among themselves, still goes, down to half of it; from there on entries are refused with
-    DISK_FULL, while hard state still goes.
+    DISK_FULL, while hard state still goes. `low_space_files`: likewise for the files that the volume has inodes for.
     `anchor_bytes_max`: an anchor that holds more log than this is dropped and reported. `prepare`: whether segments are
     made ready in the background. `pool_segments_max`: collected segments kept for use again.
     """
@@ -46,6 +46,7 @@ class LogOptions:
     sync: SyncMode = SyncMode.ALWAYS
     sync_interval_ms: int = 100
     low_space_bytes: int = 256 << 20
+    low_space_files: int = 256
     anchor_bytes_max: int = 1 << 30
     prepare: bool = True
     pool_segments_max: int = 4
@@ -66,6 +67,7 @@ class LogOptions:
             "queue_bytes_max",
             "cache_bytes_max",
             "low_space_bytes",
+            "low_space_files",
             "anchor_bytes_max",
             "pool_segments_max",
         ):
