@@ -93,6 +93,7 @@ class TestNode:
         self.files: Any = None
         self.skew_us = 0
         self.changed_keys: list[StreamKey] = []
+        self.given_up: list[Exception] = []
         self._random = random.Random(self.node_id)
         self._threads = ThreadPoolExecutor(4)
         self._task: asyncio.Task[None] | None = None
@@ -122,6 +123,7 @@ class TestNode:
             self,
             OPTIONS,
             changed=self.changed_keys.append,
+            give_up=self.given_up.append,
         )
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.sessions = CopySessions(self.directory / "copies", self)

@@ -17,12 +17,13 @@ from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
-from stele.model.errors import Corrupt, Rejected, SteleError, of_later_program
+from stele.model.errors import Corrupt, Rejected, Retryable, SteleError, of_later_program
 from stele.model.ids import OpId, ReplicaId
 from stele.model.schema import Schema
 from stele.raft.events import InitialState
 from stele.raft.ports import LoadedLog, fold_records
 from stele.tablet.checksums import SumsInside
+from stele.tablet.files import translate
 from stele.tablet.machine import StateMachine
 
 log = structlog.get_logger("stele.consensus")
@@ -128,6 +129,8 @@ async def start_replica(
     Raises:
         Rejected: UNSUPPORTED_VERSION, a later program wrote its files. That is no damage: a FAILED replica would be
             replaced, and its rows erased.
+        Retryable: the system has no descriptor or memory for it just now. That is no damage either: it is still
+            BOOTSTRAPPING, and may be started again.
     """
     replica = replica or Replica(superblock, directory, host, options)
     failed = node_log.recovery.failed.get(superblock.key)
@@ -154,11 +157,22 @@ async def start_replica(
         if machine is not None:
             stream.set_flushed(flushed.index)
         replica.run(stream, machine, initial)
-    except (SteleError, OSError) as exc:
+    except (SteleError, OSError, MemoryError) as exc:
         if machine is not None:
             await host.in_thread(machine.close)
         replica.machine = None
         if of_later_program(exc):
             raise
+        lacking = _lacking(exc)
+        if lacking is not None:
+            raise lacking from exc
         replica.fail(str(exc))
     return replica
+
+
+def _lacking(error: Exception) -> Retryable | None:
+    """What may be there at the next attempt; None: another one would find the same."""
+    if isinstance(error, MemoryError):
+        return Retryable(f"opening the replica: out of memory; give the node more, or try again ({error})")
+    found = translate(error, "opening the replica") if isinstance(error, OSError) else error
+    return found if isinstance(found, Retryable) else None

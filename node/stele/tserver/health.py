@@ -50,7 +50,8 @@ class NodeHealth:
 
     def _behind(self) -> str:
         node = self._node
-        waiting = [r for r in node.replicas if r.state is ReplicaState.CONFIGURING]
+        starting = (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
+        waiting = [r for r in node.replicas if r.state in starting]
         if waiting and node.now_ms() - node.opened_ms < READY_AFTER_MS:
             return f"{len(waiting)} replicas have not caught up"
         if node.options.role == "node" and node.options.masters and not node.heartbeater.leader_heard:

@@ -2,6 +2,10 @@
 
 Owns the directories tablets/<tablet_id>/<replica_id>. Decides no membership; obeys orders that pass its checks.
 
+A replica for which the system has no descriptor or memory just now is no damaged one: it is started again, with growing
+pauses. But one that does not run on a node that answers heartbeats takes the fault tolerance of its tablet, and nobody heals
+it: if the node lacks something for LACKING_MS it ends, and is healed as a silent node is.
+
 Invariant: at most one replica of a tablet lives here; a tombstone, once written, never votes; what a crash left
 half-made is removed at the next start.
 """
@@ -29,6 +33,7 @@ from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
+from stele.tablet.files import NO_MEANS
 from stele.tserver.replicas import Replicas
 
 log = structlog.get_logger("stele.tserver")
@@ -36,12 +41,18 @@ log = structlog.get_logger("stele.tserver")
 T = TypeVar("T")
 _OPEN_AT_ONCE = 8
 _LOG_LOOK_S = 0.5
+LACKING_MS = 60_000
+"""How long a replica may wait for what the system does not give."""
+_AGAIN_S = (0.5, 15.0)
+"""The first pause before it is started again, and the longest."""
 _CLOSE_S = 2.0
 """How long an order under way may take to end when the node stops; the next start removes what it left."""
 
 
 class TabletManager:
-    """`hold(superblock)`: do not start it yet. `changed(key)`: what is here under it differs from before."""
+    """`hold(superblock)`: do not start it yet. `changed(key)`: what is here under it differs from before. `give_up(error)`:
+    this node cannot go on.
+    """
 
     def __init__(
         self,
@@ -53,6 +64,7 @@ class TabletManager:
         *,
         hold: Callable[[Superblock], bool] = lambda superblock: False,
         changed: Callable[[StreamKey], None] = lambda key: None,
+        give_up: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._here = replicas
         self._directory = directory
@@ -61,6 +73,9 @@ class TabletManager:
         self._options = options
         self._hold = hold
         self._changed = changed
+        self._give_up = give_up
+        self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
+        self._waiting: set[asyncio.Task[None]] = set()
         self._changing: WeakValueDictionary[TabletId, asyncio.Lock] = WeakValueDictionary()
         self._orders = Whole()
 
@@ -71,12 +86,12 @@ class TabletManager:
 
         Raises:
             Rejected: UNSUPPORTED_VERSION, a later program wrote the files of one.
+            OSError: the system has no descriptor or memory, not even to see what is there.
         """
         found = await self._host.in_thread(self._scan)
-        places = asyncio.Semaphore(_OPEN_AT_ONCE)
 
         async def open_one(key: StreamKey, superblock: Superblock | None, error: str) -> None:
-            async with places:
+            async with self._opening:
                 await self._open(key, superblock, error)
 
         await asyncio.gather(*(open_one(*one) for one in found))
@@ -102,7 +117,7 @@ class TabletManager:
                     else:
                         remove_tree(directory)
                 except (SteleError, OSError) as exc:
-                    if of_later_program(exc):
+                    if of_later_program(exc) or (isinstance(exc, OSError) and exc.errno in NO_MEANS):
                         raise
                     found.append((key, None, str(exc)))
             remove_if_empty(tablet)
@@ -134,17 +149,50 @@ class TabletManager:
             log.error("not removed, the next start tries again", replica=str(key), error=str(exc))
 
     async def start_replica(self, superblock: Superblock) -> None:
-        """Start a replica in its data state."""
+        """Start a replica in its data state; one for which something is lacking just now is started later."""
         replica = self._add(superblock)
+        try:
+            await self._start(replica)
+        except Retryable as exc:
+            task = asyncio.get_running_loop().create_task(self._start_later(replica, exc))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    async def _start(self, replica: Replica) -> None:
         await start_replica(
-            superblock,
-            self.replica_directory(superblock.key),
+            replica.superblock,
+            replica.directory,
             self._node_log,
             self._host,
             self._options,
             replica=replica,
         )
         self._here.started(replica)
+
+    async def _start_later(self, replica: Replica, error: Retryable) -> None:
+        begun_ms, (pause_s, longest_s) = self._host.now_ms(), _AGAIN_S
+        key = replica.superblock.key
+        while self._host.now_ms() - begun_ms < LACKING_MS:
+            log.warning("replica not started yet, it is tried again", replica=str(key), error=str(error))
+            replica.error = str(error)
+            self._host.changed(replica)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, longest_s)
+            try:
+                async with self._opening:
+                    if replica.state is not ReplicaState.BOOTSTRAPPING:
+                        return  # removed meanwhile
+                    replica.error = ""
+                    await self._start(replica)
+                    return
+            except Retryable as exc:
+                error = exc
+            except Exception as exc:  # noqa: BLE001 - told to whoever runs the node, as at its start
+                self._give_up(exc)
+                return
+        self._give_up(
+            Retryable(f"replica {key} could not be started for {LACKING_MS // 1000} s: {error.args[0]}")
+        )
 
     async def release_held(self) -> None:
         """Start the replicas that were held back. Idempotent."""
@@ -164,6 +212,9 @@ class TabletManager:
     async def close(self) -> None:
         """Stop orders, copies and replicas."""
         await self._orders.end(_CLOSE_S)
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
         for copy in list(self._here.copies.values()):
             await copy.cancel()
         await asyncio.gather(*(replica.stop() for replica in self._here))
