@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -11,8 +16,10 @@ from stele.model.errors import Code, Retryable
 from stele.model.schema import Schema
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.compactor import Compactor
+from stele.tablet.files import Files
 from stele.tablet.store import TabletStore
-from stele.tserver.maintenance import room_bytes
+from stele.tserver import maintenance
+from stele.tserver.maintenance import Maintenance, give_memory_back, room_bytes
 from stele.tserver.node import Node
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import LocalCluster
@@ -58,6 +65,33 @@ async def with_files(cluster: LocalCluster, tables: int) -> list[TabletStore]:
     return [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
 
 
+async def anew(node: Node) -> Maintenance:
+    """The node's maintenance, with the pauses that hold now."""
+    assert node._maintenance is not None
+    await node._maintenance.close()
+    node._maintenance = Maintenance(node)
+    return node._maintenance
+
+
+async def at_rest(node: Node) -> Maintenance:
+    """The node's maintenance, which does what it is called for and nothing else."""
+    assert node._maintenance is not None
+    await node._maintenance.close()
+    return node._maintenance
+
+
+class HangingFiles(Files):
+    """Its writes wait for `go`."""
+
+    def __init__(self) -> None:
+        self.writing, self.go = Event(), Event()
+
+    def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+        self.writing.set()
+        self.go.wait()
+        return super().write_new(path, parts)
+
+
 async def with_room(node: Node, room: int) -> None:
     """From now on the node's disk has so much room for work in the background."""
     options = node.log.options
@@ -94,3 +128,110 @@ async def test_a_merge_waits_until_the_disk_has_room_for_it(cluster: LocalCluste
     assert rooms == [100] * 3 and len(store.files) == 4
     await with_room(node, 1 << 30)
     await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
+
+
+async def test_a_flush_that_lasts_holds_up_neither_merges_nor_the_log(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of flushes of a thousand tablets took 25 s: one merge in that time, and a collection in ten of it."""
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    slow, *others = await with_files(cluster, 3)
+    monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", 0)
+    monkeypatch.setattr(maintenance, "COLLECT_S", 0.1)
+    collect, expire, done = node.log.collect, node.sessions.expire, Counter[str]()
+
+    def collected() -> Any:
+        done["collected"] += 1
+        return collect()
+
+    async def expired() -> None:
+        done["expired"] += 1
+        await expire()
+
+    monkeypatch.setattr(node.log, "collect", collected)
+    monkeypatch.setattr(node.sessions, "expire", expired)
+    files = HangingFiles()
+    slow.options = replace(slow.options, files=files)
+    try:
+        async with cluster.client() as client:
+            await (await client.open_table("t0")).put({"id": 9, "name": "n"})
+        await anew(node)
+        await wait_until(files.writing.is_set)
+        done.clear()
+        await with_room(node, 1 << 30)
+        await wait_until(lambda: [len(s.files) for s in others] == [1, 1], timeout_s=30.0)
+        await wait_until(lambda: done["collected"] > 1 and done["expired"] > 1)
+        assert slow.applied != slow.flushed
+    finally:
+        files.go.set()
+    await wait_until(lambda: slow.applied == slow.flushed)
+
+
+async def test_the_next_merge_begins_when_one_has_ended(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    stores = await with_files(cluster, 3)
+    loops = await at_rest(node)
+    await with_room(node, 1 << 30)
+    await loops.merge_due()
+    assert [len(s.files) for s in stores] == [1, 1, 1]
+    await loops.close()
+
+
+async def test_memory_is_given_back_once_for_all_flushes_of_a_round(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.running["node-0"]
+    stores = await with_files(cluster, 3)
+    loops = await at_rest(node)
+    given_back, in_thread = Counter[Any](), node.in_thread
+
+    async def counted(work: Callable[..., Any], *args: Any) -> Any:
+        given_back[work] += work is give_memory_back
+        return await in_thread(work, *args)
+
+    monkeypatch.setattr(node, "in_thread", counted)
+    monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", -1)
+    async with cluster.client() as client:
+        for number in range(3):
+            await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})
+    await loops.flush_due()
+    assert all(s.applied == s.flushed for s in stores)
+    assert given_back.total() == 1
+    await loops.flush_due()
+    assert given_back.total() == 1
+
+
+async def test_of_a_replica_that_is_gone_nothing_is_remembered(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
+        await table.put({"id": 1, "name": "n"})
+        loops = await at_rest(node)
+        await loops.flush_due()
+        assert len(loops._since) == 1
+        await client.delete_table("t")
+        await wait_until(lambda: not len(node.replicas))
+        await loops.flush_due()
+        assert not loops._since
+
+
+async def test_what_was_merged_comes_into_use_before_the_node_is_stopped(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    (store,) = await with_files(cluster, 1)
+    loops = await anew(node)
+    install, installing, go = store.install_compaction, Event(), Event()
+
+    def slowly(result: CompactionResult) -> None:
+        installing.set()
+        go.wait()
+        install(result)
+
+    store.install_compaction = slowly  # type: ignore[method-assign]
+    await with_room(node, 1 << 30)
+    await wait_until(installing.is_set, timeout_s=30.0)
+    asyncio.get_running_loop().call_later(0.3, go.set)
+    await loops.close()
+    assert len(store.files) == 1

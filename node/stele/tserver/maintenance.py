@@ -1,10 +1,10 @@
 """What a node does when nobody asks: flush, compact, collect the log, end stale copy sessions.
 
-One loop; one flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker
-process that is given file names and never rows, and that goes away when it has nothing to do.
+One flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker process that is
+given file names and never rows, and that goes away when it has nothing to do.
 
-Invariant: no step of it blocks the event loop, a failing replica does not stop the others' maintenance, and a merge is
-begun only where its file leaves the log the space that writes need.
+Invariant: no step of it blocks the event loop or waits for another's, a failing replica does not stop the others'
+maintenance, and a merge is begun only where its file leaves the log the space that writes need.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,8 +20,10 @@ import structlog
 
 from stele import metrics
 from stele.consensus.replica import Replica
+from stele.consensus.whole import Whole
 from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import StreamKey
+from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
 
 if TYPE_CHECKING:
@@ -28,8 +31,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("stele.tserver.maintenance")
 
-_ROUND_S = 0.5
-_SLOW_EVERY = 10  # rounds
+ROUND_S = 0.5
+"""Between two looks at what is to be flushed or merged, once nothing is."""
+COLLECT_S = 5.0
+"""Between two collections of the log, and between two looks at the copy sessions."""
+_CLOSE_S = 5.0
+"""How long what came of a merge may take to come into use when the node stops."""
 FLUSH_AGE_MS = 120_000
 QUIET_MS = 10_000
 """A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
@@ -47,75 +54,94 @@ class Maintenance:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._since: dict[tuple[str, int], int] = {}
+        self._since: dict[StreamKey, int] = {}
         self._compactor = Compactor()
-        self._compaction: asyncio.Task[None] | None = None
+        self._installs = Whole()
         self._merged_last: StreamKey | None = None
         self._resting: dict[StreamKey, int] = {}
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._loops = [
+            loop.create_task(self._again_and_again(step, pause_s))
+            for step, pause_s in (
+                (self.flush_due, ROUND_S),
+                (self.merge_due, ROUND_S),
+                (node.log_space.collect, COLLECT_S),
+                (node.sessions.expire, COLLECT_S),
+            )
+        ]
 
     async def close(self) -> None:
-        """Stop; a flush under way ends first, a compaction is given up."""
-        self._task.cancel()
-        if self._compaction is not None:
-            self._compaction.cancel()
-        await asyncio.gather(
-            self._task, *([self._compaction] if self._compaction else []), return_exceptions=True
-        )
+        """Stop. A merge under way is given up; what was merged comes into use, and a flush under way ends with its
+        replica."""
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._installs.end(_CLOSE_S)
         await self._compactor.close()
 
-    async def _run(self) -> None:
-        number = 0
+    async def _again_and_again(self, step: Callable[[], Awaitable[None]], pause_s: float) -> None:
         while True:
-            await asyncio.sleep(_ROUND_S)
-            number += 1
+            await asyncio.sleep(pause_s)
             try:
-                await self._flush_due()
-                self._start_compaction()
-                if number % _SLOW_EVERY == 0:
-                    await self._node.log_space.collect()
-                    await self._node.sessions.expire()
+                await step()
             except SteleError as exc:
                 log.warning("maintenance", error=str(exc))
             except Exception:
                 log.exception("maintenance failed; it goes on")
 
-    async def _flush_due(self) -> None:
-        now = self._node.now_ms()
-        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
-        for replica in self._node.replicas:
-            if self._is_due(replica, now, replica.superblock.key in pinned):
-                await self._flush(replica)
+    # --- flushes
 
-    def _is_due(self, replica: Replica, now: int, pinned: bool) -> bool:
+    async def flush_due(self) -> None:
+        """Flush, one after the other, the stores that are large, old or at rest, or that hold the log."""
+        here = {replica.superblock.key for replica in self._node.replicas}
+        self._since = {key: since for key, since in self._since.items() if key in here}
+        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
+        flushed = False
+        for replica in self._node.replicas:
+            if self._is_due(replica, replica.superblock.key in pinned):
+                flushed |= await self._flush(replica)
+        if flushed:
+            await self._node.in_thread(give_memory_back)
+
+    def _is_due(self, replica: Replica, pinned: bool) -> bool:
         machine = replica.machine
         if machine is None or not replica.running:
             return False
         if machine.should_flush():
             return True
-        key = (replica.tablet_id, replica.replica_id)
+        key, now = replica.superblock.key, self._node.now_ms()
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
         quiet = now - replica.last_applied_ms > QUIET_MS and getattr(machine, "memory_bytes", 0) > QUIET_BYTES
         return quiet or pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
 
-    async def _flush(self, replica: Replica) -> None:
-        self._since.pop((replica.tablet_id, replica.replica_id), None)
+    async def _flush(self, replica: Replica) -> bool:
+        self._since.pop(replica.superblock.key, None)
         started = time.perf_counter()
         try:
             await replica.flush()
-            metrics.flush_seconds.inc(time.perf_counter() - started)
-            await self._node.in_thread(give_memory_back)
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
             log.warning("flush", tablet=replica.tablet_id, error=str(exc))
+        else:
+            metrics.flush_seconds.inc(time.perf_counter() - started)
+            return True
+        return False
 
-    def _start_compaction(self) -> None:
-        """One merge that there is room for, of the next store in turn that has one."""
-        if self._compaction is not None and not self._compaction.done():
-            return
+    # --- merges
+
+    async def merge_due(self) -> None:
+        """Merge, one after the other, what is to be merged and has room, the stores by turns."""
+        while True:
+            await self._node.watch.measure()  # the merge before took space, and gave some back
+            due = self._next_merge()
+            if due is None:
+                return
+            await self._merge(*due)
+
+    def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
         now, room = self._node.now_ms(), room_bytes(self._node)
         self._resting = {key: until for key, until in self._resting.items() if until > now}
         for replica in self._in_turn():
@@ -127,8 +153,8 @@ class Maintenance:
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
                 self._merged_last = replica.superblock.key
-                self._compaction = asyncio.get_running_loop().create_task(self._compact(replica, job))
-                return
+                return replica, job
+        return None
 
     def _in_turn(self) -> list[Replica]:
         """All replicas, those behind the one whose files were merged last first."""
@@ -137,20 +163,20 @@ class Maintenance:
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
         return replicas[start:] + replicas[:start]
 
-    async def _compact(self, replica: Replica, job: Any) -> None:
+    async def _merge(self, replica: Replica, job: CompactionJob) -> None:
         machine: Any = replica.machine
         try:
             result = await self._compactor.run(job)
         except SteleError as exc:
             await self._node.in_thread(machine.abandon_compaction, job)
-            self._compaction_failed(replica, exc)
+            self._merge_failed(replica, exc)
             return
         try:
-            await self._node.in_thread(machine.install_compaction, result)
+            await self._installs.run(self._node.in_thread(machine.install_compaction, result))
         except SteleError as exc:
-            self._compaction_failed(replica, exc)
+            self._merge_failed(replica, exc)
 
-    def _compaction_failed(self, replica: Replica, error: SteleError) -> None:
+    def _merge_failed(self, replica: Replica, error: SteleError) -> None:
         self._resting[replica.superblock.key] = self._node.now_ms() + COMPACTION_REST_MS
         if isinstance(error, Corrupt):
             replica.fail(f"compaction: {error}")
