@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ReplicaId
 from stele.raft.effects import Role
 from stele.raft.events import ChangeType
-from stele.wal.files import OsFile, OsFiles
+from stele.wal.cache import EntryCache
+from stele.wal.files import File, OsFile, OsFiles
 from tests.consensus.cluster import OPTIONS, Group, Network, TestNode, pairs, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -411,6 +413,44 @@ async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: M
         leader.replica_id in group.node_of(leader).reports_due
     )  # no driver would hear of it, and nobody heal it
     await group.write(rows([1_000]))
+
+
+class LackingFiles(OsFiles):
+    """The next segments to be read find no descriptor."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+
+    def open(self, path: Path) -> File:
+        if self.refusals and path.name.startswith("segment-"):
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return super().open(path)
+
+
+async def test_a_leader_that_finds_no_descriptor_for_its_log_reads_it_again(group_of: MakeGroup) -> None:
+    """It waited for ever for what it had asked its log for, and its peer got nothing more."""
+    group, nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert replica.core is not None
+        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log,
+        group.node_of(replica).log.cache = EntryCache(0)  # and from its files
+        group.node_of(replica).log.files = LackingFiles()
+    lagging = next(r for r in group.replicas() if r is not leader)
+    nodes[0].network.cut.add(lagging.host.node_id)
+    for number in range(30):
+        await group.write(rows([number], "x" * 100_000))
+    others = [r for r in group.replicas() if r is not lagging]
+    for replica in others:
+        await group.caught_up(replica)
+        group.node_of(replica).log.files.refusals = 2
+    nodes[0].network.cut.clear()
+    await group.caught_up(lagging)
+    assert min(group.node_of(r).log.files.refusals for r in others) == 0
+    assert all(r.running for r in others), [r.error for r in others]
 
 
 async def test_a_peer_that_caught_up_after_all_is_told_to_need_no_copy(group_of: MakeGroup) -> None:

@@ -47,6 +47,7 @@ from stele.raft.events import (
 from stele.raft.messages import Message, UpdateRequest
 from stele.raft.status import PeerState
 from stele.rpc.proto import common_pb2
+from stele.tablet.files import translate
 from stele.tablet.machine import Outcome, StateMachine
 
 LOG_KEPT_MS = 120_000
@@ -326,13 +327,20 @@ class Replica(ReadPart):
         self._failed(error)
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from the log, read in a thread; none if they were collected, which the core may not know yet."""
+        """Entries from the log, read in a thread; none if they were collected, which the core may not know yet.
+
+        Raises:
+            Retryable: the system has no descriptor or memory for it just now.
+            Corrupt: the disk does not give what was written.
+        """
         try:
             return tuple(await self.host.in_thread(self.stream.read_entries, first_index, bytes_max))
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise
             return ()
+        except OSError as exc:
+            raise translate(exc, "reading the log") from exc
 
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""

@@ -26,6 +26,7 @@ from stele.raft.messages import Message
 log = structlog.get_logger("stele.consensus")
 
 _RETRY_S = 0.005
+_READ_AGAIN_S = 0.5
 
 
 class ReplicaLog(Protocol):
@@ -63,7 +64,7 @@ class EffectSink(Protocol):
         """The core or the log refused to go on; nothing more will be fed or persisted."""
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log from `first_index` on, from memory or disk; none if they are gone."""
+        """Entries of the log from `first_index` on, from memory or disk; none if they are gone. Retryable: ask again."""
 
 
 class CoreRuntime:
@@ -243,9 +244,14 @@ class CoreRuntime:
             self.tell(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
-        try:
-            entries = await self._sink.read_log(request.first_index, request.bytes_max)
-        except SteleError as exc:
-            self._fail(exc)
-            return
+        while True:
+            try:
+                entries = await self._sink.read_log(request.first_index, request.bytes_max)
+                break
+            except Retryable as exc:
+                log.warning("log not read, it is tried again", error=str(exc))
+                await asyncio.sleep(_READ_AGAIN_S)
+            except SteleError as exc:
+                self._fail(exc)
+                return
         self.post(LogRead(request.to, request.first_index, entries))
