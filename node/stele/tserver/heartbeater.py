@@ -253,9 +253,7 @@ class _MasterLoop:
         full = self._full_due
         speaks = self._owner.speaks(self)
         # Replicas that a failed log stopped are not what is wrong: told as FAILED they would be replaced.
-        has_report = (
-            speaks and node.replicas.opened and self._leader_term > 0 and node.log.failed is None
-        )
+        has_report = speaks and node.replicas.opened and self._leader_term > 0 and node.log.failed is None
         tablets: list[common_pb2.ReplicaStatusPB] = []
         removed: list[StreamKey] = []
         if has_report and full:
