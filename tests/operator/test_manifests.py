@@ -82,6 +82,17 @@ def test_pods_that_are_not_ready_can_be_evicted_and_found_by_their_peers() -> No
     assert "publishNotReadyAddresses" not in world.objects["Service", "flights-masters"]["spec"]
 
 
+def test_nodes_find_masters_also_when_all_that_they_were_told_of_are_replaced() -> None:
+    """Pods' command lines stay as they are; addresses that a node has learned since are old after a power failure."""
+    world = made()
+    named = [f"flights-master-{n}.flights-peers.data.svc:7051" for n in range(3)]
+    ports = world.objects["Service", "flights-masters"]["spec"]["ports"]
+    assert [p["port"] for p in ports] == [7051]
+    for role, _, container in told(world):
+        given = container["args"][container["args"].index("--masters") + 1].split(",")
+        assert given == (named if role == "master" else [*named, "flights-masters.data.svc:7051"])
+
+
 def test_pods_made_from_an_older_spec_wait_to_be_made_again() -> None:
     world = made()
     assert not restart_pending(world.observe())

@@ -16,7 +16,7 @@ from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
 from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
 
-RENDER_REVISION = 1
+RENDER_REVISION = 2
 """Raised when a new operator renders pods in a way that they should be made anew for."""
 _GRACE_S = 30  # 10 s to hand leaders over, the rest for the log's last sync on a slow disk
 _DATA = "/data"
@@ -119,14 +119,18 @@ def pod(
 ) -> Json:
     """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met."""
     role, port = member.role, naming.port_of(member.role)
-    hosts = [f"{naming.peer_host(cluster.name, cluster.namespace, m)}:{naming.PORT_MASTER}" for m in masters]
+    hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
+    if (
+        role == "node"
+    ):  # all of those may be replaced before the pod is, and be elsewhere after a power failure
+        hosts.append(naming.masters_host(cluster.name, cluster.namespace))
     arguments = [
         "--data-dir", f"{_DATA}/stele",
         "--node-id", member.node_id,
         "--cluster-id", member.cluster_id,
         "--listen", f"[$(POD_IP)]:{port}",  # in brackets, as it may be an IPv6 address
         "--advertise", f"[$(POD_IP)]:{port}",
-        "--masters", ",".join(hosts),
+        "--masters", ",".join(f"{host}:{naming.PORT_MASTER}" for host in hosts),
         "--machine", "$(MACHINE)",
         "--zone", member.zone,
         "--http-port", str(naming.PORT_HTTP),

@@ -71,6 +71,11 @@ def masters_service(cluster: str) -> str:
     return f"{cluster}-masters"
 
 
+def masters_host(cluster: str, namespace: str) -> str:
+    """DNS name at which a ready master answers, whichever there are by then."""
+    return f"{masters_service(cluster)}.{namespace}.svc"
+
+
 def disruption_budget(cluster: str, role: Role) -> str:
     """Name of the PodDisruptionBudget of a role."""
     return f"{cluster}-{role}s"
