@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from stele.client.admin import form_masters
 from stele.model.errors import SteleError
@@ -134,6 +134,14 @@ class Cluster:
         """For clients."""
         return [member.address for member in self.masters]
 
+    def named(self, member: Member) -> str:
+        """What the command lines of others call a master."""
+        return member.address
+
+    def masters_told(self, member: Member) -> list[str]:
+        """The masters on a member's command line."""
+        return [self.named(master) for master in self.masters]
+
     @property
     def members(self) -> list[Member]:
         """Masters, then nodes."""
@@ -143,7 +151,7 @@ class Cluster:
         """The member with this node id."""
         return next(m for m in self.members if m.node_id == node_id)
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> Self:
         try:
             await self.start()
         except BaseException:
@@ -166,7 +174,7 @@ class Cluster:
             RuntimeError: with the tails of the logs if a process ends or is not ready in time.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        first = ",".join(f"{m.node_id}={m.address}" for m in self.masters)
+        first = ",".join(f"{m.node_id}={self.named(m)}" for m in self.masters)
         for master in self.masters:
             self.launch(master, "--first-masters", first)
         await self.form(timeout_s)
@@ -184,7 +192,7 @@ class Cluster:
             *("--cluster-id", self.cluster_id),
             *("--listen", member.address),
             *("--advertise", member.address),
-            *("--masters", ",".join(self.master_addresses)),
+            *("--masters", ",".join(self.masters_told(member))),
             *("--machine", member.machine),
             *("--zone", member.zone),
             *("--http-port", str(member.http_port)),

@@ -16,7 +16,7 @@ from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
-from stele.rpc.identity import Identity
+from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.memory_log import MemoryGroup
@@ -47,7 +47,7 @@ class World:
             )
             for n in MASTERS
         }
-        self.services = {n: MasterService(m, _no_formation) for n, m in self.masters.items()}
+        self.services = {n: MasterService(m, no_formation, PeerBook()) for n, m in self.masters.items()}
         self.nodes: dict[str, Node] = {}
         self._sequence = itertools.count(1)
 
@@ -144,7 +144,8 @@ class Node:
         )
 
 
-async def _no_formation(request: pb.ConfirmFormationRequest) -> None:
+async def no_formation(request: pb.ConfirmFormationRequest) -> None:
+    """Nothing is formed here."""
     raise AssertionError("not asked for")
 
 

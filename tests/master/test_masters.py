@@ -11,17 +11,28 @@ import pytest
 
 from stele.master.background import TABLETS_AT_ONCE, Background
 from stele.master.leadership import MasterOptions
+from stele.master.liveness import Liveness
 from stele.master.orders import ORDERS_PER_NODE, Orders, fate_of
 from stele.master.records import TabletRecord
+from stele.master.service import MasterService
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb
-from stele.rpc.identity import Identity
+from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import MASTERS, OPTIONS, World, create_request, hex_of, until, world
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    World,
+    create_request,
+    hex_of,
+    no_formation,
+    until,
+    world,
+)
 
 
 async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> str:
@@ -157,6 +168,33 @@ async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> N
         answer = await w.leader.TSHeartbeat(beat, None)
         assert answer.is_leader and answer.needs_full_report and answer.needs_reregister
         assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
+
+
+async def test_a_master_knows_where_its_callers_are_also_if_it_does_not_lead(tmp_path: Path) -> None:
+    """Whoever registered before it started is asked again; a start that it refuses changes nothing."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        follower = next(n for n in MASTERS if n != w.group.leader)
+        service = MasterService(w.masters[follower], no_formation, book := PeerBook())
+        w.masters[follower].liveness = Liveness(0)
+
+        async def beat(incarnation: int, address: str = "") -> bool:
+            request = node.heartbeat(1)
+            request.incarnation = incarnation
+            request.registration.address = address
+            if not address:
+                request.ClearField("registration")
+            answer = await service.TSHeartbeat(request, None)
+            assert not answer.is_leader
+            return bool(answer.needs_reregister)
+
+        assert await beat(7) and book.address(node.node_id) == ""
+        assert not await beat(7, "h7:1") and book.address(node.node_id) == "h7:1"
+        assert not await beat(7) and book.address(node.node_id) == "h7:1"
+        assert (await refused(beat(6, "h6:1"))).code is Code.STALE_INCARNATION
+        assert book.address(node.node_id) == "h7:1"
+        assert not await beat(8, "h8:1") and book.address(node.node_id) == "h8:1"
 
 
 async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_tables(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class MasterNode(Node):
             on_failure=node.fail,
         )
         self.master.start()
-        add_MasterServiceServicer_to_server(MasterService(self.master, self._confirm), server)
+        add_MasterServiceServicer_to_server(MasterService(self.master, self._confirm, node.book), server)
 
     def _replica_started(self, replica: Replica) -> None:
         if replica.tablet_id == CATALOG_TABLET_ID:

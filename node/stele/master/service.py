@@ -24,6 +24,7 @@ from stele.master.master import Master
 from stele.model.errors import SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.identity import PeerBook
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
 
@@ -34,16 +35,21 @@ ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
 
 
 class MasterService(MasterServiceServicer):
-    """`confirm` writes the formation of a first master to its volume and lets it vote."""
+    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this process's."""
 
-    def __init__(self, master: Master, confirm: ConfirmFormation) -> None:
+    def __init__(self, master: Master, confirm: ConfirmFormation, book: PeerBook) -> None:
         self._master = master
         self._confirm = confirm
+        self._book = book
 
     # --- nodes ---
 
     async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
-        """Liveness for every master; reports only for the leader, whose answer alone clears them."""
+        """Liveness for every master; reports only for the leader, whose answer alone clears them.
+
+        Every master takes note of where its callers are. Masters call each other by name, so after a restart of all under
+        other addresses they find each other before one of them leads, which no configuration's addresses would do.
+        """
         master = self._master
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
         lead = master.lead
@@ -56,6 +62,9 @@ class MasterService(MasterServiceServicer):
             refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
         life = master.liveness.heard(request, master.now_ms())
         metrics.master_heartbeats.inc()
+        if life.registration is not None:
+            self._book.observe(life.node_id, life.incarnation, life.registration.address)
+        answer.needs_reregister = life.registration is None
         if scene is None:
             return answer
         answer.masters.extend(masters_of(scene))
@@ -66,7 +75,6 @@ class MasterService(MasterServiceServicer):
         if lead is None or lead.ended or not master.log.is_leader:
             return answer
         answer.is_leader = True
-        answer.needs_reregister = life.registration is None
         for tablet_id in master.liveness.merge(request, master.now_ms()):
             lead.look_at(tablet_id)
         answer.needs_full_report = not life.full

@@ -1,7 +1,8 @@
 """Tells every master that this node lives, and what changed on it; learns who the masters are.
 
-One loop per address: of each master in the leader's list, and each given at start. Names are given and addresses learned,
-so that two may lead to one master, which its node id tells: then one of them speaks, and the others rest, looked at now and
+One loop per address: of each master in the leader's list or another master's, and each given at start. A list of one that does
+not lead may be old, but may name a leader who is at no other address known here. Names are given and addresses learned, so that
+two may lead to one master, which its node id tells: then one of them speaks, and the others rest, looked at now and
 then, since a name may lead elsewhere later. A given address where nobody answers is asked less and less often, as the name
 of a master that was retired stays in --masters for ever; but each time while fewer than a majority of the masters answer.
 
@@ -52,6 +53,7 @@ class Heartbeater:
         self._given = addresses
         self._known: tuple[str, ...] = ()
         self._in_force: frozenset[str] = frozenset()
+        self._told: dict[str, tuple[str, ...]] = {}
         self._loops: dict[str, _MasterLoop] = {}
         self._sequence = itertools.count(1)
         self._start = secrets.randbits(64)
@@ -72,8 +74,13 @@ class Heartbeater:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All masters to tell: those of the last list, and those given at start."""
-        return tuple(dict.fromkeys((*self._known, *self._given)))
+        """All masters to tell: those of a leader's last list, those given at start, and those that other masters name."""
+        return tuple(dict.fromkeys((*self._known, *self._given, *self._named)))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """Those that any master names."""
+        return (*self._known, *itertools.chain.from_iterable(self._told.values()))
 
     async def may_open(self) -> None:
         """Wait until so many masters did not refuse this start that its replicas may open."""
@@ -112,7 +119,7 @@ class Heartbeater:
         if loop.answers:
             return not self.speaks(loop)
         answering = {other.master for other in self._loops.values() if other.answers} & self._in_force
-        return loop.address not in self._known and 2 * len(answering) > len(self._in_force)
+        return loop.address not in self._named and 2 * len(answering) > len(self._in_force)
 
     def changed(self, key: StreamKey) -> None:
         """A replica's report is due: soon, and again until a leader has it."""
@@ -132,8 +139,16 @@ class Heartbeater:
         if masters and masters != self._known:
             log.info("masters", addresses=masters)
             self._known = masters
+            self._told.clear()
             self._match_loops()
             self._node.remember_masters(masters)
+
+    def told_masters(self, by: str, infos: Iterable[pb.MasterInfoPB]) -> None:
+        """The list of the master at `by`, which does not lead: nobody is forgotten for it."""
+        masters = tuple(m.address for m in infos if m.address)
+        if masters and masters != self._told.get(by):
+            self._told[by] = masters
+            self._match_loops()
 
     def learned_addresses(self, response: pb.TSHeartbeatResponse) -> None:
         """Where the nodes are. Configurations hold the addresses of their time: with all peers at others now, as after
@@ -167,12 +182,13 @@ class Heartbeater:
         )
 
     def _match_loops(self) -> None:
-        wanted = self.addresses
-        for address in wanted:
+        for address in self.addresses:
             if address not in self._loops:
                 self._loops[address] = _MasterLoop(self, self._node, address, self._interval_s)
-        for address in [a for a in self._loops if a not in wanted]:
-            self._loops.pop(address).end()
+        while gone := [a for a in self._loops if a not in self.addresses]:
+            for address in gone:
+                self._told.pop(address, None)
+                self._loops.pop(address).end()
 
 
 class _MasterLoop:
@@ -285,6 +301,7 @@ class _MasterLoop:
         self._tell(response)
         self._register_due = response.needs_reregister
         if not response.is_leader:
+            owner.told_masters(self.address, response.masters)
             self._leader_term = 0
             self._full_due = True
             self._dirty.clear()
