@@ -200,3 +200,27 @@ async def test_a_master_that_is_one_is_asked_each_time_however_long_it_is_away(
     async with beating(tmp_path, (leader.address, second.address), leader, second):
         await wait_until(lambda: leader.heard.total() > 0, 60)
         await wait_until(lambda: names.asked["away.test"] >= 40, 60)
+
+
+async def test_a_master_that_only_a_follower_names_is_asked_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader may have come to another address, which followers know; one of them may have old news."""
+    names = Names(monkeypatch)
+    follower, leader = await made(2)
+    follower.leads, leader.leads = False, True
+    away = (NodeId(new_id()), "away.test:7051")
+    leader.listed = [(follower.node_id, follower.address), (leader.node_id, leader.address)]
+    follower.listed = [away, *leader.listed[:1]]
+    async with beating(tmp_path, (follower.address,), follower, leader):
+        await wait_until(lambda: names.asked["away.test"] >= 40, 60)
+        assert not leader.heard
+        follower.listed.append(leader.listed[1])
+        await wait_until(heard(leader, 20), 60)
+        before = names.asked["away.test"]
+        await wait_until(lambda: names.asked["away.test"] >= before + 40, 60)
+        follower.listed.remove(away)
+        await wait_until(heard(follower, 20), 60)
+        before = names.asked["away.test"]
+        await wait_until(heard(leader, 20), 60)
+        assert names.asked["away.test"] - before <= 2
