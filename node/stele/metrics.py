@@ -121,6 +121,11 @@ loop_stall_seconds = Counter(
     "Time by which the event loop came later to a tick than it should, stalls over 200 ms only.",
     registry=REGISTRY,
 )
+clock_ahead_seconds = Gauge(
+    "stele_clock_ahead_seconds",
+    "How far this node's wall clock is ahead of what most clocks of its cluster say, negative: behind; 0 where unknown.",
+    registry=REGISTRY,
+)
 store_files = Gauge(
     "stele_store_files",
     "Column files of all tablets here; compaction that lags lets them grow.",

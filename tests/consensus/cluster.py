@@ -25,16 +25,21 @@ from stele.model import writeop
 from stele.model.block import RowOp, encode_block
 from stele.model.config import Configuration, Peer
 from stele.model.errors import NotLeader, Retryable
-from stele.model.ids import NodeId, ReplicaId, StreamKey, TableId, TabletId, new_id
+from stele.model.ids import ClusterId, NodeId, ReplicaId, StreamKey, TableId, TabletId, new_id
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.schema import Schema
 from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import master_pb2
 from stele.tserver.log_space import LogSpace
 from stele.tserver.manager import TabletManager
+from stele.tserver.options import NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
+from stele.tserver.wall_clock import WallClock
+from stele.tserver.watch import NodeWatch
 from stele.wal.log import Log
 from stele.wal.options import LogOptions
 
@@ -92,6 +97,7 @@ class TestNode:
         self.reports_due: set[ReplicaId] = set()
         self.files: Any = None
         self.skew_us = 0
+        self.wall_clock = WallClock(self.node_id, self.wall_us)
         self.changed_keys: list[StreamKey] = []
         self.given_up: list[Exception] = []
         self._random = random.Random(self.node_id)
@@ -103,6 +109,8 @@ class TestNode:
         self.log_space: LogSpace
         self.sessions: CopySessions
         self.quiet: QuietGroups | None = None
+        self.options = NodeOptions(directory, self.node_id, ClusterId("c" * 32), "127.0.0.1:1")
+        self.watch: NodeWatch | None = None
 
     async def start(self) -> TestNode:
         loop = asyncio.get_running_loop()
@@ -139,6 +147,12 @@ class TestNode:
             self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
+            if self.watch is not None:
+                self.watch.tick(self.now_ms())
+
+    def watch_clock(self) -> None:
+        """Let it hand its leaders over when its clock is wrong, as a node does."""
+        self.watch = NodeWatch(self)  # type: ignore[arg-type]
 
     def watch_quiet(self) -> None:
         """Let its idle groups rest, as a node does."""
@@ -161,6 +175,8 @@ class TestNode:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self.watch is not None:
+            await self.watch.close()
         await self.manager.close()
         await self.in_thread(self.log.close)
         self._threads.shutdown()
@@ -176,6 +192,20 @@ class TestNode:
 
     def wall_us(self) -> int:
         return time.time_ns() // 1000 + self.skew_us
+
+    def clock_fault(self, wall_us: int) -> str:
+        return self.wall_clock.fault(wall_us)
+
+    def hear_clocks(self, others: Iterable[TestNode]) -> None:
+        """As masters' answers to heartbeats tell it."""
+        for other in others:
+            clock_us = self.wall_clock.monotonic_us()
+            self.wall_clock.answered(
+                master_pb2.TSHeartbeatResponse(
+                    node_id=id_to_pb(other.node_id), clock_id=1, clock_us=clock_us, wall_us=other.wall_us()
+                ),
+                clock_us,
+            )
 
     def randint(self, a: int, b: int, /) -> int:
         return self._random.randint(a, b)

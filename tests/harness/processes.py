@@ -36,6 +36,7 @@ _LAUNCH = (
     "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
     "os.execv(sys.executable, [sys.executable, '-m', 'stele.cli', *sys.argv[3:]])\n"
 )
+_SKEW = Path(__file__).with_name("skew")
 _LOG_TAIL_LINES = 15
 _FIRST_GROUP = 61_000
 
@@ -89,7 +90,8 @@ class Member:
 class Cluster:
     """`masters` (1, 3 or 5) and `nodes` below `directory`; each on a machine of its own, zones in turn.
 
-    `arguments` are added to every process's command line. With `groups` (needs root) each runs in a group of its own.
+    `arguments` are added to every process's command line. With `groups` (needs root) each runs in a group of its own. With
+    `clocks` the wall clock of each can be set.
     Use as `async with Cluster(tmp_path) as cluster:`.
     """
 
@@ -103,12 +105,16 @@ class Cluster:
         arguments: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
         groups: bool = False,
+        clocks: bool = False,
     ) -> None:
         self.cluster_id = new_id()
         self.directory = directory
         self._groups = groups
         self.arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
+        if clocks:
+            path = filter(None, (str(_SKEW), self._environment.get("PYTHONPATH")))
+            self._environment["PYTHONPATH"] = os.pathsep.join(path)
         # Two clusters at once must not meet: 127.64.0.0 to 127.127.255.0, by chance, checked by binding.
         chosen = random.SystemRandom()
         self.network = f"127.{chosen.randrange(64, 128)}.{chosen.randrange(256)}"
@@ -222,6 +228,13 @@ class Cluster:
         self._signal(member, signal.SIGKILL)
         if member.process is not None:
             member.process.wait()
+
+    def set_clock(self, member: Member, ahead_s: float) -> None:
+        """Set its wall clock so far ahead of the true time, now and for later starts. Needs `clocks`."""
+        skew = member.directory.with_name(f"{member.directory.name}.skew")
+        aside = skew.with_name(f"{skew.name}.new")
+        aside.write_text(str(int(ahead_s * 1e6)))
+        aside.rename(skew)
 
     def pause(self, member: Member) -> None:
         """SIGSTOP: the process is there and does nothing."""

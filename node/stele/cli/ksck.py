@@ -28,7 +28,7 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
     Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent, or refuses writes because its disk is
-    nearly full (WARNING). A node that is on record and has never started ("new") is named, and is no fault: no tablet
+    nearly full, or its clock is wrong (WARNING). A node that is on record and has never started ("new") is named, and is no fault: no tablet
     counts on it.
 
     Example: stele ksck --masters 10.0.0.1:7051
@@ -46,11 +46,12 @@ def show(health: ClusterHealth, *, as_json: bool = False) -> int:
         warnings = {
             "silent": [node.node_id for node in health.silent],
             "low_on_disk": [node.node_id for node in health.low_on_disk],
+            "wrong_clocks": [node.node_id for node in health.wrong_clocks],
         }
         show_json({"healthy": health.healthy, **warnings, **asdict(health)})
     else:
         _print(health)
-    return OK if health.healthy and not (health.silent or health.low_on_disk) else NO
+    return OK if health.healthy and not (health.silent or health.low_on_disk or health.wrong_clocks) else NO
 
 
 def _print(health: ClusterHealth) -> None:
@@ -79,6 +80,8 @@ def _print(health: ClusterHealth) -> None:
         click.echo(f"{node.role} {node.label} is silent: {node.heard}")
     for node in health.low_on_disk:
         click.echo(f"{node.role} {node.label} {_want_of_space(node)}")
+    for node in health.wrong_clocks:
+        click.echo(f"{node.role} {node.label}: {node.clock_fault}; set it right, with NTP")
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
         click.echo(
@@ -91,9 +94,13 @@ def _print(health: ClusterHealth) -> None:
     click.echo(f"{len(health.tablets)} tablets: {counts}")
     if not health.healthy:
         click.echo("NOT HEALTHY")
-    elif health.silent or health.low_on_disk:
+    elif health.silent or health.low_on_disk or health.wrong_clocks:
         of = f"of {len(nodes)} nodes and masters"
-        warnings = (("silent", health.silent), ("low on disk", health.low_on_disk))
+        warnings = (
+            ("silent", health.silent),
+            ("low on disk", health.low_on_disk),
+            ("with a wrong clock", health.wrong_clocks),
+        )
         told = [f"{len(found)} {of} {fault}" for fault, found in warnings if found]
         click.echo(f"WARNING: {', '.join(told)}, all tablets healthy")
     else:

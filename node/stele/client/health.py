@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.model.clock import CLOCK_OFF_MAX_US
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -41,7 +42,8 @@ class TabletHealth:
 class NodeHealth:
     """One node or master: "alive", "silent", "retired", or "new": on record, and never heard by any leader master, so that
     no tablet counts on it. `name`: its pod's, "" without an operator. `disk_free_bytes`: None where it did not tell;
-    `disk_low`: it refuses writes for want of space."""
+    `disk_low`: it refuses writes for want of space. `clock_ahead_ms`: how far its wall clock is ahead of what most clocks
+    of the cluster say, by its own last word; None: unknown."""
 
     node_id: str
     name: str
@@ -56,6 +58,16 @@ class NodeHealth:
     replicas: int
     disk_free_bytes: int | None
     disk_low: bool
+    clock_ahead_ms: int | None = None
+
+    @property
+    def clock_fault(self) -> str:
+        """What is wrong with its wall clock; "" if nothing is known to be."""
+        ahead_ms = self.clock_ahead_ms or 0
+        if self.state != "alive" or abs(ahead_ms) * 1_000 <= CLOCK_OFF_MAX_US:
+            return ""
+        where = "ahead of" if ahead_ms > 0 else "behind"
+        return f"its clock is {abs(ahead_ms) / 1_000:.1f} s {where} what most clocks of the cluster say"
 
     @property
     def label(self) -> str:
@@ -103,6 +115,11 @@ class ClusterHealth:
         """Nodes and masters that refuse writes for want of space."""
         return [node for node in self.nodes if node.state == "alive" and node.disk_low]
 
+    @property
+    def wrong_clocks(self) -> list[NodeHealth]:
+        """Nodes and masters whose clock is wrong: they lead where nobody else can, and make no timestamps."""
+        return [node for node in self.nodes if node.clock_fault]
+
     def ready(self, table_id: str) -> int:
         """How many tablets of this table can be read and written."""
         return sum(t.led for t in self.tablets if t.table_id == table_id)
@@ -148,6 +165,7 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:
         replicas=pb.replicas,
         disk_free_bytes=pb.disk_free_bytes if pb.disk_free_bytes or pb.disk_used_bytes else None,
         disk_low=pb.disk_low,
+        clock_ahead_ms=pb.wall_ahead_us // 1_000 if pb.HasField("wall_ahead_us") else None,
     )
 
 

@@ -50,6 +50,9 @@ class Host(Protocol):
     def wall_us(self) -> int:
         """Microseconds since 1970."""
 
+    def clock_fault(self, wall_us: int) -> str:
+        """Why no timestamp may be made of this reading of `wall_us`, for people; "" if it may."""
+
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
 

@@ -36,6 +36,7 @@ from stele.raft.events import (
     ChangeType,
     Compacted,
     DataArrived,
+    Fitness,
     InitialState,
     PeerFailed,
     ProposeChange,
@@ -120,6 +121,7 @@ class Replica(ReadPart):
         self.term = status.term
         self._runtime = CoreRuntime(core, stream, self, self.host.now_ms)
         self.state = ReplicaState.CONFIGURING
+        self.fit_to_lead(not self.timestamps.fault)
         self._runtime.post(Start(self._runtime.now_ms()))
         self.host.changed(self)
 
@@ -179,6 +181,11 @@ class Replica(ReadPart):
         peer = self.config.peer_on(node_id)
         if peer is not None and peer.replica_id != self.replica_id and self._runtime is not None:
             self._runtime.post(PeerFailed(peer.replica_id))
+
+    def fit_to_lead(self, fit: bool) -> None:
+        """Whether its node's clock is right; else it leaves leading to the others as long as one of them can."""
+        if self._runtime is not None:
+            self._runtime.post(Fitness(fit))
 
     # --- membership and leadership
 

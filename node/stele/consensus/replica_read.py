@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.consensus.ports import Host, ReplicaOptions
-from stele.consensus.replica_write import WritePart
+from stele.consensus.replica_write import WritePart, wrong_clock
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import HybridTime
@@ -75,6 +75,7 @@ class ReadPart(WritePart):
         await self.linearizable_read(within_ms)
         if self.timestamps.applied:
             return HybridTime(self.timestamps.applied)
+        self._check_clock()
         snapshot = self.timestamps.now()
         await self.snapshot_ready(snapshot, within_ms)
         return snapshot
@@ -89,6 +90,8 @@ class ReadPart(WritePart):
         if snapshot <= self.timestamps.applied and self.running:
             return
         self.check_leader()
+        if fault := self.timestamps.fault:
+            raise wrong_clock(fault)
         self.timestamps.reserve(snapshot)
         if not self.timestamps.covers(snapshot):
             self._check_clock()

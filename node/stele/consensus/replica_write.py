@@ -31,7 +31,11 @@ class WritePart(ReplicaBase):
     ) -> None:
         super().__init__(superblock, directory, host, options)
         self.timestamps = Timestamps(
-            host.wall_us, self.options.ceiling_ahead_us, self.options.clock_error_max_ms * 1000
+            host.wall_us,
+            self.options.ceiling_ahead_us,
+            self.options.clock_error_max_ms * 1000,
+            fault=host.clock_fault,
+            node=host.node_id,
         )
         self._proposals = Proposals()
         self._pump_scheduled = False
@@ -64,7 +68,10 @@ class WritePart(ReplicaBase):
         return future
 
     def _check_clock(self) -> None:
-        """Raise where timestamps of this log are so far ahead that what needs one would wait long, and not know for what."""
+        """Raise where this node's clock is wrong, or timestamps of this log are so far ahead that what needs one would wait
+        long, and not know for what."""
+        if fault := self.timestamps.fault:
+            raise wrong_clock(fault)
         behind_ms = self.timestamps.behind_ms
         if behind_ms > self.options.clock_error_max_ms:
             raise Retryable(
@@ -102,7 +109,11 @@ class WritePart(ReplicaBase):
         """Give waiting writes timestamps and hand them to the core."""
         self._pump_scheduled = False
         runtime = self._runtime
-        if runtime is None or not self.is_leader or not self._proposals.waiting:
+        if runtime is None or not self.is_leader or not (self._proposals.waiting or self._ceiling_waiters):
+            return
+        if fault := self.timestamps.fault:
+            self._proposals.fail_waiting(wrong_clock(fault))
+            self._wake_ceiling_waiters(wrong_clock(fault))
             return
         while self._proposals.waiting:
             timestamp = self.timestamps.assign()
@@ -189,3 +200,8 @@ class WritePart(ReplicaBase):
             self._retry.cancel()
         self._proposals.fail_all(error)
         self._wake_ceiling_waiters(error)
+
+
+def wrong_clock(fault: str) -> SteleError:
+    """Retryable: its node hands over, and whoever leads next has a right clock."""
+    return Retryable(f"{fault}; until then this replica makes no timestamps", code=Code.NOT_READY)

@@ -5,7 +5,8 @@ highest ceiling in its log. So two leaders' timestamps are disjoint and a snapsh
 none before its clock has passed that ceiling: what it acknowledged sooner would lie in the future, and a scan at the
 present, begun after that, would miss it.
 
-Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed.
+Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed; neither a timestamp nor
+a ceiling is made of a reading of the wall clock that the node finds wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from stele.model.clock import HybridClock, from_physical_us, physical_us
+from stele.model.clock import HybridClock, from_physical_us, physical_us, utc
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import HybridTime
 
@@ -37,10 +38,21 @@ def decode_ceiling(payload: bytes) -> int:
 
 
 class Timestamps:
-    """The clock and the ceilings of one replica. `ahead_us` is how far a ceiling runs ahead of the wall clock."""
+    """The clock and the ceilings of one replica. `ahead_us` is how far a ceiling runs ahead of the wall clock. `fault`: what
+    is wrong with a reading of it, "" if nothing; `node`: whose clock it is, for people."""
 
-    def __init__(self, wall_us: Callable[[], int], ahead_us: int, error_max_us: int) -> None:
+    def __init__(
+        self,
+        wall_us: Callable[[], int],
+        ahead_us: int,
+        error_max_us: int,
+        *,
+        fault: Callable[[int], str] = lambda wall_us: "",
+        node: str = "",
+    ) -> None:
         self._wall_us = wall_us
+        self._fault = fault
+        self._node = node
         self._ahead_us = ahead_us
         self._error_max_us = error_max_us
         self._clock = HybridClock(wall_us)
@@ -71,8 +83,14 @@ class Timestamps:
         """A proposed ceiling was refused or lost."""
         self._proposed = 0
 
+    @property
+    def fault(self) -> str:
+        """What is wrong with the wall clock, for people; "" if nothing is. As long as something is, nothing is assigned."""
+        return self._fault(self._wall_us())
+
     def next_ceiling(self, at_least: int = 0) -> int | None:
-        """A ceiling to propose now, or None: the present one lasts, one is on its way, or time must pass first.
+        """A ceiling to propose now, or None: the present one lasts, one is on its way, time must pass first, or the wall
+        clock is wrong.
 
         Called at each use, so an unused tablet writes nothing. A new one is due when less than half of the lead is
         left, or when `at_least` is above the present one.
@@ -84,7 +102,7 @@ class Timestamps:
         if self._committed >= max(due, at_least):
             return None
         ceiling = from_physical_us(wall + self._ahead_us)
-        if ceiling <= max(self._highest, self._committed):
+        if ceiling <= max(self._highest, self._committed) or self._fault(wall):
             return None
         self._proposed = ceiling
         return ceiling
@@ -98,12 +116,13 @@ class Timestamps:
         return max(0, physical_us(highest) - self._wall_us() - self._ahead_us) // 1000
 
     def assign(self) -> HybridTime | None:
-        """A fresh timestamp below the committed ceiling; None: wait for a ceiling, or for time to pass."""
-        last = self._clock.last
+        """A fresh timestamp below the committed ceiling; None: wait for a ceiling, for time to pass, or for a right clock."""
         wall = self._wall_us()
-        if wall < self._begins_us or max(last + 1, from_physical_us(wall)) > self._committed:
+        time = max(self._clock.last + 1, from_physical_us(wall))
+        if wall < self._begins_us or time > self._committed or self._fault(wall):
             return None
-        return self._clock.now()
+        self._clock.observe(time)
+        return HybridTime(time)
 
     def stamp(self, ceiling: int) -> HybridTime:
         """The timestamp of the entry that brings `ceiling`: later entries of this leader have higher ones.
@@ -122,12 +141,12 @@ class Timestamps:
         Raises:
             Rejected: CLOCK_AHEAD, if it lies further ahead of the wall clock than clocks may be apart.
         """
-        limit = from_physical_us(self._wall_us() + self._error_max_us)
-        if snapshot > limit:
-            ahead_ms = ((snapshot >> 12) - self._wall_us()) // 1000
+        wall = self._wall_us()
+        if snapshot > from_physical_us(wall + self._error_max_us):
             raise Rejected(
-                f"snapshot {snapshot} is {ahead_ms} ms ahead of this node's clock, at most "
-                f"{self._error_max_us // 1000} ms is taken; set the clocks right",
+                f"snapshot {snapshot} is {utc(physical_us(snapshot))}, {(physical_us(snapshot) - wall) // 1000} ms ahead of "
+                f"the clock of node {self._node}, which says {utc(wall)}; at most {self._error_max_us // 1000} ms is taken; "
+                "set the clock of the machine that the snapshot comes from right",
                 code=Code.CLOCK_AHEAD,
             )
         self._clock.observe(snapshot)

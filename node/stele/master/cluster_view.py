@@ -148,6 +148,7 @@ def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewP
         disk_low=life is not None and life.disk_low,
         formed=node.formed,
         name=node.name,
+        wall_ahead_us=life.wall_ahead_us if life is not None else None,
     )
 
 

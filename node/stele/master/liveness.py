@@ -8,10 +8,12 @@ Invariant: an incremental report is merged only into a full one of the same inca
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stele.model.clock import agreed
 from stele.model.errors import Code, Rejected
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
@@ -45,6 +47,7 @@ class Told(NamedTuple):
 class NodeLife:
     """One node as this master hears it. `full`: a full report of this incarnation is in `reports`.
 
+    `wall_base_us`: its wall clock less this master's monotonic one; `wall_ahead_us`: of what it knows most clocks to say.
     `told`: by its newest vetted start; `registered`: the same for the catalog, when it registered and each RECORD_MS.
     """
 
@@ -58,6 +61,8 @@ class NodeLife:
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
     disk_low: bool = False
+    wall_base_us: int | None = None
+    wall_ahead_us: int | None = None
     start: int = 0
     told: Told | None = None
     registered: Told | None = None
@@ -126,6 +131,8 @@ class Liveness:
 
     def __init__(self, now_ms: int) -> None:
         self.began_ms = now_ms
+        self.clock_id = secrets.randbits(64) or 1
+        """Of the monotonic clock that nodes compare theirs with."""
         self._awake_ms = now_ms
         self.nodes: dict[str, NodeLife] = {}
         self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
@@ -167,6 +174,8 @@ class Liveness:
         life.heard_ms = now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         life.disk_low = request.disk_low
+        life.wall_base_us = request.wall_base_us if request.clock_id == self.clock_id else None
+        life.wall_ahead_us = request.wall_ahead_us if request.HasField("wall_ahead_us") else None
         if request.HasField("registration"):
             life.registration = request.registration
         if request.vetted:
@@ -226,6 +235,20 @@ class Liveness:
         """Whether the node was heard since this master began."""
         life = self.nodes.get(node_id)
         return life is not None and life.heard_ms >= self.began_ms
+
+    def wall_agreed(self, node_id: str, base_us: int, now_ms: int, alive_ms: int) -> int | None:
+        """What most wall clocks say, less this master's monotonic one: of the nodes and masters heard within `alive_ms`, and
+        of this master, `node_id`, whose own is at `base_us`. None: they are at odds, or too few were heard, or it has not
+        listened long enough to have heard all."""
+        if now_ms - self.began_ms < alive_ms:
+            return None
+        bases = {
+            life.node_id: life.wall_base_us
+            for life in self.nodes.values()
+            if life.wall_base_us is not None and now_ms - life.heard_ms <= alive_ms
+        }
+        bases[node_id] = base_us
+        return agreed(list(bases.values())) if len(bases) > 1 else None
 
     def reports_of(self, tablet_id: str) -> list[Report]:
         """The newest reports of a tablet's replicas, by node and replica_id."""

@@ -33,6 +33,8 @@ from stele.model.ids import CATALOG_TABLET_ID, TableId
 from stele.model.kvop import KeyOperation
 from stele.model.partition import Partition
 from stele.rpc.channels import ChannelPool
+from stele.rpc.proto import master_pb2
+from stele.tserver.wall_clock import monotonic_us
 
 log = structlog.get_logger("stele.master")
 
@@ -214,6 +216,16 @@ class Master:
         await lead.log.read_barrier()
         lead.check()
         return lead
+
+    def tell_clocks(self, answer: master_pb2.TSHeartbeatResponse) -> None:
+        """Put into an answer what the clocks say that this master hears, its own among them."""
+        clock_us, wall = monotonic_us(), self.wall_us()
+        answer.clock_id, answer.clock_us, answer.wall_us = self.liveness.clock_id, clock_us, wall
+        agreed_us = self.liveness.wall_agreed(
+            self.node_id, wall - clock_us, self.now_ms(), self.options.alive_ms
+        )
+        if agreed_us is not None:
+            answer.wall_agreed_us = clock_us + agreed_us
 
     def scene(self) -> Scene:
         """What answers are built from, now."""

@@ -65,6 +65,7 @@ class MasterService(MasterServiceServicer):
         if life.registration is not None:
             self._book.observe(life.node_id, life.incarnation, life.registration.address)
         answer.needs_reregister = life.registration is None
+        master.tell_clocks(answer)
         if scene is None:
             return answer
         answer.masters.extend(masters_of(scene))

@@ -5,12 +5,36 @@ Invariant: values that `HybridClock.now` hands out rise strictly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+from collections.abc import Callable, Collection
 
 from stele.model.ids import HybridTime
 
 LOGICAL_BITS = 12
 _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
+
+CLOCK_OFF_MAX_US = 2_000_000
+"""A node whose wall clock is further than this from what most clocks of its cluster say makes no timestamp. Clocks that NTP
+looks after are some milliseconds apart; what the measurement itself may be wrong by is well below a second."""
+
+
+def agreed(clocks_us: Collection[int]) -> int | None:
+    """What most of these clocks say, read at one moment: their middle one, if more than half are within CLOCK_OFF_MAX_US
+    of it. None: they are at odds, and nobody knows which is right."""
+    if not clocks_us:
+        return None
+    middle = sorted(clocks_us)[(len(clocks_us) - 1) // 2]
+    near = sum(abs(clock - middle) <= CLOCK_OFF_MAX_US for clock in clocks_us)
+    return middle if 2 * near > len(clocks_us) else None
+
+
+def utc(wall_us: int) -> str:
+    """A wall clock's time for people, in UTC; a bare number for what no calendar has."""
+    try:
+        moment = datetime.datetime.fromtimestamp(wall_us / 1e6, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{wall_us} µs since 1970"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def from_physical_us(physical_us: int, logical: int = 0) -> HybridTime:

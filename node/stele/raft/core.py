@@ -22,6 +22,7 @@ from stele.raft.events import (
     Compacted,
     DataArrived,
     Event,
+    Fitness,
     InitialState,
     LogRead,
     PeerFailed,
@@ -70,6 +71,7 @@ class RaftCore(HandoverPart):
             Compacted: self._on_compacted,
             ReportFailed: self._on_report_failed,
             SyncStalled: self._on_sync_stalled,
+            Fitness: self._on_fitness,
         }
         self._receivers: dict[type[Any], Callable[[ReplicaId, Any], None]] = {
             UpdateRequest: self._on_update_request,
@@ -176,7 +178,7 @@ class RaftCore(HandoverPart):
         leader = None if hinted else self._hint
         self._set_role(self._resting_role(), leader, "started")
         self._draw_election()
-        if self.may_campaign and (hinted or len(self.config.voters) == 1):
+        if self.may_campaign and ((hinted and self._fit) or len(self.config.voters) == 1):
             self._campaign("named to lead" if hinted else "the only voter")
 
     def _on_tick(self, event: Tick) -> None:
@@ -238,6 +240,13 @@ class RaftCore(HandoverPart):
         self._stalled_until_ms = self._now_ms + self.options.election_max_ms
         if self.role is Role.LEADER:
             self._step_down(Code.STEPPING_DOWN, "a sync of its own log stalls for an election timeout")
+
+    def _on_fitness(self, event: Fitness) -> None:
+        if event.fit == self._fit:
+            return
+        self._fit = event.fit
+        if self.role is not Role.LEADER and self._election_due_ms != NEVER_MS:
+            self._draw_election()
 
     def _abstain(self, event: Received) -> None:
         """A FAILED replica promises nothing, and says so under the asker's own term so that it is heard."""

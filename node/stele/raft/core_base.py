@@ -59,6 +59,7 @@ class CoreBase:
         self.failed = initial.failed
         self.has_data = not initial.witness_without_data
         self._stalled_until_ms = 0
+        self._fit = True
         self._judge_witness()
         self.all_replicated_index = 0
         self._rng = rng
@@ -114,6 +115,11 @@ class CoreBase:
         """Whether this replica votes without rows."""
         return self._witness
 
+    @property
+    def leads_if_nobody_can(self) -> bool:
+        """Whether this replica leaves leading to the others as long as one of them can."""
+        return self._witness or not self._fit
+
     def _judge_witness(self) -> None:
         me = self.config.peer(self.self_replica)
         self._witness = not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
@@ -167,8 +173,9 @@ class CoreBase:
         low, high = self.options.election_min_ms, self.options.election_max_ms
         if quick:
             low, high = low // 30, low // 3
-        if self.is_witness:
-            # A witness leads only where no holder of rows can: it gives them two time-outs.
+        if self.leads_if_nobody_can:
+            # A witness leads only where no holder of rows can, and an unfit replica where no fit one can: they give them
+            # two time-outs.
             low, high = low + 2 * self.options.election_max_ms, high + 2 * self.options.election_max_ms
         self._election_due_ms = self._now_ms + self._rng.randint(low, high)
 

@@ -144,8 +144,8 @@ class ElectionPart(FollowerPart):
         return all(p.replica_id in campaign.votes or p.replica_id == gone for p in self.config.voters)
 
     def _campaign_within(self, low_ms: int, high_ms: int) -> None:
-        """Earlier than drawn before; but a witness stays as patient as it is."""
-        if self.is_witness:
+        """Earlier than drawn before; but a witness, or one that is unfit, stays as patient as it is."""
+        if self.leads_if_nobody_can:
             return
         self._election_due_ms = min(self._election_due_ms, self._now_ms + self._rng.randint(low_ms, high_ms))
 
@@ -186,7 +186,7 @@ class ElectionPart(FollowerPart):
             request.term == self.term
             and self.role is Role.FOLLOWER
             and self.may_campaign
-            and not self.is_witness
+            and not self.leads_if_nobody_can
         ):
             self._stand(f"leader {sender} hands over", ignore_live_leader=True)
 

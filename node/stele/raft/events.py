@@ -165,6 +165,17 @@ class ReportFailed:
 
 
 @record
+class Fitness:
+    """Whether this replica's node is fit to lead, as it is until told otherwise.
+
+    One that is not takes no leadership over, and stands only where nobody else has led for two election time-outs: it may
+    have the longest log. It goes on to lead where it leads; its owner hands over.
+    """
+
+    fit: bool
+
+
+@record
 class SyncStalled:
     """A sync has taken longer than an election timeout; fed again each election timeout while it lasts.
 
@@ -177,6 +188,7 @@ class SyncStalled:
 Event = (
     Start
     | Tick
+    | Fitness
     | Received
     | Propose
     | ProposeChange

@@ -160,12 +160,12 @@ class Heartbeater:
         self._addresses_digest = response.addresses_digest
 
     def request(
-        self, tablets: list[common_pb2.ReplicaStatusPB], removed: list[StreamKey]
+        self, tablets: list[common_pb2.ReplicaStatusPB], removed: list[StreamKey], master: str
     ) -> pb.TSHeartbeatRequest:
-        """A heartbeat with what every one has."""
+        """A heartbeat with what every one has, for the master that answered last; "" before."""
         node = self._node
         free, used = node.watch.disk_bytes
-        return pb.TSHeartbeatRequest(
+        request = pb.TSHeartbeatRequest(
             node_id=id_to_pb(node.node_id),
             incarnation=node.incarnation,
             sequence=next(self._sequence),
@@ -180,6 +180,8 @@ class Heartbeater:
             log_synced=node.log.synced_place,
             vetted=self.vetted,
         )
+        node.wall_clock.tell(request, master)
+        return request
 
     def _match_loops(self) -> None:
         for address in self.addresses:
@@ -281,14 +283,16 @@ class _MasterLoop:
                     tablets.append(report)
                 else:
                     removed.append(key)
-        request = self._owner.request(tablets, removed)
+        request = self._owner.request(tablets, removed, self.master)
         request.incremental = not full
         request.has_report = has_report and (full or bool(tablets) or bool(removed))
         if self._register_due:
             request.registration.CopyFrom(node.registration())
+        sent_us = node.wall_clock.monotonic_us()
         response = await node.pool.unary(
             self.address, MasterServiceStub, "TSHeartbeat", request, timeout_s=_TIMEOUT_S
         )
+        node.wall_clock.answered(response, sent_us)
         self._answered(response, told, full and has_report, speaks)
 
     def _tell(self, response: pb.TSHeartbeatResponse | None) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -68,6 +67,7 @@ from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Fate, Volume, volume_old
+from stele.tserver.wall_clock import WallClock
 from stele.tserver.watch import HAND_OVER_S, NodeWatch
 from stele.wal.aio import kernel_sync
 from stele.wal.appender import call_all
@@ -127,6 +127,7 @@ class Node:
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
         self.clock = ReplicaClock()
+        self.wall_clock = WallClock(self.node_id)
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
         self._server: grpc.aio.Server | None = None
@@ -141,7 +142,11 @@ class Node:
 
     def wall_us(self) -> int:
         """Microseconds since 1970."""
-        return time.time_ns() // 1_000
+        return self.wall_clock.read()
+
+    def clock_fault(self, wall_us: int) -> str:
+        """Why no timestamp may be made of this reading, for people; "" if it may."""
+        return self.wall_clock.fault(wall_us)
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b."""

@@ -115,14 +115,27 @@ class Replicas:
         for replica in self._by_key.values():
             replica.peer_node_failed(node_id)
 
-    async def hand_over_leadership(self, timeout_s: float) -> None:
-        """Give all leaderships away; what cannot be given in time is left."""
+    def fit_to_lead(self, fit: bool) -> None:
+        """Whether this node's clock is right."""
+        for replica in self._by_key.values():
+            replica.fit_to_lead(fit)
+
+    async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
+        """Give all leaderships away; what cannot be given in time is left. `to_any`: where the most advanced voter does not
+        take over, as it does not if it is unfit itself, the others are asked too."""
 
         async def hand_over(replica: Replica) -> None:
+            others = [p.replica_id for p in replica.config.voters if p.replica_id != replica.replica_id]
             try:
-                await asyncio.wait_for(replica.transfer_leadership(), timeout_s)
-            except (SteleError, TimeoutError) as exc:
-                log.info("leadership kept", tablet=replica.tablet_id, error=str(exc) or "timed out")
+                async with asyncio.timeout(timeout_s):
+                    for target in (None, *others) if to_any else (None,):
+                        try:
+                            await replica.transfer_leadership(target)
+                            return
+                        except SteleError as exc:
+                            log.info("leadership kept", tablet=replica.tablet_id, error=str(exc))
+            except TimeoutError:
+                log.info("leadership kept", tablet=replica.tablet_id, error="timed out")
 
         leaders = [r for r in self if r.is_leader and len(r.config.voters) > 1]
         await asyncio.gather(*(hand_over(r) for r in leaders))

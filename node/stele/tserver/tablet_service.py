@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
+from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
@@ -158,11 +159,14 @@ class TabletService(TabletServerServiceServicer):
         return await replica.outcome(future, deadline_ms or _DEADLINE_MS)
 
     def _made_us(self, made_us: int) -> int:
-        ahead_us = made_us - self._node.wall_us()
-        if ahead_us > AHEAD_US_MAX:
+        wall_us = self._node.wall_us()
+        if made_us - wall_us > AHEAD_US_MAX:
+            if fault := self._node.clock_fault(wall_us):
+                raise Retryable(fault, code=Code.NOT_READY)
             raise Rejected(
-                f"the client id was made {ahead_us / 1e6:.0f} s ahead of this node's clock, in µs since 1970, at most "
-                f"{AHEAD_US_MAX // 1_000_000} s is taken; set the clocks right",
+                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.0f} s ahead of the clock of node "
+                f"{self._node.node_id}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
+                "clock of the machine that writes right",
                 code=Code.CLOCK_AHEAD,
             )
         return made_us

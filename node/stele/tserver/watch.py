@@ -1,13 +1,14 @@
 """What a node looks at once a second: its disk, its log, its gauges. At every tick: whether its log moves.
 
-Owns the last measurement of the disk. Decides nothing about tablets but one thing: a node whose disk gets full hands
-its leaders over.
+Owns the last measurement of the disk. Decides nothing about tablets but one thing: a node whose disk gets full, or whose
+clock is wrong, hands its leaders over.
 
 A disk that hangs gives no error, and the node answers heartbeats: it would take the fault tolerance of all its tablets
 in silence. So it ends, and is healed as a silent node is. (CockroachDB does the same after the same 20 s.)
 
 Invariant: leaders are handed over once for each time that the disk gets full, however long it stays so. If the others
-have no space either, leaders would go round and round.
+have no space either, leaders would go round and round. Those of a node whose clock is wrong can do nothing: while it is,
+they are handed over again each HAND_OVER_S.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class NodeWatch:
         self.disk_bytes = (0, 0)
         """(free, used), as last measured."""
         self._told_low = False
+        self._fit = True
+        self._clock_due_ms = 0
         self._leaving: asyncio.Task[None] | None = None
         self._log_under_way: tuple[int, int] | None = None
         self._log_moved_ms = 0
@@ -60,6 +63,7 @@ class NodeWatch:
 
         Not in `look`, which a disk that hangs holds up as well.
         """
+        self._mind_clock(now_ms)
         under_way = self._node.log.under_way
         if under_way is None or under_way != self._log_under_way:
             self._log_under_way, self._log_moved_ms = under_way, now_ms
@@ -91,8 +95,27 @@ class NodeWatch:
             self._leaving = asyncio.create_task(node.replicas.hand_over_leadership(HAND_OVER_S))
         self._told_low = low
 
+    def _mind_clock(self, now_ms: int) -> None:
+        """Timestamps judge each reading by themselves; here the replicas are told whether to stand for election."""
+        node = self._node
+        fault = node.clock_fault(node.wall_us())
+        if self._fit != (not fault):
+            self._fit, self._clock_due_ms = not fault, now_ms
+            if fault:
+                log.error("this node makes no timestamps, and leads where nobody else can", error=fault)
+            else:
+                log.warning("the clock of this node is right again")
+            node.replicas.fit_to_lead(self._fit)
+        under_way = self._leaving is not None and not self._leaving.done()
+        if self._fit or under_way or now_ms < self._clock_due_ms:
+            return
+        self._clock_due_ms = now_ms + int(HAND_OVER_S * 1000)
+        self._leaving = asyncio.create_task(node.replicas.hand_over_leadership(HAND_OVER_S, to_any=True))
+
     def _count(self) -> None:
         node = self._node
+        ahead_us = node.wall_clock.ahead_us
+        metrics.clock_ahead_seconds.set((ahead_us or 0) / 1e6)
         states = Counter(r.state for r in node.replicas)
         for state in ReplicaState:
             metrics.replicas.labels(state.name).set(states[state])

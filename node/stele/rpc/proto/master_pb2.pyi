@@ -97,6 +97,9 @@ class TSHeartbeatRequest(_message.Message):
     LOG_SYNCED_FIELD_NUMBER: _builtins.int
     VETTED_FIELD_NUMBER: _builtins.int
     DISK_LOW_FIELD_NUMBER: _builtins.int
+    CLOCK_ID_FIELD_NUMBER: _builtins.int
+    WALL_BASE_US_FIELD_NUMBER: _builtins.int
+    WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -118,6 +121,14 @@ class TSHeartbeatRequest(_message.Message):
     """a majority of masters has not refused this start: what it tells now counts"""
     disk_low: _builtins.bool
     """it refuses writes for want of space"""
+    clock_id: _builtins.int
+    """Wall clocks, in µs since 1970 less µs of the monotonic clock that the answer's clock_id names.
+    of this master's last answer; 0: none yet
+    """
+    wall_base_us: _builtins.int
+    """of the sender, on that clock"""
+    wall_ahead_us: _builtins.int
+    """of what most clocks say, as far as the sender knows"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -147,12 +158,17 @@ class TSHeartbeatRequest(_message.Message):
         log_synced: _builtins.int = ...,
         vetted: _builtins.bool = ...,
         disk_low: _builtins.bool = ...,
+        clock_id: _builtins.int = ...,
+        wall_base_us: _builtins.int = ...,
+        wall_ahead_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses_digest", b"addresses_digest", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
+    _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_ahead_us) -> _WhichOneofReturnType__wall_ahead_us | None: ...
 
 Global___TSHeartbeatRequest: _TypeAlias = TSHeartbeatRequest  # noqa: Y015
 
@@ -219,6 +235,10 @@ class TSHeartbeatResponse(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     ADDRESSES_DIGEST_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    CLOCK_ID_FIELD_NUMBER: _builtins.int
+    CLOCK_US_FIELD_NUMBER: _builtins.int
+    WALL_US_FIELD_NUMBER: _builtins.int
+    WALL_AGREED_US_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
@@ -228,6 +248,14 @@ class TSHeartbeatResponse(_message.Message):
     addresses_digest: _builtins.int
     node_id: _builtins.bytes
     """of this master"""
+    clock_id: _builtins.int
+    """of this start's monotonic clock"""
+    clock_us: _builtins.int
+    """what it says"""
+    wall_us: _builtins.int
+    """this master's wall clock at that moment"""
+    wall_agreed_us: _builtins.int
+    """what most clocks that it hears say, its own among them"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
     @_builtins.property
@@ -247,12 +275,18 @@ class TSHeartbeatResponse(_message.Message):
         addresses: _abc.Iterable[Global___NodeAddressPB] | None = ...,
         addresses_digest: _builtins.int = ...,
         node_id: _builtins.bytes = ...,
+        clock_id: _builtins.int = ...,
+        clock_us: _builtins.int = ...,
+        wall_us: _builtins.int = ...,
+        wall_agreed_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "wall_agreed_us", b"wall_agreed_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "addresses_digest", b"addresses_digest", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wall_agreed_us: _TypeAlias = _typing.Literal["wall_agreed_us"]  # noqa: Y015
+    _WhichOneofArgType__wall_agreed_us: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_agreed_us) -> _WhichOneofReturnType__wall_agreed_us | None: ...
 
 Global___TSHeartbeatResponse: _TypeAlias = TSHeartbeatResponse  # noqa: Y015
 
@@ -701,6 +735,7 @@ class NodeViewPB(_message.Message):
     FORMED_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     DISK_LOW_FIELD_NUMBER: _builtins.int
+    WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -717,6 +752,8 @@ class NodeViewPB(_message.Message):
     """what RegisterNode called it (a pod's name), for people"""
     disk_low: _builtins.bool
     """it refuses writes for want of space"""
+    wall_ahead_us: _builtins.int
+    """its wall clock, of what most clocks say; as it said last"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -734,12 +771,15 @@ class NodeViewPB(_message.Message):
         formed: _builtins.bool = ...,
         name: _builtins.str = ...,
         disk_low: _builtins.bool = ...,
+        wall_ahead_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
+    _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_ahead_us) -> _WhichOneofReturnType__wall_ahead_us | None: ...
 
 Global___NodeViewPB: _TypeAlias = NodeViewPB  # noqa: Y015
 

@@ -1,0 +1,135 @@
+"""The node's wall clock, and whether it is right: what most clocks of the cluster say, learned from heartbeats.
+
+Owned by the node. What masters answer is kept as an offset from this machine's monotonic clock, which no administrator and
+no NTP sets: so a step of the wall clock is seen at the first reading after it, before anything is made of it.
+
+Invariant: a reading is called wrong only by what most clocks agreed on within KEPT_US. A node that hears nobody goes on, as
+it does where clocks are at odds and none has a majority.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stele.model.clock import CLOCK_OFF_MAX_US, agreed, utc
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import master_pb2
+
+KEPT_US = 3_600_000_000
+"""How long an answer counts. Monotonic clocks drift by less than a third of a second in an hour."""
+
+SLOW_US = 1_000_000
+"""A round trip that took longer says too little: half of it is what the answer may be wrong by."""
+
+
+def monotonic_us() -> int:
+    """Microseconds that only rise, also while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A master's answers. Bases: µs since 1970 less µs of this machine's monotonic clock; `at_us` is of that clock."""
+
+    clock_id: int
+    shift_us: int  # the master's monotonic clock less ours
+    base_us: int  # its own wall clock
+    at_us: int
+    agreed_base_us: int | None = None  # what most clocks that it hears say
+    agreed_at_us: int = 0
+
+
+class WallClock:
+    """`read` it; `fault` judges a reading. `node`: whose it is, for people."""
+
+    def __init__(
+        self,
+        node: str,
+        wall: Callable[[], int] = wall_us,
+        monotonic: Callable[[], int] = monotonic_us,
+    ) -> None:
+        self._node = node
+        self.read = wall
+        self.monotonic_us = monotonic
+        self._heard: dict[str, _Heard] = {}
+        self._base_us: int | None = None  # what most clocks say
+        self._until_us = 0
+
+    @property
+    def base_us(self) -> int:
+        """This node's wall clock less its monotonic one."""
+        return self.read() - self.monotonic_us()
+
+    @property
+    def ahead_us(self) -> int | None:
+        """How far the wall clock is ahead of what most clocks say; None: that is not known."""
+        now_us = self.monotonic_us()
+        if self._base_us is None or now_us > self._until_us:
+            return None
+        return self.read() - now_us - self._base_us
+
+    def fault(self, reading_us: int) -> str:
+        """What is wrong with a reading that was just taken, for people; "" if nothing is."""
+        base_us = self._base_us
+        if base_us is None:
+            return ""
+        now_us = self.monotonic_us()
+        if -CLOCK_OFF_MAX_US <= reading_us - now_us - base_us <= CLOCK_OFF_MAX_US or now_us > self._until_us:
+            return ""
+        return (
+            f"the clock of node {self._node} says {utc(reading_us)}, most clocks of its cluster say "
+            f"{utc(base_us + now_us)}: set it right, with NTP"
+        )
+
+    def tell(self, request: master_pb2.TSHeartbeatRequest, master: str) -> None:
+        """Put into a heartbeat what this clock says, as that master can compare it."""
+        heard = self._heard.get(master)
+        if heard is not None:
+            request.clock_id = heard.clock_id
+            request.wall_base_us = self.base_us - heard.shift_us
+        ahead_us = self.ahead_us
+        if ahead_us is not None:
+            request.wall_ahead_us = ahead_us
+
+    def answered(self, response: master_pb2.TSHeartbeatResponse, sent_us: int) -> str:
+        """Learn from a heartbeat's answer, just come; `sent_us`: when it was sent, by the monotonic clock. The master's id."""
+        master = id_from_pb(response.node_id)
+        now_us = self.monotonic_us()
+        if response.clock_id and now_us - sent_us <= SLOW_US:
+            middle_us = (sent_us + now_us) // 2
+            known = self._heard.get(master)
+            heard = _Heard(
+                response.clock_id, response.clock_us - middle_us, response.wall_us - middle_us, middle_us
+            )
+            if response.HasField("wall_agreed_us"):
+                heard.agreed_base_us = response.wall_agreed_us - middle_us
+                heard.agreed_at_us = middle_us
+            elif known is not None:
+                heard.agreed_base_us, heard.agreed_at_us = known.agreed_base_us, known.agreed_at_us
+            self._heard[master] = heard
+            self._judge(now_us)
+        return master
+
+    def _judge(self, now_us: int) -> None:
+        """What most clocks say: by the masters that have heard enough of them, else by these clocks themselves and ours."""
+        since_us = now_us - KEPT_US
+        self._heard = {master: heard for master, heard in self._heard.items() if heard.at_us >= since_us}
+        told = [
+            (heard.agreed_base_us, heard.agreed_at_us)
+            for heard in self._heard.values()
+            if heard.agreed_base_us is not None and heard.agreed_at_us >= since_us
+        ]
+        if not told:
+            told = [(h.base_us, h.at_us) for master, h in self._heard.items() if master != self._node]
+            if told:
+                told.append((self.base_us, now_us))
+        base_us = agreed([base for base, _ in told])
+        if base_us is not None:
+            self._base_us, self._until_us = base_us, max(at for _, at in told) + KEPT_US

@@ -1,0 +1,124 @@
+"""Processes whose wall clocks are set: tables go on being written and scanned, and it is told whose clock is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from stele.cli.sight import cluster_health
+from stele.client import AsyncClient
+from stele.client.health import ClusterHealth
+from stele.client.table import AsyncTable
+from stele.model.clock import physical_us
+from stele.model.errors import SteleError
+from stele.model.schema import Schema
+from tests.harness.processes import Cluster, Member
+
+HOUR_S = 3_600.0
+SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+
+
+async def until(look: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
+    """Until it is so."""
+    give_up = time.monotonic() + seconds
+    while not await look():
+        assert time.monotonic() < give_up, "it never came"
+        await asyncio.sleep(0.2)
+
+
+async def health_of(client: AsyncClient) -> ClusterHealth:
+    return await cluster_health(client, timeout_s=30)
+
+
+async def compared(client: AsyncClient) -> None:
+    """Until each node and master knows what the clocks say."""
+
+    async def known() -> bool:
+        health = await health_of(client)
+        return all(node.clock_ahead_ms is not None for node in health.nodes)
+
+    await until(known)
+
+
+async def leader_of(client: AsyncClient, cluster: Cluster) -> Member:
+    """Of the one tablet that there is beside the catalog."""
+
+    async def led() -> bool:
+        return all(t.led for t in (await health_of(client)).tablets)
+
+    await until(led)
+    health = await health_of(client)
+    return cluster.member(next(t.leader for t in health.tablets if t.table_name == "t"))
+
+
+async def write_and_scan(client: AsyncClient, table: AsyncTable, ids: range) -> None:
+    """What was written is there at the present, and not in the future."""
+    for i in ids:
+        await table.put({"id": i, "name": "x"})
+    assert abs(physical_us(client.now()) - time.time_ns() // 1_000) < 30_000_000
+    found = (await table.scan().to_table()).column("id").to_pylist()
+    assert sorted(found) == list(range(ids.stop))
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+async def test_a_leaders_clock_is_set_wrong_and_right_again(tmp_path: Path, ahead_s: float) -> None:
+    """An hour ahead: no client that had touched the tablet could scan anything. An hour behind: no new program could
+    write, and no scan was served, for as long as it lasted."""
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA)
+        await compared(client)
+        await write_and_scan(client, table, range(3))
+        wrong = await leader_of(client, cluster)
+        cluster.set_clock(wrong, ahead_s)
+        await write_and_scan(client, table, range(6))
+        async with AsyncClient(cluster.master_addresses) as other:
+            await write_and_scan(other, await other.open_table("t"), range(9))
+
+        async def told() -> bool:
+            return [n.node_id for n in (await health_of(client)).wrong_clocks] == [wrong.node_id]
+
+        await until(told)
+        assert await leader_of(client, cluster) is not wrong
+        (sick,) = (await health_of(client)).wrong_clocks
+        assert f"3600.0 s {'ahead of' if ahead_s > 0 else 'behind'}" in sick.clock_fault
+        cluster.kill(wrong)
+        cluster.restart(wrong)  # the clock is as wrong as before
+        await cluster.wait_ready(wrong)
+        await write_and_scan(client, table, range(12))
+        await until(told)
+        cluster.set_clock(wrong, 0)
+
+        async def well() -> bool:
+            return not (await health_of(client)).wrong_clocks
+
+        await until(well)
+        await write_and_scan(client, table, range(15))
+
+
+async def test_the_only_masters_clock_is_wrong(tmp_path: Path) -> None:
+    """Nodes compare theirs with those of each other, through it; only the catalog waits."""
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA)
+        await compared(client)
+        master = cluster.masters[0]
+        cluster.set_clock(master, HOUR_S)
+
+        async def told() -> bool:
+            return [n.node_id for n in (await health_of(client)).wrong_clocks] == [master.node_id]
+
+        await until(told)
+        await write_and_scan(client, table, range(5))
+        with pytest.raises(SteleError, match=f"the clock of node {master.node_id} says"):
+            await client.create_table("u", SCHEMA, timeout_s=3)
+        cluster.set_clock(master, 0)
+        await client.create_table("u", SCHEMA)
