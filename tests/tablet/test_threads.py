@@ -10,6 +10,7 @@ import pytest
 
 from stele.model import keys
 from stele.model.block import RowOp
+from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
@@ -86,6 +87,31 @@ def test_a_snapshot_below_the_history_mark_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Rejected) as caught:
         store.view(HybridTime(mark - 1))
     assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+
+
+def test_the_present_is_no_history_after_a_write_in_the_future(tmp_path: Path) -> None:
+    """A leader's clock was an hour ahead: each scan at the present was refused, for as long as the clock had been wrong."""
+    now_us = [1_000]
+    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(history_us=3, wall_us=lambda: now_us[0]))
+    future_us = 9_000
+    for index, at_us in enumerate((995, 998, 1_000, future_us), 1):
+        store.apply(write_entry(index, _block(index), at_us=at_us))
+    flush(store)
+    compact(store)
+    for snapshot_us, found in ((997, {1}), (1_000, {3}), (8_999, {3}), (future_us, {4})):
+        with store.view(from_physical_us(snapshot_us)) as view:
+            assert {row["w"] for row in rows_of(view.scan())} == found
+    with pytest.raises(Rejected) as caught:
+        store.view(from_physical_us(996))
+    assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+    now_us[0] = 5_000  # what a merge drops by now stays told, whatever the clock says next
+    store.apply(write_entry(5, _block(5), at_us=future_us + 1))
+    flush(store)
+    compact(store)
+    now_us[0] = 1_000
+    with pytest.raises(Rejected) as dropped:
+        store.view(from_physical_us(1_000))
+    assert dropped.value.code is Code.SNAPSHOT_TOO_OLD
 
 
 def test_a_key_that_is_too_long_is_an_error_of_its_row(tmp_path: Path) -> None:

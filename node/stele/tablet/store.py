@@ -11,6 +11,7 @@ Invariant: manifest on disk + entries after its OpId = the state; nothing else i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,14 +49,19 @@ ONCE_MAGIC, ONCE_VERSION = b"STLONCE1", 1
 _log = structlog.get_logger("stele.tablet")
 
 
+def _wall_us() -> int:
+    return time.time_ns() // 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """`flush_bytes`: memory of recent rows that is worth a flush. `history_us`: how long versions are kept for
-    snapshots in the past, in microseconds before the newest write."""
+    snapshots in the past, in microseconds before the newest write, or before `wall_us` where that lies in the future."""
 
     flush_bytes: int = 32 << 20
     history_us: int = 15 * 60 * 1_000_000
     files: Files = FILES
+    wall_us: Callable[[], int] = _wall_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +179,13 @@ class TabletStore:
 
     @property
     def history_mark(self) -> int:
-        """Hybrid time below which no snapshot is served; it follows the newest write, so replicas agree on it."""
-        lag = physical_us(self.last_timestamp) - self.options.history_us
+        """Hybrid time below which no snapshot is served. It follows the newest write, so replicas agree on it.
+
+        Where that lies in the future, the wall clock counts: else the present would be history. What was dropped is told
+        by the manifest, whatever the clock says next.
+        """
+        newest_us = min(physical_us(self.last_timestamp), self.options.wall_us())
+        lag = newest_us - self.options.history_us
         return max(self._state.manifest.history_mark, from_physical_us(lag) if lag > 0 else 0)
 
     @property
@@ -255,9 +266,10 @@ class TabletStore:
         with self._swap_lock:
             state, applied = self._state, self.applied
             at = self._readable if snapshot is None else int(snapshot)
-            if at < self.history_mark:
+            mark = self.history_mark
+            if at < mark:
                 raise Rejected(
-                    f"snapshot {at} is below the history mark {self.history_mark}; read at a newer one",
+                    f"snapshot {at} is below the history mark {mark}; read at a newer one",
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
             memory: list[MemView] = [state.active.view()]
