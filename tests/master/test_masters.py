@@ -144,6 +144,42 @@ async def test_nothing_is_placed_before_the_leader_has_settled(tmp_path: Path) -
         assert isinstance(error, Retryable) and error.code is Code.NOT_READY
 
 
+async def test_a_master_says_what_most_clocks_say(tmp_path: Path) -> None:
+    """Of those it hears, each by what it measured on this master's monotonic clock; not before it can have heard all."""
+    async with world(tmp_path, replace(OPTIONS, alive_ms=300)) as w:
+        w.add_nodes(4)
+        master = w.masters[w.group.leader]
+        hour_us = 3_600_000_000
+        answers: dict[str, pb.TSHeartbeatResponse] = {}
+
+        async def beat(*aheads_us: int) -> None:
+            for node, ahead_us in zip(w.nodes.values(), aheads_us, strict=True):
+                request = node.heartbeat(next(w._sequence))
+                if answer := answers.get(node.node_id):
+                    request.clock_id = answer.clock_id
+                    request.wall_base_us = answer.wall_us - answer.clock_us + ahead_us
+                    request.wall_ahead_us = ahead_us
+                answers[node.node_id] = await w.leader.TSHeartbeat(request, None)
+
+        def said() -> int | None:
+            answer = answers[next(reversed(w.nodes))]
+            return answer.wall_agreed_us - answer.wall_us if answer.HasField("wall_agreed_us") else None
+
+        await beat(0, 0, 0, 0)
+        assert said() is None
+        await until(lambda: master.now_ms() - master.liveness.began_ms >= 300)
+        await beat(hour_us, hour_us, hour_us, 0)  # this master's own is wrong, and one node's
+        assert said() is not None and abs(said() - hour_us) < 1_000_000  # type: ignore[operator]
+        await beat(0, hour_us, -hour_us, 0)
+        assert said() is not None and abs(said()) < 1_000_000  # type: ignore[arg-type]
+        await beat(hour_us, hour_us, hour_us // 2, 0)
+        assert said() is None
+        w.shift_ms += 60_000  # it hears nobody any more: its own clock alone is no majority
+        await beat(hour_us, hour_us, hour_us, hour_us)
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        assert sorted(n.wall_ahead_us for n in view.nodes if n.HasField("wall_ahead_us")) == [hour_us] * 4
+
+
 async def test_followers_refuse_and_hint(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         follower = w.services[MASTERS[1]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from stele.cli import ksck
 from stele.cli.sight import cluster_health
 from stele.client import AsyncClient
 from stele.client.health import ClusterHealth
@@ -65,7 +67,9 @@ async def write_and_scan(client: AsyncClient, table: AsyncTable, ids: range) -> 
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
-async def test_a_leaders_clock_is_set_wrong_and_right_again(tmp_path: Path, ahead_s: float) -> None:
+async def test_a_leaders_clock_is_set_wrong_and_right_again(
+    tmp_path: Path, ahead_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An hour ahead: no client that had touched the tablet could scan anything. An hour behind: no new program could
     write, and no scan was served, for as long as it lasted."""
     async with (
@@ -86,8 +90,22 @@ async def test_a_leaders_clock_is_set_wrong_and_right_again(tmp_path: Path, ahea
 
         await until(told)
         assert await leader_of(client, cluster) is not wrong
-        (sick,) = (await health_of(client)).wrong_clocks
-        assert f"3600.0 s {'ahead of' if ahead_s > 0 else 'behind'}" in sick.clock_fault
+        capsys.readouterr()
+        assert ksck.show(await health_of(client)) == 1
+        out = capsys.readouterr().out
+        told_s = re.search(
+            rf"node {wrong.node_id[:8]} \(.*\): its clock is ([0-9.]+) s (ahead of|behind) what most", out
+        )
+        assert told_s is not None and told_s[2] == ("ahead of" if ahead_s > 0 else "behind")
+        assert 3_590 < float(told_s[1]) < 3_610
+        assert "WARNING: the clocks of 1 of 4 nodes and masters are wrong, all tablets healthy\n" in out
+
+        async def measured() -> bool:
+            _, metrics = await cluster.http(wrong, "/metrics")
+            (gauge,) = [m for m in metrics.splitlines() if m.startswith("stele_clock_ahead_seconds ")]
+            return abs(float(gauge.split()[1]) - ahead_s) < 10
+
+        await until(measured)
         cluster.kill(wrong)
         cluster.restart(wrong)  # the clock is as wrong as before
         await cluster.wait_ready(wrong)
@@ -122,3 +140,34 @@ async def test_the_only_masters_clock_is_wrong(tmp_path: Path) -> None:
             await client.create_table("u", SCHEMA, timeout_s=3)
         cluster.set_clock(master, 0)
         await client.create_table("u", SCHEMA)
+
+
+async def test_what_was_stamped_in_the_future_ends_no_scan_of_the_present(tmp_path: Path) -> None:
+    """All clocks were wrong, so nobody could know. The present was history for that tablet, and CLOCK_AHEAD for all others
+    to each client that had touched it."""
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA)
+        await compared(client)
+        await write_and_scan(client, table, range(3))
+        for ahead_s in (HOUR_S, 0.0):
+            for member in cluster.members:
+                cluster.set_clock(member, ahead_s)
+
+            async def agreed() -> bool:
+                health = await health_of(client)
+                return not health.wrong_clocks and all(t.led for t in health.tablets)
+
+            await until(agreed)
+            if ahead_s:
+                async with AsyncClient(cluster.master_addresses) as writer:
+                    await (await writer.open_table("t")).put({"id": 3, "name": "future"})
+        assert (await table.get({"id": 3})) is not None
+        assert (await table.scan().to_table()).num_rows == 4  # what the client itself has written is there
+        other = await client.create_table("u", SCHEMA)
+        await write_and_scan(client, other, range(3))
+        async with AsyncClient(cluster.master_addresses) as fresh:
+            rows = await (await fresh.open_table("t")).scan().to_table()
+        assert sorted(rows.column("id").to_pylist()) == [0, 1, 2]

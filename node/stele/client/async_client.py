@@ -20,7 +20,6 @@ from stele.client.scan import FlightPool
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
-from stele.model.clock import from_physical_us
 from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import HybridTime, new_id
 from stele.model.partition import PartitionSchema
@@ -62,6 +61,7 @@ class AsyncClient:
         self._streams = Streams(self.pool)
         self._flight = FlightPool()
         self._observed = Observed()
+        self._observed_of: dict[str, Observed] = {}  # by table id
         # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()
@@ -86,9 +86,9 @@ class AsyncClient:
         await asyncio.to_thread(self._flight.close)
 
     def now(self) -> HybridTime:
-        """A snapshot token: at or above all that this client has seen written, and not below the wall clock."""
-        wall = from_physical_us(time.time_ns() // 1_000)
-        return HybridTime(max(int(wall), self._observed.timestamp))
+        """A snapshot token: at or above all that this client has seen written, and not below the wall clock. What was
+        written with a clock that is a minute ahead of ours, or more, counts for its own table only."""
+        return self._observed.now()
 
     def observe(self, timestamp: int) -> None:
         """Take note of another client's token, so that later scans here see what that client had seen."""
@@ -196,8 +196,7 @@ class AsyncClient:
             locations,
             self._streams,
             self._flight,
-            self._observed,
-            self.now,
+            self._observed_of.setdefault(locations.info.table_id, Observed(self._observed)),
             self._timeout_s,
         )
         self._tables.add(table)

@@ -48,7 +48,6 @@ class AsyncTable:
         streams: Streams,
         flight: FlightPool,
         observed: Observed,
-        now: Callable[[], int],
         timeout_s: float,
     ) -> None:
         info = locations.info
@@ -64,7 +63,6 @@ class AsyncTable:
         self._streams = streams
         self._flight = flight
         self._observed = observed
-        self._now = now
         self._timeout_s = timeout_s
         self._tablets: dict[str, TabletClient] = {}
         self._batcher = Batcher(self.name, self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
@@ -268,7 +266,7 @@ class AsyncTable:
             self._identity.cluster_id,
             self.schema,
             spec,
-            self._now() if snapshot is None else arguments.snapshot(snapshot),
+            self._observed.now() if snapshot is None else arguments.snapshot(snapshot),
             tuple(self.locations.by_ordinal(ordinals)),
         )
 

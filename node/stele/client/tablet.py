@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from stele.client.leader_search import LeaderSearch
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.client.streams import GivenUp, NotSent, Streams
+from stele.model.clock import from_physical_us, physical_us
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.ids import HybridTime
 from stele.model.writeop import digest
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -56,19 +58,43 @@ _MAYBE_DONE = frozenset(
     (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
 )
 
+FAR_US = 60_000_000
+"""A timestamp further ahead of this machine's clock than this says nothing of the present of other tables."""
+
 
 class Observed:
-    """The highest hybrid time any answer carried: what a later read must not be below."""
+    """The highest hybrid time any answer carried: what a later read must not be below.
 
-    __slots__ = ("timestamp",)
+    A client has one, and each table one `of` it, which tells it what it saw. But what lies FAR_US ahead of this machine's
+    clock stays with its table: some leader's clock was wrong, and no other table could be read at that time.
+    """
 
-    def __init__(self) -> None:
-        self.timestamp = 0
+    __slots__ = ("_of", "_timestamp")
+
+    def __init__(self, of: Observed | None = None) -> None:
+        self._of = of
+        self._timestamp = 0
+
+    @property
+    def timestamp(self) -> int:
+        """The highest one, of the whole client too."""
+        return self._timestamp if self._of is None else max(self._timestamp, self._of.timestamp)
 
     def saw(self, timestamp: int) -> None:
         """Take note of a timestamp."""
-        if timestamp > self.timestamp:
-            self.timestamp = timestamp
+        if timestamp > self._timestamp:
+            self._timestamp = timestamp
+        of = self._of
+        if (
+            of is not None
+            and timestamp > of._timestamp
+            and physical_us(timestamp) <= time.time_ns() // 1_000 + FAR_US
+        ):
+            of.saw(timestamp)
+
+    def now(self) -> HybridTime:
+        """At or above all of them, and not below the wall clock."""
+        return HybridTime(max(int(from_physical_us(time.time_ns() // 1_000)), self.timestamp))
 
 
 @dataclass(slots=True)
