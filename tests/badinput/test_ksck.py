@@ -112,6 +112,13 @@ def nearly_full_and_lost(found: View) -> None:
     lost(found)
 
 
+def wrong_clocks(found: View) -> None:
+    """Their leaders have gone elsewhere; one that is off by less than nodes mind, and one that says nothing."""
+    found.nodes[0].wall_ahead_us = -3_600_000_000
+    found.nodes[1].wall_ahead_us = 1_999_000
+    found.nodes[3].wall_ahead_us = 2_100_000
+
+
 def of_a_newer_version(found: View) -> None:
     found.tablets[0].replicas[2].status.state = 99  # type: ignore[assignment]
 
@@ -161,6 +168,18 @@ def of_a_newer_version(found: View) -> None:
             "WARNING: 1 of 5 nodes and masters silent, 1 of 5 nodes and masters low on disk, all tablets healthy",
             "node flights-node-9 is silent",
         ),
+        (
+            wrong_clocks,
+            1,
+            "WARNING: 2 of 4 nodes and masters with a wrong clock, all tablets healthy",
+            "master flights-master-0 (10.0.0.0:7050): its clock is 3600.0 s behind what most clocks of the cluster say",
+        ),
+        (
+            wrong_clocks,
+            1,
+            "WARNING: 2 of 4 nodes and masters with a wrong clock, all tablets healthy",
+            "node flights-node-3 (10.0.0.3:7050): its clock is 2.1 s ahead of what most",
+        ),
         (nearly_full_and_lost, 1, "NOT HEALTHY", "node flights-node-3 (10.0.0.3:7050) is silent: 60.0 s ago"),
     ],
 )
@@ -178,3 +197,4 @@ def test_ksck_says_what_is_wrong(
     told = json.loads(capsys.readouterr().out)
     assert (told["healthy"], bool(told["silent"])) == (last[:3] != "NOT", " is silent" in out)
     assert bool(told["low_on_disk"]) == (" refuses writes" in out)
+    assert len(told["wrong_clocks"]) == out.count(": its clock is ")

@@ -384,3 +384,21 @@ def test_what_is_described_stays_short_when_all_disks_are_full() -> None:
     (degraded,) = [c for c in status["conditions"] if c["type"] == "Degraded"]
     assert len(degraded["message"]) <= 1_000
     assert sorted(f.member for f in plan.findings) == sorted(m.name for m in plan.members)
+
+
+@pytest.mark.parametrize(("ahead_s", "where"), [(3_600, "ahead of"), (-3, "behind"), (1, "")], ids=str)
+def test_a_wrong_clock_is_told_with_the_machine_it_is_on(ahead_s: int, where: str) -> None:
+    """Its leaders have gone elsewhere, so tablets look well."""
+    world = made_world()
+    name = node_of(world, "n2")
+    node_id = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    world.nodes[node_id] = replace(world.nodes[node_id], clock_ahead_us=ahead_s * 1_000_000)
+    observed = world.observe()
+    status = cluster_status(observed, make_plan(observed), (), "2026-01-01T00:00:00Z")
+    (degraded,) = [c for c in status["conditions"] if c["type"] == "Degraded"]
+    if not where:
+        assert degraded["status"] == "False"
+        return
+    assert (degraded["status"], degraded["reason"]) == ("True", "ClockWrong")
+    assert f"the clock of {name} is {where} what most" in degraded["message"]
+    assert "set the clock of machine n2 right" in degraded["message"]

@@ -98,7 +98,7 @@ async def test_a_leaders_clock_is_set_wrong_and_right_again(
         )
         assert told_s is not None and told_s[2] == ("ahead of" if ahead_s > 0 else "behind")
         assert 3_590 < float(told_s[1]) < 3_610
-        assert "WARNING: the clocks of 1 of 4 nodes and masters are wrong, all tablets healthy\n" in out
+        assert "WARNING: 1 of 4 nodes and masters with a wrong clock, all tablets healthy\n" in out
 
         async def measured() -> bool:
             _, metrics = await cluster.http(wrong, "/metrics")

@@ -45,7 +45,8 @@ class DataState(IntEnum):
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead.
-    `disk_low`: it said that it refuses writes for want of space."""
+    `disk_low`: it said that it refuses writes for want of space. `clock_ahead_us`: of what most clocks say, by its own last
+    word; 0 where it did not tell."""
 
     node_id: NodeId
     role: str
@@ -60,6 +61,7 @@ class NodeView:
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
     disk_low: bool = False
+    clock_ahead_us: int = 0
 
     @property
     def host(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stele.driver.view import TabletView
+from stele.model.clock import CLOCK_OFF_MAX_US
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.plan import manifests, naming
@@ -95,6 +96,7 @@ def plan_members(
         actions.extend(_one(o, spec, identity, member, everyone, needing))
         findings.extend(_findings(o, spec, member, needing))
     findings += _disks_low(spec, everyone)
+    findings += _clocks_wrong(everyone)
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -147,6 +149,24 @@ def _disks_low(spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Fi
                 "needs a StorageClass that allows expansion, or delete tables"
             )
             found.append(Finding(Kind.DEGRADED, "DiskFull", message, member=member.name))
+    return found
+
+
+def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
+    """Members whose clocks are wrong. By how much is not said: it is another number in each pass."""
+    found = []
+    for member in everyone:
+        ahead_us = member.node.clock_ahead_us if member.node is not None else 0
+        if abs(ahead_us) > CLOCK_OFF_MAX_US and member.state in (State.READY, State.STARTING):
+            where = "ahead of" if ahead_us > 0 else "behind"
+            machine = (
+                f" of machine {member.pod.machine}" if member.pod is not None and member.pod.machine else ""
+            )
+            message = (
+                f"the clock of {member.name} is {where} what most clocks of the cluster say: it leads only where nobody else "
+                f"can, and writes nothing there; set the clock{machine} right, with NTP"
+            )
+            found.append(Finding(Kind.DEGRADED, "ClockWrong", message, member=member.name))
     return found
 
 
