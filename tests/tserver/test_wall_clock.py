@@ -7,7 +7,7 @@ import pytest
 from stele.model.clock import CLOCK_OFF_MAX_US, agreed
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2
-from stele.tserver.wall_clock import KEPT_US, SLOW_US, WallClock
+from stele.tserver.wall_clock import FRESH_US, KEPT_US, SLOW_US, WallClock
 
 NOW_US = 1_790_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -133,3 +133,13 @@ def test_a_master_can_compare_it_on_its_own_monotonic_clock() -> None:
     assert request.clock_id == 1
     assert request.wall_base_us == NOW_US + 40 - 777
     assert request.wall_ahead_us == 40
+
+
+def test_masters_that_are_gone_do_not_outvote_those_that_answer() -> None:
+    """All clocks were wrong alike and are right by now."""
+    machine = Machine()
+    machine.hear(HOUR_US, HOUR_US, HOUR_US, agreed_us=HOUR_US)
+    machine.passed_us += FRESH_US + 1
+    assert machine.fault
+    machine.hear(0, agreed_us=0)
+    assert not machine.fault and machine.clock.ahead_us == 0

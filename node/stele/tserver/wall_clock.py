@@ -20,6 +20,9 @@ from stele.rpc.proto import master_pb2
 KEPT_US = 3_600_000_000
 """How long an answer counts. Monotonic clocks drift by less than a third of a second in an hour."""
 
+FRESH_US = 10_000_000
+"""An answer so much older than the newest does not count beside it: all clocks may have been set since."""
+
 SLOW_US = 1_000_000
 """A round trip that took longer says too little: half of it is what the answer may be wrong by."""
 
@@ -119,17 +122,19 @@ class WallClock:
 
     def _judge(self, now_us: int) -> None:
         """What most clocks say: by the masters that have heard enough of them, else by these clocks themselves and ours."""
-        since_us = now_us - KEPT_US
-        self._heard = {master: heard for master, heard in self._heard.items() if heard.at_us >= since_us}
+        self._heard = {
+            master: heard for master, heard in self._heard.items() if heard.at_us >= now_us - KEPT_US
+        }
         told = [
-            (heard.agreed_base_us, heard.agreed_at_us)
+            (heard.agreed_at_us, heard.agreed_base_us)
             for heard in self._heard.values()
-            if heard.agreed_base_us is not None and heard.agreed_at_us >= since_us
+            if heard.agreed_base_us is not None and heard.agreed_at_us >= now_us - KEPT_US
         ]
-        if not told:
-            told = [(h.base_us, h.at_us) for master, h in self._heard.items() if master != self._node]
-            if told:
-                told.append((self.base_us, now_us))
-        base_us = agreed([base for base, _ in told])
+        clocks = told or [(h.at_us, h.base_us) for master, h in self._heard.items() if master != self._node]
+        if not clocks:
+            return
+        newest_us = max(at_us for at_us, _ in clocks)
+        bases = [base_us for at_us, base_us in clocks if at_us >= newest_us - FRESH_US]
+        base_us = agreed(bases if told else [*bases, self.base_us])
         if base_us is not None:
-            self._base_us, self._until_us = base_us, max(at for _, at in told) + KEPT_US
+            self._base_us, self._until_us = base_us, newest_us + KEPT_US
