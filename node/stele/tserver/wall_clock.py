@@ -101,8 +101,8 @@ class WallClock:
         if ahead_us is not None:
             request.wall_ahead_us = ahead_us
 
-    def answered(self, response: master_pb2.TSHeartbeatResponse, sent_us: int) -> str:
-        """Learn from a heartbeat's answer, just come; `sent_us`: when it was sent, by the monotonic clock. The master's id."""
+    def answered(self, response: master_pb2.TSHeartbeatResponse, sent_us: int) -> None:
+        """Learn from a heartbeat's answer, just come; `sent_us`: when it was sent, by the monotonic clock."""
         master = id_from_pb(response.node_id)
         now_us = self.monotonic_us()
         if response.clock_id and now_us - sent_us <= SLOW_US:
@@ -118,7 +118,6 @@ class WallClock:
                 heard.agreed_base_us, heard.agreed_at_us = known.agreed_base_us, known.agreed_at_us
             self._heard[master] = heard
             self._judge(now_us)
-        return master
 
     def _judge(self, now_us: int) -> None:
         """What most clocks say: by the masters that have heard enough of them, else by these clocks themselves and ours."""
