@@ -181,16 +181,18 @@ def test_a_claim_made_anew_under_its_name_is_another_volume() -> None:
 
 
 def test_a_first_master_whose_volume_was_formatted_again_has_lost_it() -> None:
-    """It would form a second cluster of the same name, or vote as if it had never voted."""
+    """It would form a second cluster of the same name, or vote as if it had never voted. Not so once it was given a copy of the
+    catalog under a new replica_id."""
     world = made()
     name = node_of(world, "n2", "master")
     node_id = world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"]
     world.silent.add(name)
-    for formatted, fate in (
-        (world.formats[node_id], Fate.MACHINE_SILENT),
-        ("another format", Fate.VOLUME_EMPTY),
+    for formatted, unconfirmed, fate in (
+        (world.formats[node_id], set[str](), Fate.MACHINE_SILENT),
+        ("another format", {node_id}, Fate.VOLUME_EMPTY),
+        ("another format", set[str](), Fate.MACHINE_SILENT),
     ):
-        world.formats[node_id] = formatted
+        world.formats[node_id], world.unconfirmed = formatted, unconfirmed
         for _ in range(4):
             world.now_s += 1
             world.settle()

@@ -68,6 +68,7 @@ class World:
         self.cluster = self._new("TabletCluster", {"metadata": {"name": "flights"}, "spec": spec or {}})
         self.nodes: dict[str, NodeView] = {}
         self.formed_nodes: set[str] = set()
+        self.unconfirmed: set[str] = set()  # masters that say they are not formed, whatever the catalog has
         self.node_names: dict[str, str] = {}
         self.formats: dict[str, str] = {}
         self.confirmed: set[str] = set()
@@ -333,7 +334,7 @@ class World:
                 parsed.cluster_id,
                 f"{p.ip}:7051",
                 self.formats[p.node_id],
-                p.node_id in self.confirmed or p.node_id in self.formed_nodes,
+                p.node_id not in self.unconfirmed and p.node_id in {*self.confirmed, *self.formed_nodes},
             )
             for p in running
             if parsed and p.node_id in self.formats

@@ -119,7 +119,7 @@ def node_run(**values: Any) -> None:
     "--first-masters",
     default="",
     metavar="HEX32=HOST:PORT,...",
-    help="Format an empty volume as one of these first masters.",
+    help="Format an empty volume as one of these first masters, once all others say that the cluster has not formed.",
 )
 @_option(
     "--join", is_flag=True, help="Format an empty volume as a master that waits for a copy of the catalog."

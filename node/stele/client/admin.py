@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -24,7 +24,7 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str
     Idempotent. `cluster_id` "": whatever they say, if they agree.
 
     Raises:
-        Retryable: UNAVAILABLE while one of them does not answer.
+        Retryable: while one of them does not answer (UNAVAILABLE) or has not formatted its volume yet (NOT_READY).
         Rejected: if they belong to different clusters or to another than `cluster_id`, or were formed otherwise.
     """
     pool = ChannelPool(Identity())
@@ -39,8 +39,14 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str
                     f"{address} belongs to cluster {id_from_pb(status.cluster_id)}, expected {cluster_id}",
                     code=Code.WRONG_CLUSTER,
                 )
-            if status.role != "master" or not status.format_id:
-                raise Rejected(f"{address} is no formatted master but a {status.role or 'process'}")
+            if status.role != "master":
+                raise Rejected(f"{address} is no master but a {status.role or 'process'}")
+            if not status.format_id:
+                raise Retryable(
+                    f"master {address} has not formatted its volume: it asks the other first masters, all of which must "
+                    "be started",
+                    code=Code.NOT_READY,
+                )
             request.masters.add(node_id=status.node_id, format_id=status.format_id, address=status.address)
         request.cluster_id = id_to_pb(cluster_id)
         pool.identity.cluster_id = ClusterId(cluster_id)

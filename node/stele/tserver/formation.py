@@ -1,7 +1,8 @@
 """How a volume becomes a node's, and how first masters become a cluster. Called by node.py, once each.
 
-Invariant: a volume is formatted only if the masters never saw this node id, or as a first master that neither votes
-nor serves before all first masters are known to have formatted.
+Invariant: a volume is formatted only if the masters never saw this node id, or as a first master while no other one is
+formed; then it neither votes nor serves before all first masters are known to have formatted. A first replica of the
+catalog never starts once a later one has come to its node.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from stele.consensus.replica import Replica
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Rejected, Retryable, SteleError
-from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey, TableId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
@@ -24,8 +26,10 @@ from stele.rpc.proto import master_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.resolve import join_address, split_address
 from stele.rpc.server import check_free
+from stele.tserver.founding import may_found
 from stele.tserver.options import NodeOptions
 from stele.tserver.volume import (
+    NodeRecord,
     Volume,
     format_volume,
     is_formatted,
@@ -70,7 +74,9 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
         raise volume_empty(
             directory, "neither --first-masters nor --join allows formatting it: this master's volume is gone"
         )
-    if not options.first_masters and options.masters and await _seen_formatted(options):
+    if options.first_masters:
+        await may_found(options)
+    elif options.masters and await _seen_formatted(options):
         raise volume_empty(
             directory,
             f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a new node",
@@ -123,10 +129,15 @@ def open_log(
 
 
 async def make_first_catalog(node: Node) -> None:
-    """On a first master that is not formed: its replica of the catalog, made but not started."""
+    """On a first master that is not formed: its replica of the catalog, made but not started. Not where a later one is: the
+    others form a catalog without this volume, and a driver had it copied here."""
     record = node.volume.record
     if record.formed or not record.first_masters:
         return
+    if any(_is_later(record, key) for key in (*node.replicas.keys(), *node.replicas.tombstones)):
+        await node.manager.whole(_join(node))
+        return
+    node.replicas.add_listener(lambda replica: _started(node, replica))
     config = first_configuration(record.first_masters)
     mine = config.peer_on(record.node_id)
     if mine is None:
@@ -185,6 +196,28 @@ async def _form(node: Node) -> None:
         await node.in_thread(lambda: node.volume.update(formed=True))
         log.info("formation confirmed", masters=len(node.volume.record.first_masters))
     await node.manager.release_held()
+
+
+def holds(record: NodeRecord, key: StreamKey) -> bool:
+    """Whether this replica waits for the formation to be confirmed."""
+    return key.tablet_id == CATALOG_TABLET_ID and not record.formed and not _is_later(record, key)
+
+
+def _is_later(record: NodeRecord, key: StreamKey) -> bool:
+    return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(record.first_masters)
+
+
+def _started(node: Node, replica: Replica) -> None:
+    record = node.volume.record
+    if not record.formed and _is_later(record, replica.superblock.key):
+        node.manager.carry_out(_join(node))
+
+
+async def _join(node: Node) -> None:
+    """The first replica goes before the volume counts as formed: from then on what is there of the catalog starts."""
+    await node.manager.drop_held()
+    await node.in_thread(lambda: node.volume.update(formed=True))
+    log.info("the catalog was copied here: this first master needs no confirmation any more")
 
 
 def reason_of(exc: BaseException) -> str:

@@ -200,9 +200,19 @@ class TabletManager:
             _, superblock = self._here.held.popitem()
             await self.start_replica(superblock)
 
+    async def drop_held(self) -> None:
+        """Remove the replicas that were held back: they have never voted and never will. Idempotent."""
+        while self._here.held:
+            key, _ = self._here.held.popitem()
+            await self._erase(key)
+
     async def whole(self, operation: Coroutine[Any, Any, T]) -> T:
         """Carry `operation` out to its end like an order, whoever asked for it."""
         return await self._orders.run(operation)
+
+    def carry_out(self, operation: Coroutine[Any, Any, None]) -> None:
+        """As `whole`, where nobody waits for it."""
+        self._orders.start(operation)
 
     def _add(self, superblock: Superblock) -> Replica:
         replica = Replica(superblock, self.replica_directory(superblock.key), self._host, self._options)

@@ -24,7 +24,7 @@ from stele.consensus.fetch import CopySource
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, SteleError
-from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey
+from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc import server as rpc_server
 from stele.rpc.budget import ByteBudget
@@ -368,7 +368,7 @@ class Node:
     # --- formation
 
     def _hold(self, superblock: Superblock) -> bool:
-        return superblock.tablet_id == CATALOG_TABLET_ID and not self.formed
+        return formation.holds(self.volume.record, superblock.key)
 
     async def confirm_formation(self, masters: Sequence[tuple[str, str]]) -> None:
         """A first master learns that all of them have formatted: (node_id, format_id) of each. Idempotent.
@@ -388,7 +388,7 @@ class Node:
 
     @property
     def formed(self) -> bool:
-        """Whether a first master's formation was confirmed; true for all others."""
+        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all others."""
         return self.volume.record.formed
 
     def remember_masters(self, masters: tuple[str, ...]) -> None:

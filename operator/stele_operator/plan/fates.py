@@ -180,9 +180,11 @@ def _fate(
 
 
 def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:
+    """And nobody gave it the catalog since: a driver that does has it formed, under a new replica_id."""
     if identity is None or node_id not in identity.formed:
         return False
-    return any(r.node_id == node_id and r.format_id != identity.formed[node_id] for r in o.master_reports)
+    mine = [r for r in o.master_reports if r.node_id == node_id and r.format_id and not r.formed]
+    return any(r.format_id != identity.formed[node_id] for r in mine)
 
 
 def _waiting(pod: Pod | None) -> str:
