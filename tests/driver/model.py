@@ -86,6 +86,8 @@ class ModelTablet:
     log_index: int = 10
     next_replica_id: int = 1
     replicas: dict[int, ModelReplica] = field(default_factory=dict)
+    behind: set[str] = field(default_factory=set)
+    """Nodes whose voters catch up for so long that none of them takes over in time."""
 
 
 def node_name(number: int) -> NodeId:
@@ -206,8 +208,8 @@ class Cluster:
                 self._end(step.tablet_id, step.replica_id, cancelled=False)
             case MoveLeader():
                 t = self.tablets[step.tablet_id]
-                if step.target_node in [p.node_id for p in self.data_voters(t)]:
-                    t.leader = step.target_node
+                heirs = [p.node_id for p in self.data_voters(t)]
+                t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
             case DrainNode():
                 self.nodes[step.node_id].state = NodeState.DRAINING
             case RetireNode():

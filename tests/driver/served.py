@@ -261,7 +261,8 @@ class Nodes(ConsensusServiceServicer):
     @answering
     async def LeaderStepDown(self, request: cpb.LeaderStepDownRequest, context: Any) -> Any:
         t = self.served.tablet(request.tablet_id)
-        self.served.cluster.apply(MoveLeader(t.tablet_id, -1, "", NodeId(id_from_pb(request.target_node))))
+        assert not request.target_node, "the leader knows best who is most advanced"
+        self.served.cluster.apply(MoveLeader(t.tablet_id, -1, ""))
         return cpb.LeaderStepDownResponse()
 
     @answering

@@ -140,6 +140,17 @@ def test_a_node_is_drained_and_retires() -> None:
     assert node.state is NodeState.RETIRED
 
 
+def test_a_leader_that_must_go_is_not_told_to_wait_for_a_voter_that_lags() -> None:
+    """The voter with the lowest id, just back, was named again and again: each time the leader took no writes for an election
+    timeout."""
+    cluster, t = one()
+    node = node_of(cluster, t, 0)
+    node.state = NodeState.DRAINING
+    t.behind.add(node_of(cluster, t, 1).node_id)
+    steps = story(cluster)
+    assert steps.count("MoveLeader") == 1 and steps[-1] == "RetireNode"
+
+
 def test_a_failed_replica_whose_machine_is_the_only_place() -> None:
     cluster, t = one(machines=3)
     t.replicas[3].failed = True

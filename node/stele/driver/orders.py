@@ -214,9 +214,7 @@ class Orders:
 
     async def _move_leader(self, step: MoveLeader, view: ClusterView) -> None:
         request = consensus_pb2.LeaderStepDownRequest(
-            tablet_id=id_to_pb(step.tablet_id),
-            target_node=id_to_pb(step.target_node),
-            driver_epoch=self._epoch,
+            tablet_id=id_to_pb(step.tablet_id), driver_epoch=self._epoch
         )
         leader = _node(_tablet(step.tablet_id, view).leader_node, view)
         await self._to_node(leader, "LeaderStepDown", request)

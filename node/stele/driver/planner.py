@@ -350,14 +350,9 @@ class _Planner:
         if not s.can_remove(m):
             return _blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
         if m.live and m.peer.node_id == s.tablet.leader_node:
-            heir = min(
-                (o for o in (s.good or s.data_voters) if o is not m),
-                key=lambda o: o.peer.replica_id,
-                default=None,
-            )
-            if heir is None:
+            if all(o is m for o in s.good or s.data_voters):
                 return _blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
-            return MoveLeader(*_at(s, f"{m.name} leads and must go: {reason}"), heir.peer.node_id)
+            return MoveLeader(*_at(s, f"{m.name} leads and must go: {reason}"))
         return RemovePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
 
     def _demote(self, s: Situation, purpose: str) -> Step | None:

@@ -104,10 +104,10 @@ class RemovePeer(Step):
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader(Step):
-    """Hand leadership to the replica on `target_node`, because the leader's own replica must go."""
+    """Have the leader hand over to whoever is most advanced, because its own replica must go. It alone knows who that is: while
+    one that lags is waited for, nothing is written."""
 
     title = "MovingLeader"
-    target_node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
