@@ -32,6 +32,7 @@ class World:
 
     def __init__(self, directory: Path, options: MasterOptions) -> None:
         self.shift_ms = 0
+        self.wall_ahead_ms = 0
         self.group = MemoryGroup(directory, MASTERS)
         self.pool = ChannelPool(Identity())
         clock = asyncio.get_running_loop().time
@@ -43,7 +44,7 @@ class World:
                 self.pool,
                 options,
                 now_ms=lambda: int(clock() * 1000) + self.shift_ms,
-                wall=lambda: int(clock() * 1e6) + self.shift_ms * 1000,
+                wall=lambda: int(clock() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
             )
             for n in MASTERS
         }

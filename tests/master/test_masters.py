@@ -455,6 +455,27 @@ async def test_one_driver_at_a_time(tmp_path: Path) -> None:
         assert (await w.leader.ClaimDriver(other, None)).claim.epoch == again + 1
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 7_200_000, -7_200_000], ids=["right", "ahead", "behind"])
+async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
+    tmp_path: Path, ahead_ms: int
+) -> None:
+    """A claim that a master with a clock two hours ahead had granted outlived its driver by two hours."""
+    async with world(tmp_path) as w:
+        w.wall_ahead_ms = ahead_ms
+        await claimed(w)
+        other = pb.ClaimDriverRequest(holder="d2", ttl_ms=60_000)
+        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        w.wall_ahead_ms = 0
+        await w.elect(MASTERS[1])
+        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        w.shift_ms += 60_000
+        taken = (await w.leader.ClaimDriver(other, None)).claim
+        assert (taken.holder, taken.epoch) == ("d2", 2)
+        w.wall_ahead_ms = 7_200_000  # set right under a leader: nobody's claim ends by it
+        third = pb.ClaimDriverRequest(holder="d3", ttl_ms=60_000)
+        assert (await refused(w.leader.ClaimDriver(third, None))).code is Code.NOT_READY
+
+
 async def test_intents(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)

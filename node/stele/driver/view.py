@@ -149,7 +149,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who is the driver. `expires_us` is wall clock."""
+    """Who is the driver. `expires_us` is for people, by the wall clock of a master; 0: it was given back."""
 
     holder: str
     epoch: int

@@ -25,7 +25,9 @@ _CLAIM = "driver claim"
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
     """Take the claim anew (epoch 0), renew it, or release it.
 
-    The same holder may take it anew at once: it is the same driver after a restart, and the higher epoch fences it.
+    The same holder may take it anew at once: it is the same driver after a restart, and the higher epoch fences it. Another
+    one may once this leader has not seen it renewed for its time, or for the caller's where another leader granted it. No wall
+    clock decides: that of an earlier leader may have been hours ahead.
 
     Raises:
         Retryable: NOT_READY while another holder's claim runs.
@@ -34,20 +36,23 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
     if not request.holder:
         raise Rejected("claim: the holder has no name")
     async with lead.locks.hold(tables=(_CLAIM,)):
-        claim, now_us = lead.catalog.claim, lead.wall_us()
-        expires_us = now_us + request.ttl_ms * 1000
+        claim, now_ms = lead.catalog.claim, lead.now_ms()
+        expires_us = lead.wall_us() + request.ttl_ms * 1000  # for people
         if request.epoch:
             if request.epoch != claim.epoch:
                 raise _stale(request.epoch, claim)
             renewed = replace(claim, expires_us=0 if request.release else expires_us)
         else:
-            if claim.holder != request.holder and claim.expires_us > now_us:
+            ttl_ms = request.ttl_ms if lead.claim_ttl_ms is None else lead.claim_ttl_ms
+            runs = claim.expires_us != 0 and now_ms - lead.claim_seen_ms < ttl_ms
+            if claim.holder != request.holder and runs:
                 # For how long is no part of it: who asks again and again would be told something new each time.
                 raise Retryable(
                     f"{claim.holder} drives (epoch {claim.epoch}), its claim has not run out",
                     code=Code.NOT_READY,
                 )
             renewed = ClaimRecord(request.holder, claim.epoch + 1, expires_us)
+        lead.claim_seen_ms, lead.claim_ttl_ms = now_ms, request.ttl_ms
         await lead.commit([put(renewed)])
         return renewed
 

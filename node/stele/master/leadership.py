@@ -67,7 +67,14 @@ class Leadership:
     dirty: dict[str, None] = field(default_factory=dict)
     """Tablets to look at again, oldest first."""
     ended: bool = False
+    claim_seen_ms: int = field(init=False)
+    """When this leader last granted the driver's claim; that of an earlier leader counts from here on."""
+    claim_ttl_ms: int | None = None
+    """How long it then lasts; None: an earlier leader granted it, and only that one knew."""
     _running: Whole = field(default_factory=Whole)
+
+    def __post_init__(self) -> None:
+        self.claim_seen_ms = self.now_ms()
 
     async def do(self, operation: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end; cancelling the caller ends only the waiting."""

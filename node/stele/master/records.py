@@ -132,7 +132,8 @@ class IntentRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """Who drives. Stays when it has expired, so that epochs only rise."""
+    """Who drives. Stays when it has expired, so that epochs only rise. `expires_us`: 0 if it was given back; else by the
+    clock of the leader that granted it, and not to be judged by another."""
 
     holder: str = ""
     epoch: int = 0
