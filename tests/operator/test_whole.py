@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,35 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
         assert await count(made) == ROWS
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
         assert {"NodeLost", "PodDeleted", "ClaimReleased"} <= reasons
+
+
+@pytest.mark.chaos
+async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_the_cluster(
+    tmp_path: Path,
+) -> None:
+    """The kubelet starts the same pod again, with --first-masters: it formatted the volume, answered, and was never replaced."""
+    name = "flights-master-0"
+    async with bench(tmp_path) as made:
+        await made.start()
+        await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
+        formed = (await status(made))["clusterUUID"]
+        pod = await made.kube.get("Pod", "default", name)
+        assert pod is not None and "--first-masters" in pod["spec"]["containers"][0]["args"]
+        claim = await made.kube.get("PersistentVolumeClaim", "default", name)
+        machine = made.local.machines[pod["spec"]["nodeName"]]
+        await made.local.off(machine.name)
+        assert claim is not None
+        volume = machine.folder / "volumes" / claim["spec"]["volumeName"] / "stele"
+        shutil.rmtree(volume)
+        volume.mkdir()
+        await made.local.on(machine.name)
+
+        async def replaced() -> bool:
+            now = await status(made)
+            pods = await made.names("Pod")
+            return name not in pods and "flights-master-3" in pods and now["readyMasters"] == 3
+
+        await made.until("it was replaced", replaced, 90)
+        await made.until("the cluster is Ready again", lambda: ready(made, "TabletCluster"), 40)
+        assert (await status(made))["clusterUUID"] == formed
