@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stele.client.admin import node_status
+from stele.client.admin import form_masters, node_status
 from stele.driver.executor import Executor
 from stele.driver.wire import view_from_pb
 from stele.model.config import MemberType
-from stele.model.errors import SteleError
+from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
@@ -101,6 +101,9 @@ async def test_it_waits_until_all_others_have_answered(tmp_path: Path) -> None:
         for member in members:
             await until(lambda member=member: unanswered(cluster, member) == [away.address])
             assert member.running and not (member.directory / "node.json").exists()
+            with pytest.raises(Retryable) as unformatted:
+                await form_masters([member.address], cluster_id=cluster.cluster_id)
+            assert unformatted.value.code is Code.NOT_READY
         cluster.restart(away)
         for member in members:
             await refused(member)
