@@ -512,9 +512,11 @@ async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster
         told: list[list[ReplicaStatusPB]] = []
         request = node.heartbeater.request
 
-        def noted(tablets: list[ReplicaStatusPB], removed: list[StreamKey]) -> TSHeartbeatRequest:
+        def noted(
+            tablets: list[ReplicaStatusPB], removed: list[StreamKey], master: str
+        ) -> TSHeartbeatRequest:
             told.append(tablets)
-            return request(tablets, removed)
+            return request(tablets, removed, master)
 
         node.heartbeater.request = noted  # type: ignore[method-assign]
         node.log.fail(OSError("the disk is gone"))

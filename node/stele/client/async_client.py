@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from stele.client import arguments
 from stele.client.kv import KeySpace
@@ -61,7 +61,7 @@ class AsyncClient:
         self._streams = Streams(self.pool)
         self._flight = FlightPool()
         self._observed = Observed()
-        self._observed_of: dict[str, Observed] = {}  # by table id
+        self._observed_of = WeakValueDictionary[str, Observed]()  # by table id, for as long as one is open
         # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()

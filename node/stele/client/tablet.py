@@ -69,7 +69,7 @@ class Observed:
     clock stays with its table: some leader's clock was wrong, and no other table could be read at that time.
     """
 
-    __slots__ = ("_of", "_timestamp")
+    __slots__ = ("__weakref__", "_of", "_timestamp")
 
     def __init__(self, of: Observed | None = None) -> None:
         self._of = of
