@@ -234,6 +234,8 @@ def test_a_node_whose_log_would_refuse_entries_is_no_target() -> None:
     for free_bytes, step in ((low, Blocked), (4 * low, BeginIntent)):
         nodes = tuple(replace(n, disk_free_bytes=free_bytes) for n in view.nodes)
         assert isinstance(plan(replace(view, nodes=nodes), POLICY)[0], step)
+    without_inodes = tuple(replace(n, disk_free_bytes=1 << 40, disk_low=True) for n in view.nodes)
+    assert isinstance(plan(replace(view, nodes=without_inodes), POLICY)[0], Blocked)
 
 
 def test_no_place_left() -> None:

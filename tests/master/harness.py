@@ -113,6 +113,7 @@ class Node:
         self.zone = zone
         self.incarnation = 1
         self.disk_free_bytes = 0
+        self.disk_low = False
         self.replicas: dict[tuple[TabletId, int], bool] = {}
         self.configs: dict[TabletId, common_pb2.ConfigurationPB] = {}
 
@@ -122,6 +123,7 @@ class Node:
             node_id=id_to_pb(self.node_id),
             incarnation=self.incarnation,
             disk_free_bytes=self.disk_free_bytes,
+            disk_low=self.disk_low,
             sequence=sequence,
             registration=pb.NodeRegistrationPB(
                 address="127.0.0.1:1", machine=self.machine, zone=self.zone, role="node"

@@ -357,12 +357,18 @@ async def test_a_first_replica_that_is_never_made_is_missing_in_the_end(tmp_path
         assert await seen() == sorted([*others, (full.replica_id, "")])
 
 
-async def test_nothing_is_placed_on_a_full_disk_where_there_are_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("free_bytes", "low"), [(300 << 20, False), (1 << 40, True)], ids=["bytes", "inodes"]
+)
+async def test_nothing_is_placed_on_a_full_disk_where_there_are_others(
+    tmp_path: Path, free_bytes: int, low: bool
+) -> None:
     async with world(tmp_path) as w:
         await ready(w, 3)
         full = next(iter(w.nodes.values()))
-        for node, free in zip(w.nodes.values(), (300 << 20, 1 << 40, 1 << 40)):
+        for node, free in zip(w.nodes.values(), (free_bytes, 1 << 40, 1 << 40)):
             node.disk_free_bytes = free
+        full.disk_low = low
         await w.beat()
         for number in range(4):
             table_id = await made(w, f"t{number}", rf=1, buckets=0)

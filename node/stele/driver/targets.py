@@ -50,9 +50,11 @@ def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> boo
 
 
 def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
-    """Whether the node's disk takes so many bytes more; one that states nothing of its disk does."""
+    """Whether the node's disk takes so many bytes more; one that states nothing of its disk does, unless it refuses writes."""
     states_disk = node.disk_free_bytes or node.disk_used_bytes
-    return not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
+    return not node.disk_low and (
+        not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
+    )
 
 
 def choose_target(

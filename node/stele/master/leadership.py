@@ -145,7 +145,8 @@ class Leadership:
 
     def _is_full(self, node: NodeRecord) -> bool:
         free = self.liveness.disk_free(node.node_id)
-        return free is not None and free < self.options.disk_free_bytes_min
+        few = free is not None and free < self.options.disk_free_bytes_min
+        return few or self.liveness.disk_low(node.node_id)
 
     def active_machines(self) -> set[str]:
         """Machines of ACTIVE nodes, silent ones too."""

@@ -262,6 +262,11 @@ class Liveness:
             return None
         return life.disk_free_bytes
 
+    def disk_low(self, node_id: str) -> bool:
+        """Whether the node said that it refuses writes for want of space: of bytes, or of inodes."""
+        life = self.nodes.get(node_id)
+        return life is not None and life.disk_low
+
     def reported(self) -> Iterable[str]:
         """The tablets of which there are reports."""
         return self._by_tablet
