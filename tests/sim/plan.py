@@ -47,6 +47,8 @@ class Plan:
     rest_crashes_per_s: float
     lull_ms: float
     keeps_log: bool
+    unfit_per_s: float = 0.0
+    stays_unfit: bool = False
 
 
 class Weather(Enum):
@@ -66,7 +68,7 @@ _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather
 
 def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     """The world of this seed; its weather may be asked for."""
-    return _with_habits(_with_weather(seed, weather))
+    return _with_clocks(_with_habits(_with_weather(seed, weather)))
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -178,6 +180,15 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
         lull_ms=0.0,
         keeps_log=False,
     )
+
+
+def _with_clocks(plan: Plan) -> Plan:
+    """Nodes whose clocks are found wrong for a while, or for good: they lead only where nobody else can. Of a chance of its
+    own, too."""
+    rng = random.Random(f"clocks/{plan.seed}")
+    if rng.random() < 0.75:
+        return plan
+    return replace(plan, unfit_per_s=rng.uniform(0.1, 2.0), stays_unfit=rng.random() < 0.5)
 
 
 def _with_habits(plan: Plan) -> Plan:

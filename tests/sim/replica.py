@@ -38,6 +38,7 @@ from stele.raft.events import (
     Compacted,
     DataArrived,
     Event,
+    Fitness,
     InitialState,
     LogRead,
     PeerFailed,
@@ -81,6 +82,7 @@ class SimReplica:
         self.core: RaftCore | None = None
         self.life = 0
         self.stalled_until = 0.0
+        self._fit = True
         self.slow_disk_until = 0.0
         self._inbox: list[Event] = []
         self._turn_set = False
@@ -169,6 +171,7 @@ class SimReplica:
         self.world.trace(
             "{} starts at term {} with log {}", self.replica_id, initial.term, self.core.log.last_opid
         )
+        self.feed(Fitness(self._fit))
         self.feed(Start(self.now_ms()))
         self.active_ms = self.node_ms()
         if self.world.plan.rest_after_ms is not None:
@@ -190,6 +193,13 @@ class SimReplica:
         self.world.forget_contexts(self.replica_id)
 
     # Turns
+
+    def set_fit(self, fit: bool) -> None:
+        """Whether its node's clock is right, also after a restart."""
+        if fit != self._fit:
+            self._fit = fit
+            self.world.trace("{} is {}", self.replica_id, "fit" if fit else "unfit")
+            self.feed(Fitness(fit))
 
     def feed(self, event: Event) -> None:
         """An event; taken at the next turn, together with what else has come."""

@@ -211,6 +211,7 @@ class World:
         self._often(plan.alarms_per_s, self._alarm)
         self._often(plan.stalls_per_s, self._stall)
         self._often(plan.slow_disks_per_s, self._slow_disk)
+        self._often(plan.unfit_per_s, self._unfit)
         self._often(4.0, self._check_all)
         self._often(1.0, self.driver.tombstone_removed)
         if plan.rest_after_ms is not None:
@@ -339,6 +340,15 @@ class World:
             hint = self.rng.choice((None, None if leader is None else leader.replica_id, replica.replica_id))
             replica.start(hint)
 
+    def _unfit(self) -> None:
+        """A node's clock is wrong; mostly somebody mends it. Sometimes it leads on, as one whose others never take over."""
+        replica = self._some_up()
+        if replica is None:
+            return
+        replica.set_fit(False)
+        if self.rng.random() < 0.7:
+            self.at(self.now + self.rng.uniform(100.0, 5000.0), replica.set_fit, True)
+
     def _stall(self) -> None:
         replica = self._some_up()
         if replica is not None:
@@ -367,6 +377,8 @@ class World:
         for replica in self.all_replicas():
             replica.stalled_until = min(replica.stalled_until, self.now)
             replica.slow_disk_until = min(replica.slow_disk_until, self.now)
+            if not self.plan.stays_unfit:
+                replica.set_fit(True)
             self._restart(replica)
 
     def _converged(self, target: int) -> bool:
