@@ -66,9 +66,10 @@ class Weather(Enum):
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
 
 
-def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
-    """The world of this seed; its weather may be asked for."""
-    return _with_clocks(_with_habits(_with_weather(seed, weather)))
+def draw_plan(seed: int, weather: Weather | None = None, *, clocks: bool = True) -> Plan:
+    """The world of this seed; its weather may be asked for. Without `clocks` it is what it was before any were wrong."""
+    plan = _with_habits(_with_weather(seed, weather))
+    return _with_clocks(plan) if clocks else plan
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -184,7 +185,7 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
 
 def _with_clocks(plan: Plan) -> Plan:
     """Nodes whose clocks are found wrong for a while, or for good: they lead only where nobody else can. Of a chance of its
-    own, too."""
+    own, too, and left out where the story of a seed is told on."""
     rng = random.Random(f"clocks/{plan.seed}")
     if rng.random() < 0.75:
         return plan
