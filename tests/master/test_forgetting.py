@@ -11,7 +11,7 @@ from stele.master.port import insert
 from stele.model.ids import CATALOG_TABLET_ID, TabletId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import OPTIONS, World, until, world
+from tests.master.harness import OPTIONS, Node, World, until, world
 from tests.master.test_following import commit, gone_table
 from tests.master.test_masters import made, ready
 
@@ -89,17 +89,23 @@ async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_delet
         await w.elect(next(n for n in w.masters if n != w.group.leader))  # it has no report of that node
         await sweeps(w, silent=(away.node_id,))
         assert rows_of(w, gone) == 3
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
-        (tablet, replica), *_ = away.replicas
-        await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
-        report = lead.liveness.report(tablet, away.node_id, replica)
-        assert report is not None
-        assert fate_of(lead, lead.catalog.tablets.get(tablet), report) == "delete"
+        tablet, fate = await fate_of_late_replica(w, away)
+        assert fate == "delete"
         await sweeps(w)
         assert tablet in w.catalog.tablets  # for as long as it is reported
         erase(w, gone)
         await w.beat_until(lambda: rows_of(w, gone) == 0)
+
+
+async def fate_of_late_replica(w: World, away: Node) -> tuple[TabletId, str]:
+    """What becomes of a replica on a node that is heard again."""
+    lead = w.masters[w.group.leader].lead
+    assert lead is not None
+    (tablet, replica), *_ = away.replicas
+    await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
+    report = lead.liveness.report(tablet, away.node_id, replica)
+    assert report is not None
+    return tablet, fate_of(lead, lead.catalog.tablets.get(tablet), report)
 
 
 async def test_a_retired_node_holds_nothing_back_and_its_late_replica_is_left_alone(tmp_path: Path) -> None:
@@ -115,13 +121,8 @@ async def test_a_retired_node_holds_nothing_back_and_its_late_replica_is_left_al
         # This leader has its report and goes by it; the next one has not heard of the node.
         await w.elect(next(n for n in w.masters if n != w.group.leader))
         await w.beat_until(lambda: rows_of(w, gone) == 0, silent=(away.node_id,))
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
-        (tablet, replica), *_ = away.replicas
-        await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
-        report = lead.liveness.report(tablet, away.node_id, replica)
-        assert report is not None
-        assert fate_of(lead, lead.catalog.tablets.get(tablet), report) == "keep"
+        _, fate = await fate_of_late_replica(w, away)
+        assert fate == "keep"
         await sweeps(w)
         assert w.catalog.nodes[away.node_id].state == "RETIRED"
 

@@ -120,9 +120,8 @@ class Appender:
             error = Corrupt(
                 f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR
             )
-            error.__cause__ = (
-                exc  # not raised here, so nobody else sets it: whether the disk is full or sick stands there
-            )
+            # It is not raised here, so nobody else sets its cause: whether the disk is full or sick stands there.
+            error.__cause__ = exc
             self._log.fail(error)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
             self._log.fail(exc)

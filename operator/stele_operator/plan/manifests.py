@@ -120,9 +120,8 @@ def pod(
     """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
-    if (
-        role == "node"
-    ):  # all of those may be replaced before the pod is, and be elsewhere after a power failure
+    if role == "node":
+        # All of those may be replaced before the pod is, and be elsewhere after a power failure.
         hosts.append(naming.masters_host(cluster.name, cluster.namespace))
     arguments = [
         "--data-dir", f"{_DATA}/stele",
