@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from stele.master.leadership import MasterOptions
 from stele.master.master import Master
 from stele.master.service import MasterService
+from stele.model.errors import SteleError
 from stele.model.ids import TabletId
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
@@ -193,3 +196,43 @@ def create_request(name: str, *, rf: int = 3, buckets: int = 0, table_id: str = 
 def hex_of(raw: bytes) -> str:
     """32 hex digits."""
     return id_from_pb(raw)
+
+
+async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> str:
+    """A table whose tablets all run; its id."""
+    answer = await w.leader.CreateTable(create_request(name, rf=rf, buckets=buckets), None)
+    table_id = hex_of(answer.table_id)
+
+    def runs() -> bool:
+        rows = w.catalog.current_tablets(table_id)
+        return bool(rows) and all(r.state == "RUNNING" for r in rows)
+
+    await w.beat_until(runs)
+    return table_id
+
+
+async def refused(call: object) -> SteleError:
+    """The error that a call ends with."""
+    with pytest.raises(SteleError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value
+
+
+async def ready(w: World, nodes: int = 5) -> None:
+    """Nodes registered and the leader settled."""
+    w.add_nodes(nodes)
+    await w.beat_until(lambda: sum(n.role == "node" for n in w.catalog.nodes.values()) == nodes)
+    lead = w.masters[w.group.leader].lead
+    await w.beat_until(lambda: lead is not None and lead.settled)
+
+
+async def ready_again(w: World) -> None:
+    """The leader settled, after another was elected."""
+    lead = w.masters[w.group.leader].lead
+    await w.beat_until(lambda: lead is not None and lead.settled)
+
+
+async def claimed(w: World) -> int:
+    """A driver's claim; its epoch."""
+    answer = await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000), None)
+    return int(answer.claim.epoch)

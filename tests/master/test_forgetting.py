@@ -11,9 +11,8 @@ from stele.master.port import insert
 from stele.model.ids import CATALOG_TABLET_ID, TabletId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import OPTIONS, Node, World, until, world
+from tests.master.harness import OPTIONS, Node, World, made, ready, until, world
 from tests.master.test_following import commit, gone_table
-from tests.master.test_masters import made, ready
 
 HOUR_MS = OPTIONS.forget_after_ms
 

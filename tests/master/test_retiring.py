@@ -10,8 +10,7 @@ from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import world
-from tests.master.test_masters import claimed, made, ready, refused
+from tests.master.harness import claimed, made, ready, refused, world
 
 
 async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> None:

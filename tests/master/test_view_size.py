@@ -20,8 +20,7 @@ from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import OPTIONS, SCHEMA, create_request, world
-from tests.master.test_masters import ready, refused
+from tests.master.harness import OPTIONS, SCHEMA, create_request, ready, refused, world
 
 LARGE = (1 << 63) - 1
 NODES = [NodeId(f"{n:032x}") for n in range(1, 101)]
@@ -107,7 +106,8 @@ def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -
 async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_are_deleted(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, replace(OPTIONS, tablets_per_node_max=100_000)) as w:
+    options = replace(OPTIONS, tablets_per_node_max=100_000, alive_ms=3_600_000)  # nobody beats between the calls
+    async with world(tmp_path, options) as w:
         await ready(w)
         fitting = VIEW_BYTES_MAX * 2 // 3 // (view_bytes(TABLE, 2) - view_bytes(TABLE, 1))
         first = create_request("first", buckets=fitting, table_id="d" * 32)

@@ -1,0 +1,99 @@
+"""Three masters on the in-memory port: the claim of the one driver, and its intents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stele.model.config import Configuration
+from stele.model.errors import Code
+from stele.rpc.convert import config_to_pb, id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import (
+    MASTERS,
+    claimed,
+    made,
+    ready,
+    refused,
+    world,
+)
+
+
+async def test_one_driver_at_a_time(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        epoch = await claimed(w)
+        other = pb.ClaimDriverRequest(holder="d2", ttl_ms=60_000)
+        refusal = await refused(w.leader.ClaimDriver(other, None))
+        assert refusal.code is Code.NOT_READY
+        w.shift_ms += 3_000
+        assert str(await refused(w.leader.ClaimDriver(other, None))) == str(refusal)  # one event, not many
+        renewed = pb.ClaimDriverRequest(holder="d1", ttl_ms=60_000, epoch=epoch)
+        assert (await w.leader.ClaimDriver(renewed, None)).claim.epoch == epoch
+        again = await claimed(w)  # the same driver after a restart
+        assert again == epoch + 1
+        assert (await refused(w.leader.ClaimDriver(renewed, None))).code is Code.STALE_EPOCH
+        await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d1", epoch=again, release=True), None)
+        assert (await w.leader.ClaimDriver(other, None)).claim.epoch == again + 1
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 7_200_000, -7_200_000], ids=["right", "ahead", "behind"])
+async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
+    tmp_path: Path, ahead_ms: int
+) -> None:
+    """A claim that a master with a clock two hours ahead had granted outlived its driver by two hours."""
+    async with world(tmp_path) as w:
+        w.wall_ahead_ms = ahead_ms
+        await claimed(w)
+        other = pb.ClaimDriverRequest(holder="d2", ttl_ms=60_000)
+        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        w.wall_ahead_ms = 0
+        await w.elect(MASTERS[1])
+        assert (await refused(w.leader.ClaimDriver(other, None))).code is Code.NOT_READY
+        w.shift_ms += 60_000
+        taken = (await w.leader.ClaimDriver(other, None)).claim
+        assert (taken.holder, taken.epoch) == ("d2", 2)
+        w.wall_ahead_ms = 7_200_000  # set right under a leader: nobody's claim ends by it
+        third = pb.ClaimDriverRequest(holder="d3", ttl_ms=60_000)
+        assert (await refused(w.leader.ClaimDriver(third, None))).code is Code.NOT_READY
+
+
+async def test_intents(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        epoch = await claimed(w)
+        held = {p.node_id for p in row.config.peers}
+        target, spare = sorted(n for n in w.nodes if n not in held)
+
+        def begin(node: str, **fields: int) -> pb.BeginIntentRequest:
+            intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(node), **fields)
+            return pb.BeginIntentRequest(epoch=epoch, intent=intent)
+
+        stale = begin(target)
+        stale.epoch = epoch + 5
+        assert (await refused(w.leader.BeginIntent(stale, None))).code is Code.STALE_EPOCH
+        assert (await refused(w.leader.BeginIntent(begin(min(held)), None))).code is Code.INVALID_ARGUMENT
+        drain = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(spare), state=pb.DRAINING)
+        await w.leader.SetNodeState(drain, None)
+        assert "DRAINING" in str(await refused(w.leader.BeginIntent(begin(spare), None)))
+        intent = (await w.leader.BeginIntent(begin(target), None)).intent
+        assert intent.replica_id == 4 and intent.config_index == -1
+        assert (await refused(w.leader.BeginIntent(begin(target), None))).code is Code.CHANGE_IN_PROGRESS
+        taken = (await w.leader.BeginIntent(begin(target, replica_id=4), None)).intent
+        assert taken.replica_id == 4
+
+        def end(config: Configuration) -> pb.EndIntentRequest:
+            return pb.EndIntentRequest(
+                epoch=epoch,
+                tablet_id=id_to_pb(row.tablet_id),
+                replica_id=4,
+                committed_config=config_to_pb(config),
+                term=1,
+            )
+
+        assert (await refused(w.leader.EndIntent(end(row.config), None))).code is Code.CAS_FAILED
+        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)
+        assert not w.catalog.intents and w.catalog.tablets[row.tablet_id].config.opid_index == 9
+        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)  # again: nothing
+        assert (await w.leader.BeginIntent(begin(target), None)).intent.replica_id == 5

@@ -1,0 +1,123 @@
+"""Three masters on the in-memory port: who leads, what a follower and a replaced leader say, what a new leader knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stele.model.errors import Code, NotLeader
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import (
+    MASTERS,
+    create_request,
+    hex_of,
+    made,
+    ready,
+    ready_again,
+    refused,
+    until,
+    world,
+)
+
+
+async def test_followers_refuse_and_hint(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        follower = w.services[MASTERS[1]]
+        error = await refused(follower.CreateTable(create_request("t"), None))
+        assert isinstance(error, NotLeader) and error.leader_hint == MASTERS[0]
+        listed = await follower.ListMasters(pb.ListMastersRequest(), None)
+        assert [hex_of(m.node_id) for m in listed.masters] == MASTERS and hex_of(listed.leader) == MASTERS[0]
+        assert isinstance(await refused(follower.GetClusterView(pb.GetClusterViewRequest(), None)), NotLeader)
+        stale = await follower.GetClusterView(pb.GetClusterViewRequest(max_staleness_ms=5_000), None)
+        assert hex_of(stale.leader) == MASTERS[0] and not stale.settled
+
+
+async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w)
+        await w.elect(MASTERS[2])
+        assert w.catalog.table_by_name["t"].table_id == table_id
+        beat = next(iter(w.nodes.values())).heartbeat(10**6)
+        beat.incremental, beat.has_report = True, False
+        beat.ClearField("registration")
+        answer = await w.leader.TSHeartbeat(beat, None)
+        assert answer.is_leader and answer.needs_full_report and answer.needs_reregister
+        assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
+
+
+async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_tables(tmp_path: Path) -> None:
+    """What it knows is old: neither what it finds nor that it finds nothing is an answer, nor a reason to refuse."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        await w.leader.CreateTable(create_request("old"), None)
+        stale = w.leader
+        w.group.elect(MASTERS[1], unknown_to=MASTERS[0])
+        await until(lambda: w.masters[MASTERS[1]].lead is not None)
+        await ready_again(w)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="old"), None)
+        made = hex_of((await w.leader.CreateTable(create_request("new"), None)).table_id)
+        (tablet,) = w.masters[MASTERS[1]].catalog.tablets_of_table(made)
+        for asked in (
+            stale.ListTables(pb.ListTablesRequest(), None),
+            stale.GetTable(pb.GetTableRequest(name="old"), None),
+            stale.GetTable(pb.GetTableRequest(name="new"), None),
+            stale.GetTableLocations(pb.GetTableLocationsRequest(name="new"), None),
+            stale.GetTabletLocations(
+                pb.GetTabletLocationsRequest(tablet_ids=[id_to_pb(tablet.tablet_id)]), None
+            ),
+            stale.GetClusterView(pb.GetClusterViewRequest(), None),
+            stale.CreateTable(create_request("old"), None),
+            stale.DeleteTable(pb.DeleteTableRequest(name="new"), None),
+        ):
+            assert (await refused(asked)).code is Code.NO_QUORUM
+
+
+async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_nodes_and_drivers(
+    tmp_path: Path,
+) -> None:
+    """It told a node that was formed since that it never was, so that the node would have formatted an empty volume; and
+    the driver that had claimed since that another had taken over, so that it stopped for good."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        w.add_nodes(1)
+        node = list(w.nodes)[-1]
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node")
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        w.group.elect(MASTERS[1], unknown_to=MASTERS[0])
+        await until(lambda: w.masters[MASTERS[1]].lead is not None)
+        await w.beat_until(lambda: w.masters[MASTERS[1]].catalog.nodes[node].formed)
+        claim = (await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="d", ttl_ms=9_000), None)).claim
+        stale = w.services[MASTERS[0]]
+        assert w.masters[MASTERS[0]].lead is not None
+        drained = pb.SetNodeStateRequest(node_id=id_to_pb(node), state=pb.DRAINING, epoch=claim.epoch)
+        renewed = pb.ClaimDriverRequest(holder="d", ttl_ms=9_000, epoch=claim.epoch)
+        for asked in (
+            stale.RegisterNode(register, None),
+            stale.SetNodeState(drained, None),
+            stale.ClaimDriver(renewed, None),
+            stale.BeginIntent(pb.BeginIntentRequest(epoch=claim.epoch), None),
+            stale.EndIntent(pb.EndIntentRequest(epoch=claim.epoch), None),
+        ):
+            assert (await refused(asked)).code is Code.NO_QUORUM
+        assert (await w.leader.RegisterNode(register, None)).formed
+
+
+@pytest.mark.parametrize("fate", ["lost", "unknown"])
+async def test_a_proposal_without_an_answer_is_unknown_not_failed(tmp_path: Path, fate: str) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        w.group.lose_next = fate
+        request = create_request("t", table_id="d" * 32)
+        assert (await refused(w.leader_call("CreateTable", request))).code in (
+            Code.UNKNOWN_OUTCOME,
+            Code.NOT_LEADER,
+        )
+        await w.elect(MASTERS[1])
+        await ready_again(w)
+        await w.leader.CreateTable(request, None)  # the same id: harmless whichever it was
+        assert len(w.catalog.tablets_of_table("d" * 32)) == 1
+        await w.elect(MASTERS[0])  # who lost it rebuilds, and agrees
+        assert w.catalog.table_by_name["t"].table_id == "d" * 32

@@ -1,0 +1,121 @@
+"""Three masters on the in-memory port: nodes register, are formed, are known by their addresses and clocks, and retire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stele.master.liveness import Liveness
+from stele.master.service import MasterService
+from stele.model.errors import Code, Rejected
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import PeerBook
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    made,
+    no_formation,
+    ready,
+    refused,
+    until,
+    world,
+)
+
+
+async def test_a_master_says_what_most_clocks_say(tmp_path: Path) -> None:
+    """Of those it hears, each by what it measured on this master's monotonic clock; not before it can have heard all."""
+    async with world(tmp_path, replace(OPTIONS, alive_ms=300)) as w:
+        w.add_nodes(4)
+        master = w.masters[w.group.leader]
+        hour_us = 3_600_000_000
+        answers: dict[str, pb.TSHeartbeatResponse] = {}
+
+        async def beat(*aheads_us: int) -> None:
+            for node, ahead_us in zip(w.nodes.values(), aheads_us, strict=True):
+                request = node.heartbeat(next(w._sequence))
+                if answer := answers.get(node.node_id):
+                    request.clock_id = answer.clock_id
+                    request.wall_base_us = answer.wall_us - answer.clock_us + ahead_us
+                    request.wall_ahead_us = ahead_us
+                answers[node.node_id] = await w.leader.TSHeartbeat(request, None)
+
+        def said() -> int | None:
+            answer = answers[next(reversed(w.nodes))]
+            return answer.wall_agreed_us - answer.wall_us if answer.HasField("wall_agreed_us") else None
+
+        await beat(0, 0, 0, 0)
+        assert said() is None
+        await until(lambda: master.now_ms() - master.liveness.began_ms >= 300)
+        await beat(hour_us, hour_us, hour_us, 0)  # this master's own is wrong, and one node's
+        assert said() is not None and abs(said() - hour_us) < 1_000_000  # type: ignore[operator]
+        await beat(0, hour_us, -hour_us, 0)
+        assert said() is not None and abs(said()) < 1_000_000  # type: ignore[arg-type]
+        await beat(hour_us, hour_us, hour_us // 2, 0)
+        assert said() is None
+        w.shift_ms += 60_000  # it hears nobody any more: its own clock alone is no majority
+        await beat(hour_us, hour_us, hour_us, hour_us)
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        assert sorted(n.wall_ahead_us for n in view.nodes if n.HasField("wall_ahead_us")) == [hour_us] * 4
+
+
+async def test_a_master_knows_where_its_callers_are_also_if_it_does_not_lead(tmp_path: Path) -> None:
+    """Whoever registered before it started is asked again; a start that it refuses changes nothing."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        follower = next(n for n in MASTERS if n != w.group.leader)
+        service = MasterService(w.masters[follower], no_formation, book := PeerBook())
+        w.masters[follower].liveness = Liveness(0)
+
+        async def beat(incarnation: int, address: str = "") -> bool:
+            request = node.heartbeat(1)
+            request.incarnation = incarnation
+            request.registration.address = address
+            if not address:
+                request.ClearField("registration")
+            answer = await service.TSHeartbeat(request, None)
+            assert not answer.is_leader
+            return bool(answer.needs_reregister)
+
+        assert await beat(7) and book.address(node.node_id) == ""
+        assert not await beat(7, "h7:1") and book.address(node.node_id) == "h7:1"
+        assert not await beat(7) and book.address(node.node_id) == "h7:1"
+        assert (await refused(beat(6, "h6:1"))).code is Code.STALE_INCARNATION
+        assert book.address(node.node_id) == "h7:1"
+        assert not await beat(8, "h8:1") and book.address(node.node_id) == "h8:1"
+
+
+async def test_a_node_retires_only_when_nothing_names_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 5)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        named = row.config.peers[0].node_id
+
+        async def move(node: str, state: pb.NodeStatePB.ValueType) -> None:
+            await w.leader.SetNodeState(pb.SetNodeStateRequest(node_id=id_to_pb(node), state=state), None)
+
+        assert (await refused(move(named, pb.RETIRED))).code is Code.INVALID_ARGUMENT
+        await move(named, pb.DRAINING)
+        assert (await refused(move(named, pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        free = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        await move(free, pb.DRAINING)
+        await move(free, pb.RETIRED)
+        assert (await refused(move(free, pb.ACTIVE))).code is Code.INVALID_ARGUMENT
+        master = await refused(move(MASTERS[0], pb.RETIRED))
+        assert master.code is Code.INVALID_ARGUMENT
+        await move(MASTERS[0], pb.DRAINING)
+        assert (await refused(move(MASTERS[0], pb.RETIRED))).code is Code.UNSAFE_CHANGE
+
+
+async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.add_nodes(1)
+        (node,) = w.nodes
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node", name="n-1")
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        assert not (await w.leader.RegisterNode(register, None)).formed
+        await w.beat_until(lambda: w.catalog.nodes[node].formed)
+        assert (await w.leader.RegisterNode(register, None)).formed
+        other = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="master")
+        assert isinstance(await refused(w.leader.RegisterNode(other, None)), Rejected)

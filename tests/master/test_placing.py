@@ -1,0 +1,116 @@
+"""Three masters on the in-memory port: where the replicas of new tablets go, and what becomes of one that is never made."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stele.master.leadership import MasterOptions
+from stele.model.errors import Code, Retryable
+from stele.model.ids import CATALOG_TABLET_ID, NodeId
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    create_request,
+    hex_of,
+    made,
+    ready,
+    refused,
+    until,
+    world,
+)
+
+
+async def test_nothing_is_placed_before_the_leader_has_settled(tmp_path: Path) -> None:
+    slow = MasterOptions(heartbeat_interval_ms=60_000, sweep_ms=30)
+    async with world(tmp_path, slow) as w:
+        error = await refused(w.leader.CreateTable(create_request("t"), None))
+        assert isinstance(error, Retryable) and error.code is Code.NOT_READY
+
+
+async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
+    options = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, create_timeout_ms=300)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t"), None)
+        table_id = hex_of(answer.table_id)
+        for _ in range(300):  # nobody makes the replicas
+            await w.beat()
+            if any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)):
+                break
+            await asyncio.sleep(0.01)
+        await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+
+
+async def test_a_first_replica_that_is_never_made_is_missing_in_the_end(tmp_path: Path) -> None:
+    """Its node was well and had no room for it, so it passed for healthy, and no driver ever looked for another."""
+    async with world(tmp_path, replace(OPTIONS, missing_after_ms=0, create_timeout_ms=60_000)) as w:
+        await ready(w)
+        await w.leader.CreateTable(create_request("t"), None)
+        await until(lambda: all(t.state != "PREPARING" for t in w.catalog.tablets.values()))
+        row = next(t for t in w.catalog.tablets.values() if t.tablet_id != CATALOG_TABLET_ID)
+        full = next(p for p in row.config.peers if p.node_id != row.leader)
+        for peer in row.config.peers:
+            if peer is not full:
+                leads = peer.node_id == row.leader
+                w.nodes[peer.node_id].replicas[(row.tablet_id, peer.replica_id)] = leads
+
+        async def seen() -> list[tuple[int, str]]:
+            await w.beat()
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            (tablet,) = (t for t in view.tablets if hex_of(t.tablet_id) == row.tablet_id)
+            return sorted((r.status.replica_id, r.status.error) for r in tablet.replicas)
+
+        await w.beat()
+        await until(lambda: w.catalog.tablets[row.tablet_id].state == "RUNNING")
+        others = sorted((p.replica_id, "") for p in row.config.peers if p is not full)
+        assert await seen() == others
+        w.shift_ms += 61_000
+        await w.beat()
+        assert await seen() == sorted([*others, (full.replica_id, "its node reports no such replica")])
+        w.nodes[full.node_id].replicas[(row.tablet_id, full.replica_id)] = False
+        assert await seen() == sorted([*others, (full.replica_id, "")])
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "low"), [(300 << 20, False), (1 << 40, True)], ids=["bytes", "inodes"]
+)
+async def test_nothing_is_placed_on_a_full_disk_where_there_are_others(
+    tmp_path: Path, free_bytes: int, low: bool
+) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        full = next(iter(w.nodes.values()))
+        for node, free in zip(w.nodes.values(), (free_bytes, 1 << 40, 1 << 40)):
+            node.disk_free_bytes = free
+        full.disk_low = low
+        await w.beat()
+        for number in range(4):
+            table_id = await made(w, f"t{number}", rf=1, buckets=0)
+            (row,) = w.catalog.current_tablets(table_id)
+            assert row.config.peer_on(NodeId(full.node_id)) is None
+        await made(w, "wide", rf=3, buckets=0)
+
+
+async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Path) -> None:
+    """Its replicas lead and would acknowledge rows; the masters do not hear of it in time, and replace it."""
+    async with world(tmp_path, MasterOptions(heartbeat_interval_ms=20, sweep_ms=30)) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t"), None)
+        table_id = hex_of(answer.table_id)
+        await until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["CREATING"])
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        told = {hex_of(t.tablet_id) for t in located.tablets if t.replicas}
+        w.create_replicas()
+        w.shift_ms += 60_000  # all power was lost; the masters are back before the nodes
+        await w.elect(MASTERS[1])
+        await until(lambda: any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)))
+        replaced = {t.tablet_id for t in w.catalog.tablets_of_table(table_id) if t.state == "REPLACED"}
+        assert not told & replaced
+        await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        assert [len(t.replicas) for t in located.tablets] == [3]

@@ -1,0 +1,109 @@
+"""Three masters on the in-memory port: tables are made, listed, located and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from stele.model.errors import Code
+from stele.model.ids import CATALOG_TABLET_ID
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    create_request,
+    hex_of,
+    made,
+    ready,
+    refused,
+    world,
+)
+
+
+async def test_a_table_is_made_listed_located_and_removed(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w)
+        located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
+        assert [list(t.partition.hash_buckets) for t in located.tablets] == [[0], [1], [2], [3]]
+        assert all(len({r.machine for r in t.replicas}) == 3 for t in located.tablets)
+        assert all(sum(r.role == common_pb2.LEADER for r in t.replicas) == 1 for t in located.tablets)
+        assert located.table.tablets_running == 4 and located.table.state == "RUNNING"
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(table_id=id_to_pb(table_id)), None)
+        assert not (await w.leader.ListTables(pb.ListTablesRequest(), None)).tables
+        kept = await w.leader.ListTables(pb.ListTablesRequest(include_removed=True), None)
+        assert [t.state for t in kept.tables] == ["REMOVED"]
+        assert {t.state for t in w.catalog.tablets_of_table(table_id)} == {"DELETED"}
+        await made(w, "t")  # the name is free again
+
+
+async def test_create_is_idempotent_by_table_id(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        answers = await asyncio.gather(*(w.leader.CreateTable(request, None) for _ in range(5)))
+        assert {hex_of(a.table_id) for a in answers} == {"d" * 32}
+        assert len(w.catalog.tablets_of_table("d" * 32)) == 1
+        other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
+        assert other.code is Code.ALREADY_PRESENT
+        again = await refused(w.leader.CreateTable(create_request("t"), None))
+        assert again.code is Code.ALREADY_PRESENT
+
+
+async def test_a_create_that_is_tried_again_after_the_table_was_deleted_is_not_told_that_it_was_never_done(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        await w.leader.CreateTable(request, None)
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        again = await refused(w.leader.CreateTable(request, None))
+        assert again.code is Code.TABLET_DELETED
+        other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
+        assert other.code is Code.ALREADY_PRESENT
+
+
+async def test_bad_tables_are_refused_with_every_fault(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        for rf, words in ((2, "odd"), (5, "machines")):
+            error = await refused(w.leader.CreateTable(create_request("t", rf=rf), None))
+            assert error.code is Code.INVALID_ARGUMENT and words in str(error)
+        bad = create_request("", buckets=1)
+        bad.kind = "heap"
+        error = await refused(w.leader.CreateTable(bad, None))
+        assert "name" in str(error) and "heap" in str(error)
+        one_bucket = await refused(w.leader.CreateTable(create_request("t", buckets=1), None))
+        assert "buckets" in str(one_bucket)
+        many = await refused(w.leader.CreateTable(create_request("t", buckets=5_000), None))
+        assert many.code is Code.INVALID_ARGUMENT and "at most 2000 each" in str(many)
+        large = create_request("t")
+        large.schema.columns[0].default_value = b"x" * (9 << 20)
+        assert (await refused(w.leader.CreateTable(large, None))).code is Code.TOO_LARGE
+        assert not w.catalog.tables
+
+
+async def test_a_table_with_too_many_tablets_for_one_batch_is_refused_whole(tmp_path: Path) -> None:
+    async with world(tmp_path, replace(OPTIONS, create_bytes_max=10_000)) as w:
+        await ready(w)
+        error = await refused(w.leader.CreateTable(create_request("t", buckets=100), None))
+        assert error.code is Code.TOO_LARGE and "too many tablets" in str(error)
+        assert not w.catalog.tables and set(w.catalog.tablets) <= {CATALOG_TABLET_ID}
+        await made(w, "t", buckets=10)
+
+
+async def test_the_view_shows_the_catalog_itself(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        await made(w)
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        catalog = next(t for t in view.tablets if hex_of(t.tablet_id) == CATALOG_TABLET_ID)
+        assert catalog.replication_factor == 3 and hex_of(catalog.leader_node) == MASTERS[0]
+        assert [hex_of(p.node_id) for p in catalog.committed_config.peers] == MASTERS
+        assert {n.registration.role for n in view.nodes} == {"master", "node"}
+        assert len(view.tablets) == 5 and view.settled
