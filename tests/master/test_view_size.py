@@ -106,7 +106,9 @@ def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -
 async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_are_deleted(
     tmp_path: Path,
 ) -> None:
-    options = replace(OPTIONS, tablets_per_node_max=100_000, alive_ms=3_600_000)  # nobody beats between the calls
+    options = replace(
+        OPTIONS, tablets_per_node_max=100_000, alive_ms=3_600_000
+    )  # nobody beats between the calls
     async with world(tmp_path, options) as w:
         await ready(w)
         fitting = VIEW_BYTES_MAX * 2 // 3 // (view_bytes(TABLE, 2) - view_bytes(TABLE, 1))

@@ -11,9 +11,14 @@ from stele.client.admin import form_masters
 from stele.master.server import MasterNode
 from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.consensus.cluster import OPTIONS, wait_until
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
 
 
 class LocalCluster:
@@ -88,3 +93,16 @@ class LocalCluster:
     async def close(self) -> None:
         for name in list(self.running):
             await self.stop(name)
+
+
+async def fill(client: AsyncClient, count: int, name: str = "t") -> None:
+    """Rows 0 to `count`."""
+    table = await client.open_table(name)
+    async with table.new_session() as session:
+        for i in range(count):
+            await session.upsert({"id": i, "name": f"n{i}"})
+
+
+async def count(client: AsyncClient, name: str = "t") -> int:
+    """How many rows a table has."""
+    return await (await client.open_table(name)).scan().count()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from stele.model.errors import Code, Retryable
-from stele.model.schema import Schema
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.compactor import Compactor
 from stele.tablet.files import Files
@@ -22,9 +21,7 @@ from stele.tserver import maintenance
 from stele.tserver.maintenance import Maintenance, give_memory_back, room_bytes
 from stele.tserver.node import Node
 from tests.consensus.cluster import wait_until
-from tests.tserver.local import LocalCluster
-
-SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+from tests.tserver.local import SCHEMA, LocalCluster
 
 
 @pytest.fixture

@@ -1,0 +1,146 @@
+"""What a node cannot begin or go on with, and with which exit code it then ends."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stele.consensus.replica import ReplicaState
+from stele.model.errors import Corrupt, InvariantViolation, Rejected
+from stele.model.ids import NodeId, StreamKey, new_id
+from stele.rpc.proto.common_pb2 import ReplicaStatusPB
+from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
+from stele.tserver.node import Node
+from stele.tserver.options import (
+    EXIT_DISK,
+    EXIT_INVARIANT,
+    EXIT_TRY_AGAIN,
+    EXIT_USAGE,
+    EXIT_VOLUME_EMPTY,
+    EXIT_VOLUME_FOREIGN,
+    NodeOptions,
+)
+from stele.tserver.process import exit_code
+from stele.tserver.volume import Fate
+from stele.wal.handover import Writer
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
+
+
+async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
+    options = cluster.options("node-0")
+    await cluster.stop("node-0")
+    with pytest.raises(Fate) as foreign:
+        await Node(
+            NodeOptions(options.data_dir, NodeId(new_id()), cluster.cluster_id, options.listen)
+        ).start()
+    assert foreign.value.exit_code == EXIT_VOLUME_FOREIGN
+    empty = NodeOptions(
+        tmp_path / "another", options.node_id, cluster.cluster_id, options.listen, masters=options.masters
+    )
+    with pytest.raises(Fate) as seen:
+        await Node(empty).start()
+    assert seen.value.exit_code == EXIT_VOLUME_EMPTY and "VolumeEmpty" in seen.value.fate
+    with pytest.raises(Fate) as unformed:
+        await Node(
+            NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
+        ).start()
+    assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
+
+
+async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    node.log.fail(OSError("the disk is gone"))
+    await wait_until(node.failed.done)
+    assert "disk is gone" in node.health.ready()
+    assert exit_code(node.failed.result()) == EXIT_DISK
+    await cluster.stop("node-0")
+
+
+async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster: LocalCluster) -> None:
+    """A driver would replace them, where a node that starts again has them all."""
+    node = cluster.running["node-0"]
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await wait_until(lambda: len(node.replicas) == 4 and all(r.running for r in node.replicas))
+        told: list[list[ReplicaStatusPB]] = []
+        request = node.heartbeater.request
+
+        def noted(
+            tablets: list[ReplicaStatusPB], removed: list[StreamKey], master: str
+        ) -> TSHeartbeatRequest:
+            told.append(tablets)
+            return request(tablets, removed, master)
+
+        node.heartbeater.request = noted  # type: ignore[method-assign]
+        node.log.fail(OSError("the disk is gone"))
+        await fill(client, 20)
+        await wait_until(lambda: any(r.state is ReplicaState.FAILED for r in node.replicas))
+        beats = len(told)
+        await wait_until(lambda: len(told) >= beats + 3)
+        assert not [s for tablets in told for s in tablets if s.state == ReplicaState.FAILED]
+    await cluster.stop("node-0")
+
+
+async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> None:
+    await cluster.stop("node-0")
+    node = Node(replace(cluster.options("node-0"), log_stall_ms=400))
+    await node.start()
+    cluster.running["node-0"] = node
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await fill(client, 20)
+        await asyncio.sleep(1.0)
+        assert not node.failed.done(), "a log at rest does not hang"
+        await wait_until(lambda: node.log.under_way is None)
+        with node.log.lock:  # as if a sync of the thread's never returned
+            node.log.handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+        await wait_until(node.failed.done)
+        assert "hangs" in str(node.failed.result())
+        assert exit_code(node.failed.result()) == EXIT_TRY_AGAIN
+        with node.log.lock:
+            node.log.handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+    await cluster.stop("node-0")
+
+
+_HANGS = """
+import asyncio, sys, time
+from stele.model.errors import Retryable
+from stele.tserver import process
+
+process.END_S = 0.5
+
+class Hangs:
+    address, node_id, incarnation = "", "", 1
+
+    def __init__(self, options):
+        self.failed = asyncio.get_running_loop().create_future()
+
+    async def start(self):
+        self.failed.set_result(Retryable("the disk hangs"))
+
+    async def stop(self):
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+
+sys.exit(process.run_process(None, Hangs))
+"""
+
+
+def test_a_node_that_cannot_close_its_log_ends_all_the_same() -> None:
+    ended = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=40)
+    assert (ended.returncode, ended.stderr.count("stele: the disk hangs")) == (EXIT_TRY_AGAIN, 1)
+
+
+def test_exit_codes_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "why"
+    monkeypatch.setenv("STELE_TERMINATION_LOG", str(told))
+    assert exit_code(Rejected("cannot listen at 10.0.0.1:7050")) == EXIT_USAGE
+    assert told.read_text() == "cannot listen at 10.0.0.1:7050\n"
+    assert exit_code(Corrupt("segment 3")) == EXIT_DISK
+    assert exit_code(InvariantViolation("two leaders")) == EXIT_INVARIANT
+    assert exit_code(Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, "it is empty")) == EXIT_VOLUME_EMPTY

@@ -1,0 +1,124 @@
+"""What a node refuses before it is proposed: broken blocks, and client ids that are too new or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stele.model.block import RowOp, encode_block
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.partition import PartitionSchema
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import SCHEMA, LocalCluster, count
+
+
+async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(cluster: LocalCluster) -> None:
+    """String offsets that point far outside of the message: applied unseen they would end every replica."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([1]), pa.array(["a name of 21 letters!"])], schema=SCHEMA.to_arrow()
+        )
+        good = encode_block(RowOp.UPSERT, SCHEMA.column_ids, batch, SCHEMA.version)
+        end = struct.pack("<ii", 0, 21)
+        at = good.rindex(end)
+        for block in (
+            good[:at] + struct.pack("<ii", 0, 1 << 30) + good[at + 8 :],
+            good[:-8],
+            b"",
+            b"x" * 100,
+        ):
+            with pytest.raises(Rejected):
+                await table._tablet(0).write(block, timeout_s=5)
+        await table.put({"id": 2, "name": "after"})
+        assert await count(client) == 1
+
+
+@pytest.mark.parametrize("ahead_us", [3_600_000_000, (1 << 63) - (1 << 62)])
+async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
+    cluster: LocalCluster, ahead_us: int
+) -> None:
+    """Once forgotten it would make all ids older than itself TOO_OLD, those of all new clients, until that time comes."""
+    made_us = time.time_ns() // 1_000 + ahead_us
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        for tablet in (table._tablet(0), kv._tablet):
+            tablet._sequencer.begin()
+            tablet._sequencer.made_us = made_us
+        with pytest.raises(Rejected) as caught:
+            await table.put({"id": 1, "name": "early"})
+        assert caught.value.code is Code.CLOCK_AHEAD
+        with pytest.raises(Rejected) as caught:
+            await kv.replace("a", "early")
+        assert caught.value.code is Code.CLOCK_AHEAD
+        assert await count(client) == 0
+
+
+async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) -> None:
+    """It was told NO_QUORUM for ever: each id that it made was older than those that the tablet had forgotten."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        mark_us = time.time_ns() // 1_000 + 1_200_000_000  # as if this clock were 20 minutes behind
+        for node in cluster.running.values():
+            for replica in node.replicas:
+                machine: Any = replica.machine
+                machine._once._mark_us = mark_us
+        for _ in range(2):
+            for write in (lambda: table.put({"id": 1, "name": "late"}), lambda: kv.replace("a", b"late")):
+                with pytest.raises(
+                    Rejected, match=r"this machine's clock is behind: .*set it right"
+                ) as caught:
+                    await write()
+                assert caught.value.code is Code.CLOCK_BEHIND
+        assert await count(client) == 0
+
+
+async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "first"})
+        for node in cluster.running.values():
+            for replica in node.replicas:
+                machine: Any = replica.machine
+                if replica.superblock.kind == "table":
+                    await wait_until(lambda machine=machine: machine._once.clients == 1)
+                    machine._once._forget_oldest()
+        with pytest.raises(Retryable, match="has forgotten this client id"):
+            await table.put({"id": 2, "name": "again"})
+        await table.put({"id": 2, "name": "again"})
+        assert await count(client) == 2
+
+
+async def test_a_client_id_that_was_forgotten_is_replaced_though_many_write_under_it(
+    cluster: LocalCluster,
+) -> None:
+    """A new one was made only while no write was under way: of callers who tried again at once none ever came through."""
+    async with cluster.client() as client:
+        kv = await client.create_keyspace("k")
+        await kv.replace("a", "first")
+        for node in cluster.running.values():
+            for replica in node.replicas:
+                machine: Any = replica.machine
+                if replica.superblock.kind == "keyspace" and replica.tablet_id != CATALOG_TABLET_ID:
+                    await wait_until(lambda machine=machine: machine._once.clients == 1)
+                    machine._once._forget_oldest()
+
+        async def write(number: int) -> int:
+            for refused in range(20):
+                try:
+                    await kv.replace(f"key {number}", "again")
+                    return refused
+                except Retryable as exc:
+                    assert "has forgotten this client id" in str(exc)
+            return 20
+
+        assert max(await asyncio.gather(*(write(number) for number in range(8)))) == 1
+        assert len(await kv.list("key")) == 8
