@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import Client
+from stele.client import AsyncClient, Client
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
@@ -366,3 +366,35 @@ async def test_a_column_asked_for_twice_is_there_twice(
 
 def _by_key(count: int) -> list[int]:
     return sorted(range(count), key=lambda n: (n % 10, n))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_scan_of_a_table_that_was_deleted_says_so_at_once(tmp_path: Path, whole: bool) -> None:
+    """Its replicas say only that they are gone, and would be asked in turn until the scan's time is over."""
+    async with small_cluster(tmp_path) as (cluster, client), AsyncClient([cluster.master_address]) as other:
+        await client.create_table("t", SCHEMA, FOUR)
+        table = await other.open_table("t")
+        await client.delete_table("t")
+        for tablet in cluster.tablets.values():
+            tablet.store.close()
+        cluster.tablets.clear()
+        for _ in range(2):  # asked once more, it is known
+            with pytest.raises(Rejected, match=r"^NOT_FOUND: no table") as caught:
+                async with asyncio.timeout(20):
+                    scanner = table.scan(timeout_s=600)
+                    if whole:
+                        await scanner.to_table()
+                    else:
+                        async for _ in scanner.batches():
+                            pass
+            assert caught.value.code is Code.NOT_FOUND
+
+
+async def test_a_date_that_python_has_no_value_for_is_told_by_its_column(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"day": 3_000_000, "id": 1})
+        with pytest.raises(Rejected, match=r"columns day: .* date_as_object=False"):
+            await table.scan().to_pandas()
+        frame = (await table.scan().to_table()).to_pandas(date_as_object=False)
+        assert str(frame["day"][0]).startswith("10183-09-21")

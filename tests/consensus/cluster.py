@@ -373,10 +373,10 @@ def table(replica: Replica, snapshot: int | None = None) -> dict[int, str]:
 
 
 async def make_group(
-    directory: Path, size: int = 3, *, spare: int = 0, kind: str = "table"
+    directory: Path, size: int = 3, *, spare: int = 0, kind: str = "table", network: Network | None = None
 ) -> tuple[Group, list[TestNode]]:
     """A group of `size` on new nodes, and `spare` more nodes."""
-    network = Network()
+    network = network or Network()
     nodes = [await TestNode(network, directory / f"n{i}").start() for i in range(size + spare)]
     group = await Group(nodes[:size], kind).create()
     return group, nodes

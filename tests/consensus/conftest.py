@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.consensus.cluster import Group, TestNode, make_group
+from tests.consensus.cluster import Group, Network, TestNode, make_group
 
 MakeGroup = Callable[..., Awaitable[tuple[Group, list[TestNode]]]]
 
@@ -17,8 +17,10 @@ async def group_of(tmp_path: Path) -> AsyncIterator[MakeGroup]:
     """Makes a group; all nodes of its network are stopped at the end, restarted ones too."""
     made: list[list[TestNode]] = []
 
-    async def make(size: int = 3, *, spare: int = 0, kind: str = "table") -> tuple[Group, list[TestNode]]:
-        group, nodes = await make_group(tmp_path, size, spare=spare, kind=kind)
+    async def make(
+        size: int = 3, *, spare: int = 0, kind: str = "table", network: Network | None = None
+    ) -> tuple[Group, list[TestNode]]:
+        group, nodes = await make_group(tmp_path, size, spare=spare, kind=kind, network=network)
         made.append(nodes)
         return group, nodes
 

@@ -21,7 +21,7 @@ from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
-from stele.client.scan import Scanner
+from stele.client.scan import Scanner, as_pandas
 from stele.client.session import Session
 from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
@@ -349,7 +349,7 @@ class BlockingScanner:
 
     def to_pandas(self) -> Any:
         """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas."""
-        return self.to_table().to_pandas()
+        return as_pandas(self.to_table())
 
     def count(self) -> int:
         """How many rows there are; reads one narrow column. Raises as `batches`."""

@@ -126,6 +126,8 @@ class Locations:
     tablets: list[TabletPlace] = field(default_factory=list)
     complete: bool = False
     """Whether every part of the table has a tablet."""
+    _gone: str = ""
+    """What the masters said when the table was there no longer."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
     _closed: bool = False
@@ -170,12 +172,26 @@ class Locations:
         rest_s = self._refreshed_at + REFRESH_INTERVAL_S - time.monotonic()
         await asyncio.sleep(max(rest_s, random.random() * _SPREAD_S))
         self._refreshed_at = time.monotonic()
-        answer = await self.masters.call(
-            "GetTableLocations",
-            master_pb2.GetTableLocationsRequest(table_id=id_to_pb(self.table_id)),
-            timeout_s=_REFRESH_TIMEOUT_S,
-        )
-        self.take(answer)
+        try:
+            answer = await self.masters.call(
+                "GetTableLocations",
+                master_pb2.GetTableLocationsRequest(table_id=id_to_pb(self.table_id)),
+                timeout_s=_REFRESH_TIMEOUT_S,
+            )
+            self.take(answer)
+        except Rejected as exc:
+            if exc.code is Code.NOT_FOUND:
+                self._gone = str(exc.args[0])
+            raise
+
+    def ensure_there(self) -> None:
+        """Asks nobody: what the masters said last.
+
+        Raises:
+            Rejected: NOT_FOUND if the table was deleted.
+        """
+        if self._gone:
+            raise Rejected(self._gone, code=Code.NOT_FOUND)
 
     def take(self, answer: master_pb2.GetTableLocationsResponse) -> None:
         """Take up an answer of the masters. TabletPlace objects stay, so that who holds one sees the change.
@@ -207,8 +223,10 @@ class Locations:
         """The tablets of these ordinals.
 
         Raises:
+            Rejected: NOT_FOUND if the table was deleted.
             Retryable: NOT_READY if one is being created still.
         """
+        self.ensure_there()
         if not self.complete:
             raise Retryable(
                 f"table {self.info.name}: {len(self.tablets)} of {self.info.partitioning.tablets} tablets exist yet",

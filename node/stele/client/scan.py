@@ -357,9 +357,12 @@ class Scanner:
         return table if plan.spec.limit is None else table.slice(0, plan.spec.limit)
 
     async def to_pandas(self) -> Any:
-        """All rows as a pandas frame."""
-        table = await self.to_table()
-        return await asyncio.to_thread(table.to_pandas)
+        """All rows as a pandas frame.
+
+        Raises:
+            Rejected: a date outside of the years 1 to 9999, which Python has no value for; `to_table` gives it.
+        """
+        return await asyncio.to_thread(as_pandas, await self.to_table())
 
     async def count(self) -> int:
         """How many rows there are; reads one narrow column."""
@@ -379,10 +382,23 @@ class Scanner:
         loop = asyncio.get_running_loop()
 
         def locate() -> None:
+            self._locations.ensure_there()
             with contextlib.suppress(RuntimeError):  # the client was closed meanwhile, and its loop with it
                 loop.call_soon_threadsafe(self._locations.refresh_soon)
 
         return [TabletScan(self._pool, plan, tablet, self._timeout_s, locate) for tablet in plan.tablets]
+
+
+def as_pandas(table: pa.Table) -> Any:
+    """A frame of a table's rows. Raises Rejected as `Scanner.to_pandas`."""
+    try:
+        return table.to_pandas()
+    except ValueError as exc:
+        names = ", ".join(field.name for field in table.schema if pa.types.is_date(field.type))
+        raise Rejected(
+            f"columns {names}: Python has no value for a date of one of them ({exc}); "
+            "to_table().to_pandas(date_as_object=False) gives it"
+        ) from exc
 
 
 def _collect(scan: TabletScan) -> list[pa.RecordBatch]:

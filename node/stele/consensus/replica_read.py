@@ -96,18 +96,27 @@ class ReadPart(WritePart):
         if not self.timestamps.covers(snapshot):
             self._check_clock()
         async with self._deadline(f"snapshot {snapshot}", within_ms):
-            while not self.timestamps.covers(snapshot):
-                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._ceiling_waiters.append(future)
-                self._want_ceiling(snapshot)
-                await future
-            # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
-            if self._applier is not None:
-                await self._applier.wait(self._applier.committed_index)
-            outstanding = self._proposals.outstanding(snapshot)
-            if outstanding:
-                await asyncio.wait(outstanding)
-            self.check_leader()
+            term = None
+            while term != self.term:
+                # All of it in one term of leading: who lost the lead and won it back may hold less than it waited for,
+                # until a ceiling of the new term is committed.
+                term = self.term
+                await self._covered(snapshot)
+                # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
+                if self._applier is not None:
+                    await self._applier.wait(self._applier.committed_index)
+                outstanding = self._proposals.outstanding(snapshot)
+                if outstanding:
+                    await asyncio.wait(outstanding)
+                self.check_leader()
+
+    async def _covered(self, snapshot: int) -> None:
+        """Return once a ceiling of this leader at or above `snapshot` is committed."""
+        while not self.timestamps.covers(snapshot):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ceiling_waiters.append(future)
+            self._want_ceiling(snapshot)
+            await future
 
     def _read_ready(self, context: int, index: int) -> None:
         for future in self._reads.pop(context, ()):

@@ -100,6 +100,8 @@ def _fault_finder(arrow: pa.DataType) -> Callable[[object], str] | None:
 def _whole_fault(value: object) -> str:
     if type(value) is int or value is None:
         return ""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return "it is numpy's; give its item()"  # which for nanoseconds is a bare number
     if isinstance(value, (bool, np.bool_)):
         return "a bool is no number"
     if isinstance(value, (float, np.floating)):
@@ -113,14 +115,18 @@ def _whole_fault(value: object) -> str:
 
 def _date_fault(value: object) -> str:
     if isinstance(value, datetime.datetime):
-        return "it is a datetime; give its date()"
+        return _null_fault(value) or "it is a datetime; give its date()"
     return _whole_fault(value)
 
 
 def _timestamp_fault(value: object) -> str:
     if getattr(value, "nanosecond", 0):  # of pandas
-        return "it has nanoseconds, a timestamp microseconds"
+        return _null_fault(value) or "it has nanoseconds, a timestamp microseconds"
     return _whole_fault(value)
+
+
+def _null_fault(value: object) -> str:
+    return "it is pandas' word for null; give None" if type(value).__name__ in ("NaTType", "NAType") else ""
 
 
 def _double_fault(value: object) -> str:
@@ -230,6 +236,8 @@ class Column:
         if isinstance(exc, OverflowError) or "too large" in text:
             return "it is out of range"
         if isinstance(exc, _OTHER_TYPE) or text.startswith("Could not convert"):
+            if why := _null_fault(value):
+                return why
             kind = "a Decimal" if pa.types.is_decimal(self.arrow) else _PYTHON_KINDS.get(self.type, "an int")
             return f"it is of type {type(value).__name__}; expected {kind}"
         return _cut(text) or type(exc).__name__

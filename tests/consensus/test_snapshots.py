@@ -1,0 +1,101 @@
+"""Snapshots over changes of leaders: what was said to be ready stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stele.consensus.replica import Replica, ReplicaState
+from stele.model.errors import SteleError
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft.effects import Role
+from stele.raft.messages import Message, UpdateRequest
+from tests.consensus.cluster import Network, TestNode, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+class Links(Network):
+    """Carries what `passes(sender, to, entries)` lets pass, by replica ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: Callable[[int, int, bool], bool] = lambda sender, to, entries: True
+
+    def send(
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message, quiet: bool
+    ) -> None:
+        entries = isinstance(message, UpdateRequest) and bool(message.entries)
+        if self.passes(from_, to_, entries):
+            super().send(sender, to, tablet, from_, to_, message, quiet)
+
+
+async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_of_no_snapshot_yet(
+    group_of: MakeGroup,
+) -> None:
+    """1 waits to apply; its write 777 is on 2 as well. 3, 4 or 5 leads, and 1 drops 777. 1 leads again: it knows of no write
+    at or below the snapshot, and 2 may still be elected and commit 777."""
+    network = Links()
+    group, _ = await group_of(5, network=network)
+    await group.write(rows([1]))
+    first = await group.leader()
+    if first.replica_id != 1:
+        await first.transfer_leadership(ReplicaId(1))
+    replicas = {number: group.replica(number) for number in range(1, 6)}
+    one, two = replicas[1], replicas[2]
+    await wait_until(lambda: one.is_leader and one.state is ReplicaState.RUNNING)
+    await one.propose(rows([2]), deadline_ms=5_000)
+    backlog = _Backlog(one)
+
+    network.passes = lambda sender, to, entries: {sender, to} == {1, 2}
+    lost = one.submit(rows([777]))
+    lost.add_done_callback(lambda done: done.exception())
+    await wait_until(lambda: bool(one._proposals._in_log))
+    (proposal,) = one._proposals._in_log.values()
+    at, snapshot = proposal.opid.index, proposal.timestamp
+    asked = asyncio.create_task(one.snapshot_ready(snapshot))
+    await wait_until(lambda: two.core.log.durable_index >= at)
+
+    network.passes = lambda sender, to, entries: {sender, to} <= {3, 4, 5} and not entries
+    await wait_until(lambda: any(leads(replicas[number]) for number in (3, 4, 5)))
+    second = next(number for number in (3, 4, 5) if leads(replicas[number]))
+    network.passes = lambda sender, to, entries: 2 not in (sender, to) and (not entries or to == 1)
+    await wait_until(lambda: one.core.log.term_at(at) == replicas[second].term)
+    network.passes = lambda sender, to, entries: 2 not in (sender, to) and not entries
+    moved = asyncio.create_task(replicas[second].transfer_leadership(ReplicaId(1)))
+    await wait_until(lambda: leads(one))
+    backlog.applied()
+    await asyncio.wait([asked], timeout=0.2)
+    said_ready = asked.done() and asked.exception() is None
+    before = set(table(one, snapshot))
+
+    network.passes = lambda sender, to, entries: not {sender, to} & {1, second}
+    await wait_until(lambda: two.is_leader and two.state is ReplicaState.RUNNING)
+    await wait_until(lambda: two.applied_index >= at)
+    assert 777 in table(two, snapshot)  # else nothing was shown
+    assert not said_ready or before == set(table(two, snapshot))
+    for task in (asked, moved):
+        task.cancel()
+    for ended in await asyncio.gather(asked, moved, return_exceptions=True):
+        assert isinstance(ended, (SteleError, asyncio.CancelledError, type(None)))
+
+
+def leads(replica: Replica) -> bool:
+    return replica.role is Role.LEADER
+
+
+class _Backlog:
+    """Holds up whoever waits for what is applied at a replica, as a long log that is replayed does."""
+
+    def __init__(self, replica: Replica) -> None:
+        assert replica._applier is not None
+        self._event = asyncio.Event()
+        self._wait = replica._applier.wait
+        replica._applier.wait = self._held  # type: ignore[method-assign]
+
+    def applied(self) -> None:
+        """It is over."""
+        self._event.set()
+
+    async def _held(self, index: int) -> None:
+        await self._event.wait()
+        await self._wait(index)
