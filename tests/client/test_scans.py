@@ -394,7 +394,7 @@ async def test_a_date_that_python_has_no_value_for_is_told_by_its_column(tmp_pat
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, ONE)
         await table.put({"day": 3_000_000, "id": 1})
-        with pytest.raises(Rejected, match=r"columns day: .* date_as_object=False"):
+        with pytest.raises(Rejected, match=r"columns day: .*date_as_object=False"):
             await table.scan().to_pandas()
         frame = (await table.scan().to_table()).to_pandas(date_as_object=False)
         assert str(frame["day"][0]).startswith("10183-09-21")
