@@ -25,7 +25,7 @@ from stele.model.predicate import Predicate
 from stele.model.schema import Schema, shown
 
 TABLETS_MAX = 100_000
-_FEW_ROWS = 64
+_FEW_ROWS = 32
 """So many rows are hashed one by one: each numpy call costs as much as a few rows."""
 _COMBINATIONS_MAX = 256
 
