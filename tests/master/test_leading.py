@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog.testing
 
+from stele.master.records import TabletRecord
 from stele.model.errors import Code, NotLeader
+from stele.model.ids import CATALOG_TABLET_ID, TabletId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
+    OPTIONS,
     create_request,
     hex_of,
     made,
@@ -121,3 +127,29 @@ async def test_a_proposal_without_an_answer_is_unknown_not_failed(tmp_path: Path
         assert len(w.catalog.tablets_of_table("d" * 32)) == 1
         await w.elect(MASTERS[0])  # who lost it rebuilds, and agrees
         assert w.catalog.table_by_name["t"].table_id == "d" * 32
+
+
+async def test_passes_that_are_refused_again_and_again_are_told_of(tmp_path: Path) -> None:
+    """Such a leader did nothing more, and its log had no word of it. A row that changed meanwhile is nothing to tell."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        lead = w.masters[MASTERS[0]].lead
+        assert lead is not None
+        parts = lead.catalog.tablets[CATALOG_TABLET_ID]
+        only_in_memory = TabletRecord(
+            TabletId("d" * 32), parts.table_id, 0, "CREATING", parts.partition, since_us=0
+        )
+
+        def passes(logged: Sequence[Mapping[str, Any]]) -> list[int]:
+            told = [line for line in logged if line["event"] == "background pass is refused again and again"]
+            assert all("tablet/dddd" in line["error"] and line["log_level"] == "warning" for line in told)
+            return [line["passes"] for line in told]
+
+        with structlog.testing.capture_logs() as logged:
+            for told in ([8, 16], [8, 16, 8]):  # one that goes through begins the count anew
+                lead.catalog.tablets[only_in_memory.tablet_id] = only_in_memory
+                lead.look_at(only_in_memory.tablet_id)
+                await until(lambda: passes(logged) == told)  # noqa: B023
+                del lead.catalog.tablets[only_in_memory.tablet_id]
+                swept = lead.now_ms() + 10 * OPTIONS.sweep_ms
+                await until(lambda: not lead.dirty and lead.now_ms() > swept)  # noqa: B023

@@ -31,6 +31,8 @@ log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
 """Looked at in one turn of the event loop, which takes some 4 ms, and changed in one batch, at most."""
+REFUSED_TOLD = 8
+"""Passes refused in a row, until it is told."""
 
 
 class Background:
@@ -41,6 +43,8 @@ class Background:
         self._orders = orders
         self._forgetting = Forgetting(lead, orders)
         self._swept_ms = 0
+        self._refused = 0
+        """Passes in a row that ended with CAS_FAILED."""
 
     async def run(self) -> None:
         """Look at what changed, and now and then at everything, until the leadership ends."""
@@ -53,10 +57,20 @@ class Background:
                 return
             try:
                 await self.look()
+                self._refused = 0
             except SteleError as exc:
-                if exc.code is not Code.CAS_FAILED:
-                    log.info("background pass not finished", error=str(exc))
+                self._tell_unfinished(exc)
                 await asyncio.sleep(0.05)
+
+    def _tell_unfinished(self, error: SteleError) -> None:
+        """A row that changed meanwhile is nothing to tell. If it does pass after pass, memory and key space differ: told at
+        the 8th, the 16th, the 32nd in a row."""
+        if error.code is not Code.CAS_FAILED:
+            log.info("background pass not finished", error=str(error))
+            return
+        self._refused += 1
+        if self._refused >= REFUSED_TOLD and self._refused & (self._refused - 1) == 0:
+            log.warning("background pass is refused again and again", passes=self._refused, error=str(error))
 
     async def look(self) -> None:
         """One pass. What it could not finish stays due."""
