@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.master.port import CatalogLog, drop, insert, put, swap, unchanged
-from stele.master.records import ClaimRecord, NodeRecord, encode, key_of
+from stele.master.records import ClaimRecord, NodeRecord, decode, encode, key_of
 from stele.master.replica_log import ReplicaCatalogLog
 from stele.model.errors import Code, NotLeader, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ClusterId, NodeId, OpId
+from stele.model.kvop import KeyOp, KeyOperation
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.master.harness import until
@@ -29,8 +31,9 @@ async def memory(directory: Path) -> AsyncIterator[CatalogLog]:
     yield group.members[ID]
 
 
-async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
-    options = NodeOptions(
+def lone_master(directory: Path) -> NodeOptions:
+    """Of a master that is all there is."""
+    return NodeOptions(
         data_dir=directory / "volume",
         node_id=ID,
         cluster_id=ClusterId("c" * 32),
@@ -42,7 +45,11 @@ async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
         stream_port=0,
         first_masters=(FirstMaster(ID, "127.0.0.1:1"),),
     )
-    node = Node(options)
+
+
+async def lone_replica(directory: Path) -> AsyncIterator[tuple[Node, CatalogLog]]:
+    """Of the catalog, on a node without a master in it."""
+    node = Node(lone_master(directory))
     await node.start()
     try:
         await until(lambda: node.replicas.holds(CATALOG_TABLET_ID))
@@ -50,9 +57,14 @@ async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
         log = ReplicaCatalogLog(lambda: node.replicas.current(CATALOG_TABLET_ID))
         log.watch()
         await until(lambda: log.is_leader)
-        yield log
+        yield node, log
     finally:
         await node.stop(hand_over=False)
+
+
+async def replica(directory: Path) -> AsyncIterator[CatalogLog]:
+    async for _, log in lone_replica(directory):
+        yield log
 
 
 @pytest.fixture(params=[memory, replica], ids=["memory", "replica"])
@@ -93,6 +105,28 @@ async def test_a_refused_batch_changes_nothing(log: CatalogLog) -> None:
     assert row(log, claim) is None and row(log, FIRST) == encode(FIRST)
     await log.propose([swap(FIRST, LATER)])
     assert row(log, FIRST) == encode(LATER)
+
+
+@pytest.mark.parametrize(
+    ("ends", "changed_ends"),
+    [(b'"m1"]', b'"m1","","","",0,0,0]'), (b'"m1","","","",0,0,0,"rack 7",[1.5]]',) * 2],
+    ids=["earlier", "later"],
+)
+async def test_rows_of_another_program_are_compared_as_they_stand(
+    log: CatalogLog, ends: bytes, changed_ends: bytes
+) -> None:
+    begins = b'\x01["%s","node","ACTIVE",true,"","10.0.0.1:7050","",0,' % FIRST.node_id.encode()
+    await log.propose([KeyOperation(KeyOp.INSERT, key_of(FIRST), begins + ends)])
+    found = decode(NodeRecord, row(log, FIRST) or b"")
+    assert found == replace(FIRST, formed=True, address="10.0.0.1:7050", machine="m1")
+    moved = replace(found, state="DRAINING")
+    for wrong in (unchanged(moved), drop(moved), swap(moved, found)):
+        assert await code_of(log.propose([wrong])) is Code.CAS_FAILED
+    await log.propose([unchanged(found), put(ClaimRecord("d", 1, 5))])
+    await log.propose([swap(found, moved)])
+    assert row(log, FIRST) == begins.replace(b"ACTIVE", b"DRAINING") + changed_ends
+    await log.propose([drop(moved)])
+    assert row(log, FIRST) is None
 
 
 async def test_batches_are_applied_in_the_order_they_were_proposed_in(log: CatalogLog) -> None:

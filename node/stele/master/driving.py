@@ -51,7 +51,7 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
                     f"{claim.holder} drives (epoch {claim.epoch}), its claim has not run out",
                     code=Code.NOT_READY,
                 )
-            renewed = ClaimRecord(request.holder, claim.epoch + 1, expires_us)
+            renewed = replace(claim, holder=request.holder, epoch=claim.epoch + 1, expires_us=expires_us)
         lead.claim_seen_ms, lead.claim_ttl_ms = now_ms, request.ttl_ms
         await lead.commit([put(renewed)])
         return renewed

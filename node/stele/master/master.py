@@ -28,7 +28,7 @@ from stele.master.records import (
     TabletRecord,
 )
 from stele.model.config import Configuration
-from stele.model.errors import Code, NotLeader, Retryable, SteleError
+from stele.model.errors import Code, NotLeader, Retryable, SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID, TableId
 from stele.model.kvop import KeyOperation
 from stele.model.partition import Partition
@@ -89,7 +89,8 @@ class Master:
         self.log.on_role_change(self._changed.set)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Only an error of our own ends the task before `stop`: the process must not go on without its master."""
+        """Only rows of a later program, or an error of our own, end the task before `stop`: the process must not go on
+        without its master."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             log.error("master failed", exc_info=error)
@@ -116,6 +117,8 @@ class Master:
                 if self.log.is_leader:
                     await self._lead_once()
             except SteleError as exc:
+                if of_later_program(exc):
+                    raise
                 log.info("could not begin to lead" if leads else "could not read the catalog", error=str(exc))
                 await asyncio.sleep(_BARRIER_RETRY_S)
                 if leads:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stele.master.records import encode, key_of
+from stele.master.records import encode, key_of, stored
 from stele.model.config import Configuration
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.tablet.keyspace import KeySpace
@@ -68,14 +68,14 @@ def insert(record: Any) -> KeyOperation:
 
 def swap(old: Any, new: Any) -> KeyOperation:
     """Write `new`'s row if it still holds `old`; else the batch fails with CAS_FAILED."""
-    return KeyOperation(KeyOp.CAS, key_of(new), encode(new), expected=encode(old))
+    return KeyOperation(KeyOp.CAS, key_of(new), encode(new), expected=stored(old))
 
 
 def unchanged(record: Any) -> KeyOperation:
     """The batch fails with CAS_FAILED unless the row still holds this."""
-    return KeyOperation(KeyOp.CHECK, key_of(record), expected=encode(record))
+    return KeyOperation(KeyOp.CHECK, key_of(record), expected=stored(record))
 
 
 def drop(record: Any) -> KeyOperation:
     """Delete the row if it still holds this; else the batch fails with CAS_FAILED."""
-    return KeyOperation(KeyOp.DELETE, key_of(record), expected=encode(record))
+    return KeyOperation(KeyOp.DELETE, key_of(record), expected=stored(record))

@@ -1,9 +1,11 @@
 """Rows of the catalog and their bytes. Used by catalog and by everything that proposes; opens nothing.
 
-A row is a version byte and compact JSON with fields in declaration order, so equal values have equal bytes. A new field
-goes to the end and has a default, which rows without it mean.
+A row is a version byte and compact JSON with fields in declaration order. A new field goes to the end and has a default,
+which rows without it mean; an older program takes no notice of it, and writes it back as it was. So a row may be shorter or
+longer than what this program writes: who compares rows compares with the bytes that were read (`Row.stored`). Any other change
+(what a field means, its type, a new state) raises VERSION, and older programs end at such a row.
 
-Invariant: an unknown version or field is refused, never dropped.
+Invariant: an unknown version is refused, an unknown field kept; neither is ever dropped.
 """
 
 from __future__ import annotations
@@ -35,8 +37,18 @@ CLUSTER_KEY = b"cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterRecord:
-    """One per cluster. `cluster_version` is what all formats may use."""
+class Row:
+    """What every record has beside its fields. `surplus`: values of a later program, after those that this one knows."""
+
+    surplus: tuple[Any, ...] = field(default=(), compare=False, repr=False, kw_only=True)
+    stored: bytes | None = field(default=None, init=False, compare=False, repr=False)
+    """The row that this record was read from: the key space's own bytes, no copy. None for one that was made, also by
+    `replace`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord(Row):
+    """One per cluster. `cluster_version` is written and judged by nobody yet."""
 
     cluster_id: str
     cluster_version: int
@@ -44,7 +56,7 @@ class ClusterRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TableRecord:
+class TableRecord(Row):
     """A table. `state`: RUNNING, ALTERING, REMOVED. Removed ones stay until their tablets' rows are dropped."""
 
     table_id: TableId
@@ -58,7 +70,7 @@ class TableRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TabletRecord:
+class TabletRecord(Row):
     """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet reported.
 
     `leader` is the master's choice until one is reported; `since_us` is when `state` began.
@@ -88,7 +100,7 @@ def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(Row):
     """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever.
 
     `incarnation`, `start`, `log_synced`: as it registered last; a start on an older copy of its volume is refused
@@ -113,7 +125,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class IntentRecord:
+class IntentRecord(Row):
     """What a driver has begun on a tablet; one per tablet. `config_index` is that of the configuration then."""
 
     tablet_id: TabletId
@@ -131,7 +143,7 @@ class IntentRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRecord:
+class ClaimRecord(Row):
     """Who drives. Stays when it has expired, so that epochs only rise. `expires_us`: 0 if it was given back; else by the
     clock of the leader that granted it, and not to be judged by another."""
 
@@ -142,6 +154,15 @@ class ClaimRecord:
 
 R = TypeVar("R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
 
+
+def _partition(buckets: list[int], start: str, end: str) -> Partition:
+    return Partition(tuple(buckets), bytes.fromhex(start), bytes.fromhex(end))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 _TO_JSON: dict[type, Callable[[Any], Any]] = {
     Configuration: lambda c: encode_configuration(c).hex(),
     Partition: lambda p: [list(p.hash_buckets), p.range_start.hex(), p.range_end.hex()],
@@ -149,10 +170,18 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
 }
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "config": lambda raw: decode_configuration(bytes.fromhex(raw)),
-    "partition": lambda raw: Partition(tuple(raw[0]), bytes.fromhex(raw[1]), bytes.fromhex(raw[2])),
-    "witness_start": lambda raw: OpId(int(raw[0]), int(raw[1])),
+    "partition": lambda raw: _partition(*raw),
+    "witness_start": lambda raw: OpId(*map(int, raw)),
     "uncreated": lambda raw: tuple(int(r) for r in raw),
 }
+_BESIDE = {f.name for f in dataclasses.fields(Row)}
+_FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
+    kind: tuple(
+        (f.name, _FROM_JSON.get(f.name, _same)) for f in dataclasses.fields(kind) if f.name not in _BESIDE
+    )
+    for kind in (ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
+}
+"""Name of each value of a row, and what makes it of JSON."""
 
 
 def key_of(record: Any) -> bytes:
@@ -175,8 +204,9 @@ def key_of(record: Any) -> bytes:
 
 
 def encode(record: Any) -> bytes:
-    """The bytes of a record's row."""
-    values = [_plain(getattr(record, f.name)) for f in dataclasses.fields(record)]
+    """The bytes of a record's row, values of a later program at their end."""
+    values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
+    values += record.surplus
     return bytes([VERSION]) + json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode()
 
 
@@ -185,29 +215,38 @@ def _plain(value: Any) -> Any:
     return convert(value) if convert is not None else value
 
 
+def stored(record: Any) -> bytes:
+    """The bytes of the row that a record stands for, as they are in the key space."""
+    return record.stored if record.stored is not None else encode(record)
+
+
 def decode(kind: type[R], data: bytes) -> R:
     """The record of a row.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version this program does not know.
-        Corrupt: for bytes that are no such row.
+        Rejected: UNSUPPORTED_VERSION for a version, or values, that only a later program knows.
+        Corrupt: for bytes that are no row.
     """
-    if not data or data[0] != VERSION:
-        raise Rejected(
-            f"catalog row {kind.__name__}: version {data[0] if data else 'none'} is unknown, this program reads "
-            f"{VERSION}; upgrade it",
-            code=Code.UNSUPPORTED_VERSION,
-        )
+    version = data[0] if data else 0
+    if version > VERSION:
+        raise _later(kind, f"version {version}, this program reads {VERSION}")
     try:
+        if version != VERSION:
+            raise ValueError(f"version {version}")
         values = json.loads(data[1:])
-        fields = dataclasses.fields(kind)
-        if len(values) > len(fields):
-            raise ValueError(f"{len(values)} fields, expected {len(fields)}")
-        pairs = zip(fields, values, strict=False)
-        return kind(**{f.name: _FROM_JSON.get(f.name, _same)(v) for f, v in pairs})
-    except (ValueError, TypeError, IndexError) as exc:
+    except ValueError as exc:
         raise Corrupt(f"catalog row {kind.__name__}: {exc}; expected what encode wrote") from exc
+    fields = _FIELDS[kind]
+    try:
+        if not isinstance(values, list):
+            raise TypeError(f"a {type(values).__name__}; expected a list")
+        known = {name: convert(value) for (name, convert), value in zip(fields, values, strict=False)}
+        record = kind(**known, surplus=tuple(values[len(fields) :]))
+    except (ValueError, TypeError) as exc:
+        raise _later(kind, f"values that this program does not know ({exc})") from exc
+    object.__setattr__(record, "stored", data)  # frozen for everybody else
+    return record
 
 
-def _same(value: Any) -> Any:
-    return value
+def _later(kind: type[Any], why: str) -> Rejected:
+    return Rejected(f"catalog row {kind.__name__}: {why}; upgrade it", code=Code.UNSUPPORTED_VERSION)
