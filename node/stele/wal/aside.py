@@ -8,6 +8,7 @@ takes no more space than the log did then.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,17 +39,25 @@ class Aside:
         self._paths = [self._directory / n for n in names if sequence_of(n, "damaged") is not None]
 
     def take(self, path: Path, sequence: int) -> None:
-        """A segment that is no part of the log any more."""
+        """A segment that is no part of the log any more. A start that finds its old name again sets it aside again.
+
+        Raises:
+            OSError: it is where it was.
+        """
         new = self._directory / damaged_name(sequence)
         self._files.rename(path, new)
-        self._files.sync_directory(self._directory)
         self._paths.append(new)
         _log.warning(
             "segment set aside: a replica whose log is damaged may have records there", path=str(new)
         )
 
     def clear(self) -> None:
-        """No stream is FAILED any more."""
-        for path in self._paths:
-            self._files.unlink(path)
-        self._paths.clear()
+        """No stream is FAILED any more.
+
+        Raises:
+            OSError: some are still there; call it again.
+        """
+        while self._paths:
+            with contextlib.suppress(FileNotFoundError):  # whoever saved rows from it may have taken it away
+                self._files.unlink(self._paths[-1])
+            self._paths.pop()

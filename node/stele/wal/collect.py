@@ -55,14 +55,35 @@ def collect(log: Log) -> Collected:
             # One that is being read stays until the next time; the metadata already says that it is not needed.
             if not segment.readers:
                 going.append(log.segments.pop(sequence))
-    for segment in going:
-        if segment.sequence < evidence:
-            log.aside.take(segment.path, segment.sequence)
-        else:
-            log.pool.adopt(segment.path)
-    log.stats.segments_collected += len(going)
+    gone = _give_up(log, going, evidence)
+    log.stats.segments_collected += gone
     log.stats.segments_recycled = log.pool.recycled
-    return _report(len(going), starts, dropped)
+    return _report(gone, starts, dropped)
+
+
+def _give_up(log: Log, going: list[Segment], evidence: int) -> int:
+    """Take the files out of the log's way; how many went. One that would not go is known again, and goes the next time:
+    until then its bytes count. Their names need no sync here: a start takes up again what the metadata no longer names."""
+    left: dict[int, Segment] = {}
+    for segment in going:
+        try:
+            if segment.sequence < evidence:
+                log.aside.take(segment.path, segment.sequence)
+            else:
+                log.pool.adopt(segment.path)
+        except FileNotFoundError:
+            continue  # somebody took it away
+        except OSError as exc:
+            if not left:
+                _log.warning(
+                    "segment not given up; the next collection tries again",
+                    path=str(segment.path),
+                    error=str(exc),
+                )
+            left[segment.sequence] = segment
+    with log.lock:
+        log.segments.update(left)
+    return len(going) - len(left)
 
 
 def _report(

@@ -15,7 +15,7 @@ import structlog
 from stele.wal.files import File, Files
 from stele.wal.format import SegmentHeader
 from stele.wal.options import LogOptions
-from stele.wal.segment import Ready, make_ready, prepared_name, write_zeros
+from stele.wal.segment import Ready, prepared_name, segment_name, write_header, write_zeros
 
 if TYPE_CHECKING:
     from stele.wal.log import Log
@@ -24,7 +24,10 @@ _log = structlog.get_logger("stele.wal")
 
 
 class Pool:
-    """Files that may become segments: collected ones, whose blocks are written already. Not thread-safe by itself."""
+    """Files that may become segments: collected ones, whose blocks are written already. Any thread may call.
+
+    Invariant: a file that is handed out has no other name, even after power loss: what is written to it would lie there.
+    """
 
     def __init__(self, files: Files, directory: Path, options: LogOptions) -> None:
         self._files = files
@@ -35,21 +38,40 @@ class Pool:
         self._lock = threading.Lock()
         self._number = 0
         self._waiting: list[Path] = []
+        self._unsynced = False
         self.recycled = 0
 
     def adopt(self, path: Path) -> None:
-        """Take a file over whose content nobody needs, or remove it if it does not fit."""
+        """Take a file over whose content nobody needs, or remove it if it does not fit. Syncs no name.
+
+        Raises:
+            OSError: it is where it was.
+        """
         with self._lock:
+            self._unsynced = True
             if len(self._waiting) < self._segments_max and self._fit(path):
                 self._number += 1
                 new = self._directory / prepared_name(self._number)
-                if new != path:
-                    self._files.rename(path, new)
+                self._files.rename(path, new)
                 self._waiting.append(new)
             else:
                 self._files.unlink(path)
-            # The old name must be gone before the bytes below it change.
+
+    def take_back(self, path: Path) -> None:
+        """A whole file that came from here, under the name that it had, and did not become a segment."""
+        with self._lock:
+            self._waiting.append(path)
+            self._unsynced = True
+
+    def sync_names(self) -> None:
+        """On return what was adopted has lost its old name for good."""
+        with self._lock:
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        if self._unsynced:
             self._files.sync_directory(self._directory)
+            self._unsynced = False
 
     def _fit(self, path: Path) -> bool:
         file = self._files.open(path)
@@ -63,13 +85,24 @@ class Pool:
             file.close()
 
     def take(self) -> tuple[File, Path] | None:
-        """A recycled file, open, with the name it has now."""
+        """A recycled file, open, with the name it has now.
+
+        Raises:
+            OSError: it waits on, unless somebody removed it.
+        """
         with self._lock:
             if not self._waiting:
                 return None
-            path = self._waiting.pop()
+            self._sync_names()
+            path = self._waiting[-1]
+            try:
+                file = self._files.open(path)
+            except FileNotFoundError:
+                self._waiting.pop()
+                raise
+            self._waiting.pop()
             self.recycled += 1
-            return self._files.open(path), path
+            return file, path
 
     def fresh(self) -> tuple[File, Path]:
         """A new file of the full length, written with zeros and synced.
@@ -100,14 +133,28 @@ def make_next(log: Log, sequence: int) -> Ready:
     """
     taken = log.pool.take()
     file, path = taken if taken is not None else log.pool.fresh()
+    header = SegmentHeader(
+        log.node_id, sequence, log.new_segment_id(), log.options.segment_bytes, taken is not None
+    )
     try:
-        header = SegmentHeader(
-            log.node_id, sequence, log.new_segment_id(), log.options.segment_bytes, taken is not None
-        )
-        return make_ready(log.files, log.directory, header, path, file)
+        write_header(file, header)
     except OSError:
         file.close()
+        log.files.unlink(path)  # its blocks are not to be trusted
         raise
+    place = log.directory / segment_name(sequence)
+    named = False
+    try:
+        log.files.rename(path, place)
+        named = True
+        log.files.sync_directory(log.directory)
+    except OSError:
+        file.close()
+        if named:
+            log.files.rename(place, path)  # if it cannot be: the next one made takes its place
+        log.pool.take_back(path)
+        raise
+    return Ready(file, place, header)
 
 
 class Keeper:

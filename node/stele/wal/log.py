@@ -253,9 +253,11 @@ class Log:
     def collect(self) -> Collected:
         """Remove whole closed segments that nobody needs. Blocks: call it in a thread.
 
+        One that would not go, as where no descriptor is left, counts on, and goes the next time.
+
         Raises:
             Corrupt: the log has failed.
-            OSError: the metadata could not be written; nothing was removed.
+            OSError: the metadata could not be written, or what was set aside before could not be removed; the rest is as it was.
         """
         with self._collecting:
             return collect(self)

@@ -315,6 +315,7 @@ def _settle_tail(log: Log, linked: Linked, rows: FooterRows, failed: bool) -> No
             _close(log, tail, rows)
     for scan in spare:
         log.pool.adopt(scan.path)
+    log.pool.sync_names()
 
 
 def _close(log: Log, tail: Part, rows: FooterRows) -> None:

@@ -5,12 +5,12 @@ Invariant: a group's bytes go to one segment, at rising offsets; `synced` never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stele.model.ids import OpId
-from stele.wal.files import File, Files
+from stele.wal.files import File
 from stele.wal.format import (
     GROUP_HEADER_BYTES,
     FooterRow,
@@ -201,21 +201,10 @@ class ActiveSegment:
         self.file.close()
 
 
-def make_ready(
-    files: Files,
-    directory: Path,
-    header: SegmentHeader,
-    aside: Path,
-    file: File,
-    groups: Iterable[bytes] = (),
-) -> Ready:
-    """Give a prepared file its header and its place: written, synced, renamed, directory synced."""
-    file.write([encode_segment_header(header), *groups], 0)
+def write_header(file: File, header: SegmentHeader) -> None:
+    """Give a prepared file its header, and sync it."""
+    file.write([encode_segment_header(header)], 0)
     file.full_sync()
-    path = directory / segment_name(header.sequence)
-    files.rename(aside, path)
-    files.sync_directory(directory)
-    return Ready(file, path, header)
 
 
 def write_zeros(file: File, length: int) -> None:
