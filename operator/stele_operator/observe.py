@@ -7,12 +7,13 @@ operator may be denied, and the masters the one thing that may not be there yet:
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 import structlog
@@ -45,6 +46,7 @@ from stele_operator.plan.observation import (
 
 log = structlog.get_logger("stele.operator.observe")
 Json = dict[str, Any]
+Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 _FRESH_IDS = 128  # more than 1 cluster, 5 masters and 100 nodes
 
 
@@ -60,15 +62,38 @@ def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:
     return tuple(f"spec.{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
 
 
+def read_spec(model: type[Spec], raw: Json) -> tuple[Spec | None, tuple[str, ...], tuple[str, ...]]:
+    """The spec as far as this operator knows its fields, None if it breaks a rule; what is wrong; which are unknown.
+
+    The API server drops fields that its definitions lack, and fills in those that they have: what is unknown here comes
+    of definitions later than this operator, as in each upgrade that brings some.
+    """
+    spec = raw.get("spec") or {}
+    try:
+        return model.model_validate(spec), (), ()
+    except pydantic.ValidationError as exc:
+        places = [e["loc"] for e in exc.errors() if e["type"] == "extra_forbidden"]
+    spec = copy.deepcopy(spec)
+    for *parents, name in places:
+        part: Any = spec
+        for step in parents:
+            part = part[step]
+        del part[name]
+    unknown = tuple(dict.fromkeys(_path(place) for place in places))
+    try:
+        return model.model_validate(spec), (), unknown
+    except pydantic.ValidationError as exc:
+        return None, faults_of(exc), unknown
+
+
+def _path(place: Sequence[str | int]) -> str:
+    return "spec" + "".join("[]" if isinstance(step, int) else f".{step}" for step in place)
+
+
 def parse_cluster(raw: Json) -> ClusterObject:
     """A TabletCluster as the API server gave it."""
     metadata = raw["metadata"]
-    spec: TabletClusterSpec | None = None
-    faults: tuple[str, ...] = ()
-    try:
-        spec = TabletClusterSpec.model_validate(raw.get("spec") or {})
-    except pydantic.ValidationError as exc:
-        faults = faults_of(exc)
+    spec, faults, unknown = read_spec(TabletClusterSpec, raw)
     return ClusterObject(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -77,6 +102,7 @@ def parse_cluster(raw: Json) -> ClusterObject:
         deleting="deletionTimestamp" in metadata,
         spec=spec,
         faults=faults,
+        unknown=unknown,
         conditions=_conditions(raw),
     )
 
@@ -84,12 +110,7 @@ def parse_cluster(raw: Json) -> ClusterObject:
 def parse_group(raw: Json) -> GroupObject:
     """A TabletGroup as the API server gave it."""
     metadata = raw["metadata"]
-    spec: TabletGroupSpec | None = None
-    faults: tuple[str, ...] = ()
-    try:
-        spec = TabletGroupSpec.model_validate(raw.get("spec") or {})
-    except pydantic.ValidationError as exc:
-        faults = faults_of(exc)
+    spec, faults, unknown = read_spec(TabletGroupSpec, raw)
     return GroupObject(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -100,6 +121,7 @@ def parse_group(raw: Json) -> GroupObject:
         finalizers=tuple(metadata.get("finalizers") or ()),
         spec=spec,
         faults=faults,
+        unknown=unknown,
         conditions=_conditions(raw),
         recorded_table=str((raw.get("status") or {}).get("tableID", "")),
         recorded_cluster=str((raw.get("status") or {}).get("clusterUUID", "")),

@@ -44,7 +44,7 @@ Json = dict[str, Any]
 _BACKOFF_MAX_S = 15.0
 _SETTLE_S = 0.25
 _SETTLE_MAX = 40
-_WORDS = (Kind.STALLED, Kind.DEGRADED)
+_WORDS = (Kind.STALLED, Kind.DEGRADED, Kind.REMARK)
 
 
 class ClusterTask:

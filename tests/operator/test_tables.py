@@ -68,11 +68,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"columns": [{"name": "id", "type": "double"}]}, "InvalidSpec", "cannot be double: id"),
     ({"columns": [{"name": "id", "type": "text"}]}, "InvalidSpec", "spec.columns.0.type"),
-    (
-        {"columns": [{"name": "id", "type": "int64", "default": 1.5}]},
-        "InvalidSpec",
-        "spec.columns.0.default",
-    ),
     ({"tableName": "events"}, "NameTaken", "belongs to TabletGroup events"),
 ]
 

@@ -24,7 +24,10 @@ def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
 
 
 class Model(BaseModel):
-    """Base of all parts of a custom resource: unknown fields are faults."""
+    """Base of all parts of a custom resource: unknown fields are faults. Where the API server has them all the same, they
+    are of later definitions, and observe leaves them out. So a field that is added must be one that an older operator may
+    overlook; what it must not is another value of a field that is there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 

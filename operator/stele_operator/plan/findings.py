@@ -10,12 +10,13 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Which condition a finding feeds."""
+    """Which condition a finding feeds. A remark makes none true: it is an event, and a word where nothing is left to do."""
 
     STALLED = "Stalled"
     DEGRADED = "Degraded"
     RECONCILING = "Reconciling"
     NOT_READY = "NotReady"
+    REMARK = "Remark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,11 @@ class Finding:
     message: str
     group: str = ""
     member: str = ""
+
+
+OPERATOR_OLDER = "OperatorOlder"
+
+
+def overlooked(unknown: tuple[str, ...]) -> str:
+    """What is to be known of fields that this operator does not know."""
+    return f"this operator is older than the definitions and overlooks {', '.join(unknown)}; once it is upgraded it looks at them"

@@ -31,7 +31,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObject:
-    """The TabletCluster. `spec` is None where it broke a rule; `faults` says which."""
+    """The TabletCluster. `spec` is None where it broke a rule; `faults` says which. `unknown`: fields that it has and this
+    operator does not know."""
 
     namespace: str
     name: str
@@ -40,12 +41,14 @@ class ClusterObject:
     deleting: bool
     spec: TabletClusterSpec | None
     faults: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupObject:
-    """A TabletGroup that names this cluster. `created` is its creation time as text, for who came first."""
+    """A TabletGroup that names this cluster. `created` is its creation time as text, for who came first. `spec`, `faults`
+    and `unknown`: as of a TabletCluster."""
 
     name: str
     uid: str
@@ -56,6 +59,7 @@ class GroupObject:
     finalizers: tuple[str, ...]
     spec: TabletGroupSpec | None
     faults: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     recorded_table: str = ""
     """Table id in its status: it was there once."""

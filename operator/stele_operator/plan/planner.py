@@ -15,7 +15,7 @@ from stele_operator.plan import formation, tables, upkeep
 from stele_operator.plan.actions import Action
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
-from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, tablet_health
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
@@ -88,6 +88,8 @@ def make_plan(o: Observation) -> Plan:
     for more_actions, more_findings in steps:
         actions.extend(more_actions)
         findings.extend(more_findings)
+    if o.cluster.unknown:
+        findings.append(Finding(Kind.REMARK, OPERATOR_OLDER, overlooked(o.cluster.unknown)))
     policy = _policy(o, everyone, findings)
     wait_s = _wait_s(o, everyone, actions, health.counts)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)

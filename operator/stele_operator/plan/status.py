@@ -214,13 +214,17 @@ def _at_rest(o: Observation, found: Sequence[Finding], trouble: Why | None) -> W
     paused = next((f for f in found if f.reason == "Paused"), None)
     if paused is not None:
         return paused.reason, paused.message
-    stale = restart_pending(o)
-    if stale:
-        return (
-            "RestartPending",
-            f"made from an older spec, and so until they are next made: {', '.join(stale)}",
-        )
+    notes = [why for why in (_first(found, Kind.REMARK), _stale(o)) if why is not None]
+    if notes:
+        return notes[0][0], "; ".join(message for _, message in notes)
     return _idle(trouble)
+
+
+def _stale(o: Observation) -> Why | None:
+    stale = restart_pending(o)
+    if not stale:
+        return None
+    return "RestartPending", f"made from an older spec, and so until they are next made: {', '.join(stale)}"
 
 
 def _idle(trouble: Why | None) -> Why:
@@ -263,7 +267,9 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     waits = None if stalled else waiting or _first(found, Kind.RECONCILING)
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
-        _condition("Reconciling", bool(waits), waits or _idle(degraded or stalled)),
+        _condition(
+            "Reconciling", bool(waits), waits or _first(found, Kind.REMARK) or _idle(degraded or stalled)
+        ),
         _condition("Degraded", bool(degraded), degraded or _well(serves)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]

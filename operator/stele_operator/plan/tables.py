@@ -1,7 +1,8 @@
 """TabletGroups to tables. Called by planner; pure.
 
 Invariant: a table is dropped only for a TabletGroup that is being deleted, whose spec says `deletionPolicy: Delete` at
-that moment, and whose table it is; a TabletGroup that breaks a rule changes nothing.
+that moment, and whose table it is; a TabletGroup that breaks a rule changes nothing, and of one that is known in part no
+table is made.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan.actions import Action, CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health
 from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
@@ -65,6 +66,8 @@ def plan_tables(
             message = f"TabletCluster {o.cluster.name} is being deleted"
             findings.append(Finding(Kind.NOT_READY, "ClusterGoing", message, group.name))
             continue
+        if group.unknown:
+            findings.append(Finding(Kind.REMARK, OPERATOR_OLDER, overlooked(group.unknown), group.name))
         actions.extend(_finalizer(group))
         actions.extend(_staying(o, group, everyone, health, findings))
     return actions, findings
@@ -186,6 +189,9 @@ def _staying(
             "NameTaken",
             f"table {group.table_name} belongs to TabletGroup {rival.name}; choose another name",
         )
+    if group.unknown:
+        message = f"the table is not made, as what it is made of cannot change: {overlooked(group.unknown)}"
+        return found(Kind.NOT_READY, OPERATOR_OLDER, message)
     if spec.replicationFactor > cluster.nodes.replicas:
         return found(
             Kind.STALLED,
