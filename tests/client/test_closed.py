@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, AsyncTable, Client, Closed, KeySpace
-from stele.model.errors import Code, Retryable
+from stele.model.block import RowOp
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
@@ -194,3 +195,68 @@ async def test_a_close_that_nobody_waits_for_any_more_leaves_rows_to_end_as_they
             await asyncio.wait_for(client.close(), 0.05)
         await asyncio.wait_for(client.close(), 5)
         assert await asyncio.wait_for(asyncio.gather(first, second), 1)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_tasks_that_are_cancelled_before_they_begin_leave_a_table_as_it_was(
+    tmp_path: Path, turns: int
+) -> None:
+    """As at the end of asyncio.run, wherever the tasks of a row are then."""
+    async with opened(tmp_path) as (_, client, table, _):
+        row = table._write(RowOp.UPSERT, {"id": 2})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if task.get_coro().__qualname__.startswith("Batcher."):
+                task.cancel()
+        async with asyncio.timeout(10):
+            assert await table.put({"id": 3}) > 0
+            await client.close()
+        assert row.done()
+
+
+async def test_a_block_that_is_cancelled_after_it_was_cut_ends_all_its_rows(tmp_path: Path) -> None:
+    async with opened(tmp_path, timeout_s=600) as (cluster, _, table, _):
+        (tablet,) = cluster.tablets_of("t")
+        node = cluster.nodes[0]
+
+        def refuse() -> Rejected:
+            node.speaks.clear()
+            node.came.clear()
+            return Rejected("too large", code=Code.TOO_LARGE)
+
+        tablet.before.append(refuse)
+        rows = [asyncio.ensure_future(table.put({"id": number})) for number in range(4)]
+        while node.speaks.is_set():
+            await asyncio.sleep(0.01)
+        await node.came.wait()  # the first half has
+        for task in asyncio.all_tasks():
+            if task.get_coro().__qualname__ == "Batcher._send":
+                task.cancel()
+        async with asyncio.timeout(10):
+            ends = await asyncio.gather(*rows, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] * 4
+        node.speaks.set()
+
+
+async def test_a_close_does_not_wait_for_rows_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
+    """Under way or behind, given up before the close or during it; whoever still waits is waited for."""
+    async with opened(tmp_path, timeout_s=600) as (cluster, client, table, _):
+        node = cluster.nodes[0]
+        node.came.clear()
+        node.speaks.clear()
+        under_way = asyncio.ensure_future(table.put({"id": 1}))
+        await node.came.wait()
+        behind = [asyncio.ensure_future(table.put({"id": number})) for number in range(2, 5)]
+        await asyncio.sleep(0.1)
+        under_way.cancel()
+        behind[0].cancel()
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.1)
+        behind[1].cancel()
+        await asyncio.sleep(0.1)
+        assert not closing.done() and not behind[2].done()
+        behind[2].cancel()
+        async with asyncio.timeout(60):
+            await closing
+        node.speaks.set()

@@ -102,3 +102,14 @@ def test_a_scan_that_is_interrupted_ends(tmp_path: Path) -> None:
             for _ in table.scan().batches():
                 pass
         assert table.scan().count() == 1_000
+
+
+def test_a_put_that_is_interrupted_lets_its_client_be_left(tmp_path: Path) -> None:
+    """While no node answers, and the client itself would wait for ten minutes."""
+    with cluster_elsewhere(tmp_path) as cluster:
+        node = cluster.nodes[0]
+        with interrupted(node.came.is_set), Client([cluster.master_address], timeout_s=600) as client:
+            table = client.create_table("t", SCHEMA)
+            cluster.loop.call_soon_threadsafe(node.speaks.clear)
+            table.put({"id": 1})
+        cluster.loop.call_soon_threadsafe(node.speaks.set)

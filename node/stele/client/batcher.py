@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from stele.rpc.errors import code_of
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05
 """How long one tablet's block may keep the blocks for other tablets waiting, once."""
+_LOOK_S = 0.5  # how often a close looks whether anybody waits still
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
@@ -52,6 +54,11 @@ class _Part:
         self.batch = batch
         self.futures = futures
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for one of the rows still."""
+        return not all(future.done() for future in self.futures)
+
 
 class Batcher:
     """One per open table. `tablet_of(ordinal)` gives the client of a tablet, or raises a SteleError."""
@@ -74,6 +81,7 @@ class Batcher:
         self._turn = 0
         self._turn_open = False
         self._waiting: dict[int, deque[_Part]] = {}
+        self._leaving: dict[int, list[_Part]] = {}  # by tablet: those of its task
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._gate: asyncio.Task[None] | None = None
 
@@ -96,14 +104,36 @@ class Batcher:
         self._turn_open = False
 
     async def close(self) -> None:
-        """Wait for what is under way. Whoever is cancelled meanwhile ends the waiting alone."""
+        """Wait for what is under way, as far as somebody waits for it. Whoever is cancelled meanwhile ends the waiting
+        alone."""
         while under_way := [*self._tasks.values(), *((self._gate,) if self._gate is not None else ())]:
-            await asyncio.wait(under_way)
+            self._drop_unwanted()
+            await asyncio.wait(under_way, timeout=_LOOK_S)
+
+    def _drop_unwanted(self) -> None:
+        """Rows that nobody waits for any more are not sent, and no answer is waited for."""
+        self._rows = [item for item in self._rows if not item[2].done()]
+        for ordinal, parts in list(self._waiting.items()):
+            wanted = deque(part for part in parts if part.wanted)
+            if wanted:
+                self._waiting[ordinal] = wanted
+            else:
+                del self._waiting[ordinal]
+        for ordinal, leaving in self._leaving.items():
+            if not any(part.wanted for part in leaving):
+                self._tasks[ordinal].cancel()
 
     def _open_gate(self) -> None:
         """See that somebody sends what waits."""
         if self._gate is None:
             self._gate = asyncio.get_running_loop().create_task(self._send_all())
+            self._gate.add_done_callback(self._gate_ended)
+
+    def _gate_ended(self, gate: asyncio.Task[None]) -> None:
+        if self._gate is gate:  # cancelled, perhaps before its first step
+            self._gate = None
+            if self._rows or self._waiting:
+                self._open_gate()
 
     async def _send_all(self) -> None:
         """Send what waits, a block to each tablet at once, until nothing waits.
@@ -111,19 +141,18 @@ class Batcher:
         The next blocks are made and leave together when these are answered, so that the nodes work on all tablets in
         one turn and with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
         """
-        try:
-            while True:
-                if self._rows:
-                    self._route()
-                ready = [ordinal for ordinal in self._waiting if ordinal not in self._tasks]
-                if not ready and not self._rows:
-                    return
-                for ordinal in ready:
-                    self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
-                if ready:
-                    await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
-        finally:
-            self._gate = None
+        while True:
+            if self._rows:
+                self._route()
+            ready = [ordinal for ordinal in self._waiting if ordinal not in self._tasks]
+            if not ready and not self._rows:
+                self._gate = None
+                return
+            for ordinal in ready:
+                task = self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
+                task.add_done_callback(partial(self._ended, ordinal))
+            if ready:
+                await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
 
     def _route(self) -> None:
         """Turn the rows that wait into parts of blocks: rows of one shape together, those of other turns in order."""
@@ -171,7 +200,9 @@ class Batcher:
 
     async def _send(self, ordinal: int) -> None:
         """Send one block of what waits for a tablet."""
-        waiting = self._waiting[ordinal]
+        waiting = self._waiting.get(ordinal)
+        if not waiting:
+            return  # nobody waits for them any more
         parts = [waiting.popleft()]
         rows = len(parts[0].futures)
         while (
@@ -183,16 +214,23 @@ class Batcher:
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
+        self._leaving[ordinal] = parts
         try:
             await self._send_block(ordinal, parts)
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
             for part in parts:
                 for future in part.futures:
                     _fail(future, exc)
-        finally:
-            del self._tasks[ordinal]
-            if ordinal in self._waiting:
-                self._open_gate()
+
+    def _ended(self, ordinal: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[ordinal]
+        leaving = self._leaving.pop(ordinal, ())  # none before its first step: what was to leave waits still
+        if task.cancelled():
+            for part in leaving:
+                for future in part.futures:
+                    future.cancel()
+        if ordinal in self._waiting:
+            self._open_gate()
 
     async def _send_block(self, ordinal: int, parts: list[_Part]) -> None:
         futures = [future for part in parts for future in part.futures]
@@ -213,10 +251,6 @@ class Batcher:
             for future in futures:
                 _fail(future, exc)
             return
-        except asyncio.CancelledError:
-            for future in futures:
-                future.cancel()
-            raise
         refused = [RowError(e.row, code_of(e.code), e.message) for e in answer.row_errors]
         for error in with_keys(refused, batch, self._schema):
             self._refuse(futures[error.row], error)
