@@ -31,6 +31,7 @@ from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2
+from stele.rpc.threads import in_thread
 
 TIMEOUT_S = 30.0
 
@@ -83,7 +84,7 @@ class AsyncClient:
             await locations.close()
         await self._streams.close()
         await self.pool.close()
-        await asyncio.to_thread(self._flight.close)
+        await in_thread(self._flight.close)
 
     def now(self) -> HybridTime:
         """A snapshot token: at or above all that this client has seen written, and not below the wall clock. What was

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.contact import FIRST_CONTACT_S
+from stele.rpc.threads import main_thread_ended
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 30.0
@@ -68,7 +70,7 @@ class Client:
         """Run a coroutine of the asynchronous client on the client's loop, and wait for it. An interrupt cancels it.
 
         Raises:
-            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself.
+            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; once the interpreter ends.
             Closed: after `close`.
         """
         if self._inside:
@@ -83,7 +85,10 @@ class Client:
 
     def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run what ends something, and wait for it unless this is the client's own thread, where the garbage collector may
-        ask for it. Once the client was closed all has ended."""
+        ask for it. Once the client was closed all has ended, and with the interpreter, which may ask as well."""
+        if sys.is_finalizing():
+            coroutine.close()
+            return
         with contextlib.suppress(Closed):
             if self._inside:
                 self._begin(coroutine)
@@ -95,6 +100,9 @@ class Client:
         return threading.current_thread() is self._thread
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        if sys.is_finalizing():  # the client's thread runs no more
+            coroutine.close()
+            raise main_thread_ended()
         with self._lock:
             if self._closing:
                 coroutine.close()
@@ -106,6 +114,8 @@ class Client:
         raises Closed. Raises Rejected on the client's own thread."""
         if self._inside:
             raise Rejected(_INSIDE)
+        if sys.is_finalizing():  # it has ended
+            return
         with self._lock:
             first, self._closing = not self._closing, True
         if not first:

@@ -27,6 +27,7 @@ from stele.model.rows import null_faults
 from stele.model.schema import Schema
 from stele.rpc.errors import code_of
 from stele.rpc.proto import tserver_pb2
+from stele.rpc.threads import in_thread
 
 BLOCK_ROWS = 8_192
 BLOCK_BYTES_MAX = 4 << 20
@@ -142,7 +143,7 @@ class BulkWriter:
             self._column_ids = ids
             self._row_bytes = max(1, fitted.nbytes // max(1, fitted.num_rows))
             fitted, positions = self._good_rows(fitted, self._fed_rows)
-            pieces = await asyncio.to_thread(_pieces, fitted, positions, self._schema, self._partitioning)
+            pieces = await in_thread(_pieces, fitted, positions, self._schema, self._partitioning)
             self._fed_rows += chunk.num_rows
             for ordinal, rows, where in pieces:
                 self._pending.setdefault(ordinal, deque()).append((rows, where))

@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event, Semaphore
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema, shown
 from stele.rpc.flight_client import FlightConnections, FlightStream
+from stele.rpc.threads import ReaderThreads, begin, in_thread, main_thread_ended
 from stele.rpc.ticket import Ticket
 
 T = TypeVar("T")
@@ -58,17 +59,20 @@ class FlightPool(FlightConnections):
         self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
 
     async def run(
-        self, read: Callable[[TabletScan], T], scan: TabletScan, threads: ThreadPoolExecutor | None = None
+        self, read: Callable[[TabletScan], T], scan: TabletScan, threads: Executor | None = None
     ) -> T:
         """`read(scan)` in one of the threads, or of `threads`.
 
         Raises:
             Closed: after `close`, and if it came before a thread was free.
+            Rejected: the program's main thread has ended.
         """
         try:
-            reading = asyncio.get_running_loop().run_in_executor(threads or self._threads, read, scan)
+            reading = begin(threads or self._threads, read, scan)
         except RuntimeError:  # the threads have been told to end
-            raise Closed() from None
+            if self.closed:
+                raise Closed() from None
+            raise
         try:
             return await reading
         except asyncio.CancelledError:
@@ -156,6 +160,11 @@ class TabletScan:
         self._stream: FlightStream | None = None
         self._given = 0
         self._beside = 0  # replicas are asked in turn while those before them have no place
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
 
     def stop(self) -> None:
         """End the scan from another thread, before its next batch."""
@@ -276,59 +285,63 @@ class Scanner:
         # Batches are handed on as they come, so a scan that breaks must be able to resume: key order.
         plan = replace(self.plan, spec=replace(self.plan.spec, ordered=True))
         queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()
-        room, stopped = Semaphore(_QUEUE_BATCHES), Event()
+        room, places = Semaphore(_QUEUE_BATCHES), asyncio.Semaphore(PARALLEL_TABLETS)
         scans = self._scans(plan)
-        threads = ThreadPoolExecutor(PARALLEL_TABLETS, "stele-batches")
         loop = asyncio.get_running_loop()
 
-        def hand(item: pa.RecordBatch | BaseException | None) -> bool:
-            """In a reading thread: give the reader of the batches something; False if it will take nothing more.
+        def stop() -> None:
+            for scan in scans:
+                scan.stop()
+                room.release()  # its thread looks whether it may stop
+
+        def hand(scan: TabletScan, batch: pa.RecordBatch | None) -> bool:
+            """In a reading thread: give the reader of the batches another; False if it will take no more.
 
             The thread waits for no coroutine: a loop that ends, with a scan that nobody closed, runs no more of them.
             """
-            while not stopped.is_set() and not loop.is_closed():
+            while not scan.stopped and not loop.is_closed():
                 if room.acquire(timeout=_LOOK_S):
                     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                        loop.call_soon_threadsafe(queue.put_nowait, item)
+                        loop.call_soon_threadsafe(queue.put_nowait, batch)
                         return True
             return False
 
         def pump(scan: TabletScan) -> None:
-            try:
-                for batch in scan:
-                    if not hand(batch):
-                        return
-            except Exception as exc:  # noqa: BLE001 - told to whoever reads the batches
-                hand(exc)
-            hand(None)
+            for batch in scan:
+                if not hand(scan, batch):
+                    return
 
         async def run(scan: TabletScan) -> None:
+            end: Exception | None = None
             try:
-                await self._pool.run(pump, scan, threads)
-            except Closed as exc:
-                queue.put_nowait(exc)
+                async with places:
+                    if not scan.stopped:
+                        await self._pool.run(pump, scan, threads)
+                if scan.stopped:  # not by the reader, who would not wait any more
+                    end = main_thread_ended()
+            except Exception as exc:  # noqa: BLE001 - told to whoever reads the batches
+                end = exc
+            queue.put_nowait(end)
+
+        threads = ReaderThreads("stele-batches", stop)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         left, limit = len(scans), self.plan.spec.limit
         try:
             while left and (limit is None or limit > 0):
                 item = await queue.get()
-                room.release()
                 if item is None:
                     left -= 1
                 elif isinstance(item, BaseException):
                     raise item
                 else:
+                    room.release()
                     if limit is not None:
                         item = item.slice(0, limit)
                         limit -= item.num_rows
                     yield item
         finally:
-            stopped.set()
-            for scan in scans:
-                scan.stop()
-                room.release()  # its thread looks whether it may stop
-            threads.shutdown(wait=False, cancel_futures=True)
+            stop()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def to_table(self) -> pa.Table:
@@ -352,7 +365,7 @@ class Scanner:
             raise
         table = pa.Table.from_batches([b for part in collected for b in part], plan.arrow_schema)
         if merge:
-            table = await asyncio.to_thread(_in_key_order, table, plan.schema)
+            table = await in_thread(_in_key_order, table, plan.schema)
             table = table.select(range(len(self.plan.arrow_schema)))
         return table if plan.spec.limit is None else table.slice(0, plan.spec.limit)
 
@@ -362,7 +375,7 @@ class Scanner:
         Raises:
             Rejected: a date outside of the years 1 to 9999, which Python has no value for; `to_table` gives it.
         """
-        return await asyncio.to_thread(as_pandas, await self.to_table())
+        return await in_thread(as_pandas, await self.to_table())
 
     async def count(self) -> int:
         """How many rows there are; reads one narrow column."""

@@ -6,11 +6,11 @@ changes with every restart. So names are resolved here, in a thread, at each dia
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 
 from stele.model.errors import Code, Rejected, Retryable
+from stele.rpc.threads import in_thread
 
 
 def split_address(address: str, *, default_port: int | None = None) -> tuple[str, int]:
@@ -51,7 +51,7 @@ async def resolve(address: str, *, default_port: int | None = None) -> list[str]
     except ValueError:
         pass
     try:
-        found = await asyncio.to_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+        found = await in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         raise Retryable(f"{host} does not resolve: {exc}; check the name", code=Code.UNAVAILABLE) from exc
     return list(dict.fromkeys(join_address(str(entry[4][0]), port) for entry in found))
