@@ -159,3 +159,21 @@ threading.Thread(target=use).start()
             "",
         )
         assert await table.scan().count() == 2
+
+
+async def test_a_client_that_is_closed_as_the_program_exits_loses_no_row(tmp_path: Path) -> None:
+    program = """
+import atexit
+from stele.client import Client
+client = Client(masters)
+table = client.open_table("t")
+table.scan().count()
+session = table.new_session(flush_interval_s=0)
+for number in range(10):
+    session.upsert({"id": number})
+atexit.register(client.close)
+"""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA)
+        assert await run(cluster, program) == (0, [], "")
+        assert await table.scan().count() == 10

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stele.client import RowErrors
+from stele.client import AsyncClient, Client, Closed, RowErrors
+from stele.model.block import decode_block
 from stele.model.errors import Code, Rejected, Retryable
 from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
 
@@ -172,3 +175,113 @@ async def test_what_became_of_a_flush_that_nobody_waited_for_is_told_by_the_next
         with pytest.raises(Rejected) as caught:
             await session.flush()
         assert caught.value.code is Code.PERMISSION_DENIED
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_room_has_not_taken_its_row_in(
+    tmp_path: Path,
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        cluster.nodes[0].speaks.clear()
+        session = table.new_session(flush_interval_s=0, buffer_bytes=1)
+        await session.insert({"id": 0})  # fills it
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.insert({"id": 1}), 0.1)
+        cluster.nodes[0].speaks.set()
+        await session.insert({"id": 1})
+        assert (await session.flush()).rows_written == 2
+
+
+async def test_callers_that_wait_for_room_keep_their_order(tmp_path: Path) -> None:
+    """Also before one that comes when there is room, and they are about to take it."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].delay_s = 0.02
+        session = table.new_session(flush_interval_s=0, buffer_bytes=200)
+
+        async def give(number: int) -> None:
+            await session.upsert({"id": 1, "n": number})
+
+        calls = []
+        for number in range(60):
+            calls.append(asyncio.create_task(give(number)))
+            await asyncio.sleep(0.001 * (number % 3))
+        await asyncio.gather(*calls)
+        assert (await session.flush()).rows_written == 60
+        given = [n for request in tablet.attempts for n in _numbers(request.block, tablet.schema)]
+        assert given == list(range(60))
+        assert max(len(_numbers(request.block, tablet.schema)) for request in tablet.attempts) <= 4
+
+
+def _numbers(block: bytes, schema: Any) -> list[int]:
+    return list(decode_block(block, schema).batch["n"].to_pylist())
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "forgotten"])
+async def test_a_client_that_is_closed_writes_what_its_sessions_hold(tmp_path: Path, kept: bool) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", SCHEMA, ONE)
+        async with AsyncClient([cluster.master_address]) as other:
+            sessions = []
+            for first in (0, 10):
+                session = (await other.open_table("t")).new_session(flush_interval_s=0)
+                for number in range(first, first + 10):
+                    await session.upsert({"id": number})
+                if kept:
+                    sessions.append(session)
+            del session
+            gc.collect()
+        assert await (await client.open_table("t")).scan().count() == 20
+
+
+async def test_a_client_that_is_closed_tells_of_rows_that_were_not_written(tmp_path: Path) -> None:
+    """Also of a flush in the background that nobody asked about; of all that a session has told it says nothing."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0.01)
+        failing, left, told = table.new_session(), table.new_session(), table.new_session()
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        await session.upsert({"id": 1})
+        while not tablet.attempts:
+            await asyncio.sleep(0.01)
+        await failing.upsert({"id": "x"})
+        await told.upsert({"id": "y"})
+        with pytest.raises(RowErrors):
+            await told.flush()
+        with pytest.raises(ZeroDivisionError):
+            async with left:
+                await left.upsert({"id": 3})
+                raise ZeroDivisionError
+        with pytest.raises(RowErrors) as caught:
+            await client.close()
+        found = sorted(
+            [str(caught.value), *caught.value.__notes__], key=lambda text: "PERMISSION_DENIED" in text
+        )
+        assert ["1 of 1 rows were refused" in text for text in found] == [True, True]
+        assert "INVALID_ARGUMENT" in found[0] and "PERMISSION_DENIED id=1: no" in found[1]
+        await client.close()
+        with pytest.raises(Closed):
+            await table.put({"id": 4})
+
+
+async def test_what_ends_a_client_is_not_hidden_by_rows_that_were_not_written(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", SCHEMA, ONE)
+
+        async def use() -> None:
+            async with AsyncClient([cluster.master_address]) as other:
+                await (await other.open_table("t")).new_session().upsert({"id": "x"})
+                raise ZeroDivisionError
+
+        def use_blocking() -> None:
+            with Client([cluster.master_address]) as other:
+                other.open_table("t").new_session().upsert({"id": "x"})
+                raise ZeroDivisionError
+
+        for using in (use(), asyncio.to_thread(use_blocking)):
+            with pytest.raises(ZeroDivisionError) as caught:
+                await using
+            (note,) = caught.value.__notes__
+            assert "1 of 1 rows were refused" in note

@@ -17,6 +17,7 @@ from stele.client import arguments
 from stele.client.kv import KeySpace
 from stele.client.locations import Locations, TableInfo, table_info_from_pb
 from stele.client.scan import FlightPool
+from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
@@ -66,6 +67,7 @@ class AsyncClient:
         # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()
+        self._unsettled: set[Session] = set()  # these stay: their rows would go with them
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -73,11 +75,18 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        with unmasked(exc):
+            await self.close()
 
     async def close(self) -> None:
-        """Finish single rows under way, then end all connections. Whatever is called from now on raises Closed."""
+        """Write what sessions hold, finish single rows that somebody waits for, then end all connections. Whatever is called
+        from now on raises Closed.
+
+        Raises:
+            RowErrors: rows of a session were not written, and its `flush` has not told of them; the client is closed.
+        """
         self._streams.closing = True
+        untold = await self._flush_sessions()
         for table in list(self._tables):
             await table.close()
         for locations in list(self._locations):
@@ -85,6 +94,17 @@ class AsyncClient:
         await self._streams.close()
         await self.pool.close()
         await in_thread(self._flight.close)
+        if untold is not None:
+            raise untold
+
+    async def _flush_sessions(self) -> Exception | None:
+        """What there is to tell of rows that were not written."""
+        flushes = [session.flush() for session in self._unsettled]
+        ends = await asyncio.gather(*flushes, return_exceptions=True)
+        untold = [end for end in ends if isinstance(end, Exception)]
+        for other in untold[1:]:
+            untold[0].add_note(f"Of another session: {other}")
+        return untold[0] if untold else None
 
     def now(self) -> HybridTime:
         """A snapshot token: at or above all that this client has seen written, and not below the wall clock. What was
@@ -198,6 +218,7 @@ class AsyncClient:
             self._streams,
             self._flight,
             self._observed_of.setdefault(locations.info.table_id, Observed(self._observed)),
+            self._unsettled,
             self._timeout_s,
         )
         self._tables.add(table)
@@ -235,6 +256,17 @@ class AsyncClient:
         self._locations.add(locations)
         locations.take(answer)
         return locations
+
+
+@contextmanager
+def unmasked(exc: BaseException | None) -> Iterator[None]:
+    """Within: the end of a `with` that `exc` left. What goes wrong there does not hide it, but is told beside it."""
+    try:
+        yield
+    except Exception as error:
+        if exc is None:
+            raise
+        exc.add_note(f"When the client was closed: {error}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stele.client.async_client import TIMEOUT_S, AsyncClient
+from stele.client.async_client import TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo
@@ -110,8 +110,9 @@ class Client:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """End all connections and the thread. What other threads wait for ends as well; whatever is called from now on
-        raises Closed. Raises Rejected on the client's own thread."""
+        """Write what sessions hold, then end all connections and the thread. What other threads wait for ends as well;
+        whatever is called from now on raises Closed. Raises Rejected on the client's own thread, and RowErrors if rows of
+        a session were not written and its `flush` has not told of them; the client is closed then."""
         if self._inside:
             raise Rejected(_INSIDE)
         if sys.is_finalizing():  # it has ended
@@ -132,7 +133,8 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with unmasked(exc):
+            self.close()
 
     def now(self) -> HybridTime:
         """A snapshot token (hybrid time): at or above all that this client has seen written, and not below the wall clock."""

@@ -1,8 +1,8 @@
 """A session: one caller's rows, written in the background, in the order in which they were given.
 
 Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, no more than
-`buffer_bytes` of rows wait in memory, a call that raises has not taken its row in, and of each row that was taken in
-and not written `flush` tells.
+`buffer_bytes` of rows and one wait in memory, a call that raises has not taken its row in, and of each row that was taken
+in and not written `flush` tells, or the client when it is closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _ROW_BYTES_GUESS = 64
 
 
 class Session:
-    """Use as `async with table.new_session() as session:`; leaving it flushes.
+    """Use as `async with table.new_session() as session:`; leaving it flushes. `unsettled`: the client's sessions that hold
+    rows, or have not told yet of some that were not written.
 
     `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called. A datetime without a
     time zone is UTC.
@@ -42,6 +43,7 @@ class Session:
         schema: Schema,
         writer_of: Callable[[RowOp], BulkWriter],
         ensure_open: Callable[[], None],
+        unsettled: set[Session],
         *,
         flush_interval_s: float,
         buffer_bytes: int,
@@ -50,10 +52,15 @@ class Session:
         self._schema = schema
         self._writer_of = writer_of
         self._ensure_open = ensure_open
+        self._unsettled = unsettled
         self._interval_s = flush_interval_s
         self._buffer_bytes = buffer_bytes
         self._rows: list[tuple[RowOp, Mapping[str, Any]]] = []
         self._bytes = 0
+        self._leaving_rows = self._leaving_bytes = 0  # of the flush under way
+        self._full = False  # no room for another row
+        self._turn = asyncio.Lock()  # of callers that wait for room, in the order in which they came
+        self._queued = 0  # so many of them
         self._given = 0  # rows before those that wait
         self._result = WriteResult(table)
         self._failure: Exception | None = None
@@ -90,16 +97,44 @@ class Session:
             Closed: the client was closed.
         """
         self._ensure_open()
-        self._raise()
+        operation = arguments.row_op(op)
         check_row(row)
-        self._rows.append((arguments.row_op(op), row))
+        if self._queued or self._full:
+            await self._take_in_turn(operation, row)
+        else:
+            self._take(operation, row)
+
+    async def _take_in_turn(self, op: RowOp, row: Mapping[str, Any]) -> None:
+        """Once there is room. Nothing is awaited after it was taken in: whoever is cancelled has not given it."""
+        self._queued += 1
+        try:
+            async with self._turn:
+                while self._full:
+                    await self._flush()
+                self._ensure_open()
+                self._take(op, row)
+        finally:
+            self._queued -= 1
+
+    def _take(self, op: RowOp, row: Mapping[str, Any]) -> None:
+        self._raise()
+        self._rows.append((op, row))
         self._bytes += _ROW_BYTES_GUESS + sum(
             len(value) for value in row.values() if isinstance(value, (str, bytes))
         )
-        if self._bytes >= self._buffer_bytes or len(self._rows) >= ROWS_MAX:
-            await self._flush()  # what went wrong the next call tells: this row was taken in
+        self._unsettled.add(self)
+        if self._measure():
+            self._cancel_timer()
+            self._begin_flush()  # what went wrong the next call tells: this row was taken in
         elif self._interval_s > 0 and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
+
+    def _measure(self) -> bool:
+        self._full = (
+            self._bytes + self._leaving_bytes >= self._buffer_bytes
+            or len(self._rows) + self._leaving_rows >= ROWS_MAX
+        )
+        return self._full
 
     async def flush(self) -> WriteResult:
         """Write what waits. Returns what was written since the last flush.
@@ -111,6 +146,7 @@ class Session:
         await self._flush()
         failure, self._failure = self._failure, None
         result, self._result, self._given = self._result, WriteResult(self._table), 0
+        self._settle()
         if result.row_errors:
             result.row_errors.sort(key=lambda error: error.row)
             raise RowErrors(result) from failure
@@ -127,6 +163,8 @@ class Session:
         self._cancel_timer()
         if exc is None:
             await self.flush()
+        else:
+            self._unsettled.discard(self)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -150,22 +188,33 @@ class Session:
             await self._write_runs()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the caller must hear of it
             self._failure = self._failure or exc
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not (self._rows or self._leaving_rows or self._failure or self._result.row_errors):
+            self._unsettled.discard(self)
 
     async def _write_runs(self) -> None:
         async with self._lock:
-            rows, self._rows, self._bytes = self._rows, [], 0
+            rows, self._rows = self._rows, []
+            self._leaving_rows, self._leaving_bytes, self._bytes = len(rows), self._bytes, 0
             first = self._given
             self._given += len(rows)
             runs = deque(_runs(rows))
-            while runs:
-                run = runs.popleft()
-                try:
-                    await self._write_run([row for _, row in run], run[0][0], first)
-                except BaseException as exc:
-                    behind = [row for later in runs for _, row in later]
-                    self._not_written(behind, first + len(run) + np.arange(len(behind)), _not_sent(exc))
-                    raise
-                first += len(run)
+            try:
+                while runs:
+                    run = runs.popleft()
+                    try:
+                        await self._write_run([row for _, row in run], run[0][0], first)
+                    except BaseException as exc:
+                        behind = [row for later in runs for _, row in later]
+                        self._not_written(behind, first + len(run) + np.arange(len(behind)), _not_sent(exc))
+                        raise
+                    first += len(run)
+            finally:
+                self._leaving_rows = self._leaving_bytes = 0
+                self._measure()
 
     async def _write_run(self, rows: list[Mapping[str, Any]], op: RowOp, first: int) -> None:
         """Rows of one operation and shape, which may leave together. `first`: the place of the first one."""

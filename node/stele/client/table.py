@@ -48,6 +48,7 @@ class AsyncTable:
         streams: Streams,
         flight: FlightPool,
         observed: Observed,
+        unsettled: set[Session],
         timeout_s: float,
     ) -> None:
         info = locations.info
@@ -63,6 +64,7 @@ class AsyncTable:
         self._streams = streams
         self._flight = flight
         self._observed = observed
+        self._unsettled = unsettled
         self._timeout_s = timeout_s
         self._tablets: dict[str, TabletClient] = {}
         self._batcher = Batcher(self.name, self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
@@ -122,6 +124,7 @@ class AsyncTable:
             self.schema,
             lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
             self._streams.ensure_open,
+            self._unsettled,
             flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
             buffer_bytes=arguments.whole(buffer_bytes, "buffer_bytes", least=1),
         )
@@ -291,7 +294,7 @@ class AsyncTable:
             await asyncio.sleep(0.05)
 
     async def close(self) -> None:
-        """Wait for single rows under way."""
+        """Wait for single rows under way, as far as somebody waits for them."""
         await self._batcher.close()
 
     def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
