@@ -285,3 +285,15 @@ async def test_what_ends_a_client_is_not_hidden_by_rows_that_were_not_written(tm
                 await using
             (note,) = caught.value.__notes__
             assert "1 of 1 rows were refused" in note
+
+
+async def test_a_row_may_be_used_again_once_it_was_given(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        row: dict[str, object] = {}
+        async with table.new_session(flush_interval_s=0) as session:
+            for number in range(50):
+                row["id"], row["name"] = number, f"n{number}"
+                await session.upsert(row)
+        found = await table.scan(["id", "name"], ordered=True).to_table()
+        assert found.to_pylist() == [{"id": n, "name": f"n{n}"} for n in range(50)]

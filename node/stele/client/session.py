@@ -118,7 +118,7 @@ class Session:
 
     def _take(self, op: RowOp, row: Mapping[str, Any]) -> None:
         self._raise()
-        self._rows.append((op, row))
+        self._rows.append((op, dict(row)))  # the caller may use its own again
         self._bytes += _ROW_BYTES_GUESS + sum(
             len(value) for value in row.values() if isinstance(value, (str, bytes))
         )
