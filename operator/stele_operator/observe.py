@@ -272,6 +272,7 @@ def parse_pod(raw: Json) -> Pod | None:
         exit_message=str(ended.get("message") or status.get("message") or "").strip()[:300],
         waiting="" if waits == "ContainerCreating" else waits[:300],
         unschedulable=unschedulable[:300],
+        keeps_off=tuple(m for m in annotations.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
     )
 
 

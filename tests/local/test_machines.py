@@ -130,6 +130,31 @@ async def test_placement(cluster: LocalCluster) -> None:
     await until(lambda: condition(cluster, "p3") == "True", "the fourth took its place")
 
 
+async def test_a_pod_takes_no_machine_that_its_affinity_names_and_the_next_one_that_is_free(
+    cluster: LocalCluster,
+) -> None:
+    apart = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    off = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2")]
+    affinity = {"podAntiAffinity": {required: [apart]}}
+    kept = affinity | {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchFields": off}]}}}
+    for index in range(3):
+        cluster.registry.create(POD, "default", pod(f"p{index}", affinity=affinity))
+    await until(lambda: condition(cluster, "p2") == "True", "each machine has a pod")
+    at = {cluster.registry.get(POD, "default", f"p{i}")["spec"]["nodeName"]: f"p{i}" for i in range(3)}
+    cluster.registry.create(POD, "default", pod("waits", affinity=kept))
+    await until(lambda: condition(cluster, "waits", "PodScheduled") == "False", "no machine is free")
+    cluster.registry.delete(POD, "default", at["n1"], DeleteOptions())
+    await until(lambda: not cluster.registry.find(POD, "default", at["n1"]), "a machine is free")
+    cluster.registry.create(POD, "default", pod("next", affinity=affinity))
+    await until(lambda: condition(cluster, "next") == "True", "one that was made later took it")
+    assert cluster.registry.get(POD, "default", "next")["spec"]["nodeName"] == "n1"
+    assert not cluster.registry.get(POD, "default", "waits")["spec"].get("nodeName")
+    cluster.registry.delete(POD, "default", at["n3"], DeleteOptions())
+    await until(lambda: condition(cluster, "waits") == "True", "it takes the third")
+    assert cluster.registry.get(POD, "default", "waits")["spec"]["nodeName"] == "n3"
+
+
 async def test_a_volume_of_no_machine_does_not_end_the_care_for_the_others(cluster: LocalCluster) -> None:
     """Made by hand, as kubectl lets one."""
     spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}}

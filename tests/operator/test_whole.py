@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,54 @@ async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_t
         await made.until("it was replaced", replaced, 90)
         await made.until("the cluster is Ready again", lambda: ready(made, "TabletCluster"), 40)
         assert (await status(made))["clusterUUID"] == formed
+
+
+async def placed(made: Bench) -> dict[str, str]:
+    """Machines of the nodes that have one."""
+    pods = await made.kube.list("Pod", "default", "stele.dev/role=node")
+    return {p["metadata"]["name"]: p["spec"]["nodeName"] for p in pods if p["spec"].get("nodeName")}
+
+
+async def back(made: Bench, name: str, uid: str, before: dict[str, str]) -> bool:
+    """Whether another pod of this name is ready, and the tablets are whole; nobody may be where another was."""
+    now = await placed(made)
+    assert now.items() <= before.items(), f"the machine of {name} was given away: {before}, now {now}"
+    pod = await made.kube.get("Pod", "default", name)
+    if pod is None or pod["metadata"]["uid"] == uid:
+        return False
+    conditions = {c["type"]: c["status"] for c in pod.get("status", {}).get("conditions", ())}
+    tablets = (await status(made)).get("tablets") or {}
+    return conditions.get("Ready") == "True" and tablets.get("healthy") == tablets.get("total") == 3
+
+
+@pytest.mark.chaos
+async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_comes_back_on_its_own(
+    tmp_path: Path,
+) -> None:
+    """The scheduler is woken by each deletion, and looks at the one that waits before the operator acts."""
+    async with bench(tmp_path, machines=3) as made:
+        await made.start()
+        await made.apply("cluster", nodes={"replicas": 4, "storage": {"size": "1Gi"}})
+        await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 40)
+        await write(made)
+
+        async def as_before() -> bool:
+            now = await status(made)
+            states = sorted(m["state"] for m in now["members"])
+            waits = (await made.condition("TabletCluster", "flights", "Degraded"))[1] == "NodePending"
+            return waits and states == ["Pending", *["Ready"] * 6]
+
+        await made.until("one node waits, all others serve", as_before, 30)
+        before = await placed(made)
+        assert sorted(before.values()) == ["n1", "n2", "n3"]
+        for name in sorted(before):
+            pod = await made.kube.get("Pod", "default", name)
+            assert pod is not None
+            uid = pod["metadata"]["uid"]
+            await made.kube.delete("Pod", "default", name, uid, "")
+            await made.until(f"{name} is back", partial(back, made, name, uid, before), 60)
+        await made.until("one node waits, all others serve", as_before, 60)
+        assert await placed(made) == before
+        assert await count(made) == ROWS

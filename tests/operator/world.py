@@ -35,6 +35,7 @@ from stele_operator.plan.observation import Catalog, Column, Machine, MasterRepo
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 COLUMNS = [{"name": "id", "type": "int64"}, {"name": "text", "type": "string", "nullable": True}]
 
 
@@ -79,6 +80,8 @@ class World:
         """How many masters the cluster is formed with, and has on record ever after."""
         self.silent: set[str] = set()
         """Names of pods whose process says nothing."""
+        self.volumes_move = False
+        """Volumes are bound before their pods have machines, and reach all of them."""
 
     # -- objects
 
@@ -216,6 +219,9 @@ class World:
 
     def settle(self) -> None:
         """Scheduler, kubelets and processes do their work."""
+        if self.volumes_move:
+            for claim in self.of("PersistentVolumeClaim"):
+                claim["status"] = {"phase": "Bound"}
         for raw in self.of("Pod"):
             if not raw["spec"].get("nodeName"):
                 self._schedule(raw)
@@ -225,15 +231,20 @@ class World:
         role = raw["metadata"]["labels"]["stele.dev/role"]
         claim = self.objects["PersistentVolumeClaim", raw["metadata"]["name"]]
         pinned = claim["metadata"]["annotations"].get("volume.kubernetes.io/selected-node")
+        terms = (
+            raw["spec"]["affinity"].get("nodeAffinity", {}).get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
+        )
+        barred = {rule["values"][0] for rule in terms[0].get("matchFields", ())}
         taken = {
             p["spec"].get("nodeName")
             for p in self.of("Pod")
             if p["metadata"]["labels"]["stele.dev/role"] == role
         }
         for machine in self.machines:
-            if machine.ready and machine.name not in taken and pinned in (None, machine.name):
+            if machine.ready and machine.name not in taken | barred and pinned in (None, machine.name):
                 raw["spec"]["nodeName"] = machine.name
-                claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = machine.name
+                if not self.volumes_move:
+                    claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = machine.name
                 claim["status"] = {"phase": "Bound"}
                 self.touch(claim)
                 return

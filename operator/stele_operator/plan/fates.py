@@ -72,6 +72,11 @@ class Member:
         return self.node is None or self.node.state is NodeState.ACTIVE
 
     @property
+    def machine(self) -> str:
+        """Where its pod runs, or else where it ran last; where its volume was made, if more is not known."""
+        return _machine(self.claim, self.pod, self.node)
+
+    @property
     def lost(self) -> bool:
         """Silent for longer than the policy allows, and not yet retired."""
         return self.state is State.LOST
@@ -166,8 +171,7 @@ def _fate(
         return fate, f"{why}: {pod.exit_message}" if pod.exit_message else why
     if role == "master" and _formatted_anew(o.identity, o, node_id):
         return Fate.VOLUME_EMPTY, "its volume was formatted again after the cluster had formed"
-    # Where its volume was made says nothing of a node that has run elsewhere since.
-    name = (pod.machine if pod else "") or (node.machine if node else "") or claim.selected_machine
+    name = _machine(claim, pod, node)
     machine: Machine | None = o.machine(name)
     # One that was drained first may follow its volume elsewhere, so it does not go with its machine.
     if pod is not None and pod.machine and o.machines is not None and machine is None:
@@ -177,6 +181,12 @@ def _fate(
     if pod is not None and pod.running and not pod.deleting:
         return Fate.MACHINE_SILENT, f"its pod runs on {name or 'a machine'}, the masters do not hear it"
     return Fate.RESTARTING, _waiting(pod) or "its pod is being started again"
+
+
+def _machine(claim: Claim | None, pod: Pod | None, node: NodeView | None) -> str:
+    # Where its volume was made says nothing of a node that has run elsewhere since.
+    ran = (pod.machine if pod else "") or (node.machine if node else "")
+    return ran or (claim.selected_machine if claim else "")
 
 
 def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Sequence
 
 from stele_operator.api import API_VERSION
-from stele_operator.api.cluster import DeletionPolicy, MachineSpread, Resources, Storage, TabletClusterSpec
+from stele_operator.api.cluster import DeletionPolicy, Resources, Storage, TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
 from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
+from stele_operator.plan.placement import never_share
 
 RENDER_REVISION = 2
 """Raised when a new operator renders pods in a way that they should be made anew for."""
@@ -116,8 +117,10 @@ def pod(
     image: str,
     masters: Sequence[str],
     formation: Sequence[str],
+    keeps_off: Sequence[str],
 ) -> Json:
-    """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met."""
+    """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met;
+    `keeps_off`: machines that it is not to take."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
@@ -167,6 +170,13 @@ def pod(
     resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
     if resources:
         container["resources"] = resources
+    annotations = {
+        naming.ANNOTATION_NODE_ID: member.node_id,
+        naming.ANNOTATION_CLAIM_UID: member.uid,
+        naming.ANNOTATION_HASH: spec_hash(spec, role, image),
+    }
+    if keeps_off:
+        annotations[naming.ANNOTATION_KEEPS_OFF] = ",".join(keeps_off)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -174,11 +184,7 @@ def pod(
             "name": member.name,
             "namespace": cluster.namespace,
             "labels": naming.labels(cluster.name, role),
-            "annotations": {
-                naming.ANNOTATION_NODE_ID: member.node_id,
-                naming.ANNOTATION_CLAIM_UID: member.uid,
-                naming.ANNOTATION_HASH: spec_hash(spec, role, image),
-            },
+            "annotations": annotations,
             "ownerReferences": [owner(cluster)],
         },
         "spec": {
@@ -196,7 +202,7 @@ def pod(
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "affinity": _affinity(cluster.name, spec, role, member.zone),
+            "affinity": _affinity(cluster.name, spec, role, member.zone, keeps_off),
             # For ever: Kubernetes names a fate, the masters decide loss, and nobody else moves a pod off its volume.
             "tolerations": [
                 {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
@@ -229,24 +235,28 @@ def _probe(path: str, period_s: int, failures: int) -> Json:
     }
 
 
-def _affinity(cluster: str, spec: TabletClusterSpec, role: Role, zone: str) -> Json:
+def _affinity(cluster: str, spec: TabletClusterSpec, role: Role, zone: str, keeps_off: Sequence[str]) -> Json:
     term = {
         "labelSelector": {"matchLabels": {naming.LABEL_CLUSTER: cluster, naming.LABEL_ROLE: role}},
         "topologyKey": naming.LABEL_HOST,
     }
-    required = role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
     spread: Json = (
         {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        if required
+        if never_share(spec, role)
         else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     )
     affinity: Json = {"podAntiAffinity": spread}
+    where: Json = {}
     if zone:
-        expression = {"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}
+        where["matchExpressions"] = [{"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}]
+    if keeps_off:
+        # By name, which the label of the host need not be; Kubernetes takes one value for each of these.
+        where["matchFields"] = [
+            {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in keeps_off
+        ]
+    if where:
         affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [expression]}]
-            }
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [where]}
         }
     return affinity
 

@@ -22,6 +22,7 @@ ANNOTATION_RETIRED = f"{GROUP}/retired-at"
 ANNOTATION_RELEASED = f"{GROUP}/released-at"
 ANNOTATION_CLAIM_UID = f"{GROUP}/claim-uid"
 ANNOTATION_HASH = f"{GROUP}/spec-hash"
+ANNOTATION_KEEPS_OFF = f"{GROUP}/keeps-off"
 ANNOTATION_DIGEST = f"{GROUP}/digest"
 FINALIZER_TABLE = f"{GROUP}/table"
 

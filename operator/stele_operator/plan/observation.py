@@ -150,6 +150,8 @@ class Pod:
     exit_message: str = ""
     waiting: str = ""
     unschedulable: str = ""
+    keeps_off: tuple[str, ...] = ()
+    """Machines that it was made not to take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""In which zone a new member goes. Called by upkeep; pure.
+"""In which zone a new member goes, and whose machines it keeps off. Called by upkeep; pure.
 
-Invariant: members of a role are spread over the zones as evenly as live machines allow.
+Invariant: members of a role are spread over the zones as evenly as live machines allow; one that never ran takes no
+machine that another may come back to.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stele_operator.api.cluster import MachineSpread, TabletClusterSpec
+from stele_operator.plan.fates import Member, State
 from stele_operator.plan.observation import Claim, Observation, Role
 
 
@@ -53,10 +55,40 @@ def _room(o: Observation, spec: TabletClusterSpec, role: Role) -> dict[str, int]
     """Live machines per zone that could take a member of the role; None where machines cannot be read."""
     if o.machines is None:
         return None
-    alone = role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
+    alone = never_share(spec, role)
     occupied = {p.machine for p in o.pods if p.role == role} if alone else set()
     room: dict[str, int] = {}
     for machine in o.machines:
         if machine.ready and machine.schedulable and machine.name not in occupied:
             room[machine.zone] = room.get(machine.zone, 0) + (1 if alone else 100)
     return room
+
+
+def never_share(spec: TabletClusterSpec, role: Role) -> bool:
+    """Whether two members of the role are never on one machine."""
+    return role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
+
+
+def keeps_off(
+    o: Observation, spec: TabletClusterSpec, member: Member, everyone: Iterable[Member]
+) -> tuple[str, ...]:
+    """Machines, by name, that the pod of a member which never ran leaves to others of its role; none for one that ran.
+
+    A pod that waits for a machine is given one the moment another's pod is deleted, before that is made again; and the
+    other's volume may be of no use elsewhere.
+    """
+    if not never_share(spec, member.role) or member.claim is None or _may_have_run(o, member, member.claim):
+        return ()
+    others = (m for m in everyone if m.role == member.role and m.name != member.name)
+    return tuple(sorted({m.machine for m in others if m.machine and _may_come_back(m)}))
+
+
+def _may_have_run(o: Observation, member: Member, claim: Claim) -> bool:
+    """The masters know for certain; while they cannot be asked, whoever has a volume may have."""
+    return member.formed or (o.catalog is None and claim.phase == "Bound")
+
+
+def _may_come_back(member: Member) -> bool:
+    claim = member.claim
+    has_volume = claim is not None and claim.phase == "Bound" and not claim.deleting
+    return has_volume and member.state is not State.RETIRED

@@ -34,8 +34,8 @@ from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import going, in_danger, masters_wanted
-from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Role
-from stele_operator.plan.placement import choose_zones, zone_faults
+from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Pod, Role
+from stele_operator.plan.placement import choose_zones, keeps_off, zone_faults
 from stele_operator.plan.rules import masters_differ
 
 _UNBOUND_PATIENCE_S = 60.0
@@ -227,6 +227,9 @@ def _one(
         actions.append(
             DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)
         )
+    elif _waits_in_vain(o, pod, keeps_off(o, spec, member, everyone)):
+        reason = f"{pod.name} waits for a machine; made again, as those that it leaves to others have changed"
+        actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     return actions
 
 
@@ -249,6 +252,15 @@ def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
     machine = o.machine(claim.selected_machine)
     down = claim.selected_machine and o.machines is not None and (machine is None or not machine.ready)
     return bool(claim.phase == "Pending" and down and o.now_s - since_s > _UNBOUND_PATIENCE_S)
+
+
+def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
+    """Whether a pod that no machine takes could take one which it is to leave to others, or must not take one that is up and
+    free. Only the masters can say who has run where."""
+    if pod.machine or not pod.unschedulable or o.catalog is None:
+        return False
+    left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
+    return bool(left) or any(not _gone(o, machine) for machine in free)
 
 
 def _start(
@@ -278,7 +290,9 @@ def _start(
     masters = [m.name for m in everyone if m.role == "master" and m.active]
     masters = masters or [m.name for m in identity.first_masters]
     image = spec.image or o.default_image
-    return CreatePod(f"{member.name}: {reason}", manifests.pod(o.cluster, spec, claim, image, masters, flags))
+    off = keeps_off(o, spec, member, everyone)
+    manifest = manifests.pod(o.cluster, spec, claim, image, masters, flags, off)
+    return CreatePod(f"{member.name}: {reason}", manifest)
 
 
 def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim) -> list[Action]:
@@ -425,6 +439,8 @@ def _findings(o: Observation, spec: TabletClusterSpec, member: Member, needing: 
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
         case State.PENDING if member.pod is not None and member.pod.unschedulable:
             message = f"{member.name}: {member.why}"
+            if member.pod.keeps_off:
+                message += f" (left to those who ran there: {some(member.pod.keeps_off)})"
             return [Finding(Kind.DEGRADED, f"{title}Pending", message, member=member.name)]
         case State.PENDING | State.STARTING:
             why = f" ({member.why})" if member.why else ""
