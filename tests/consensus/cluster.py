@@ -131,7 +131,6 @@ class TestNode:
             self,
             OPTIONS,
             changed=self.changed_keys.append,
-            give_up=self.given_up.append,
         )
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.sessions = CopySessions(self.directory / "copies", self)
@@ -235,6 +234,9 @@ class TestNode:
 
     def low_space(self) -> bool:
         return self.low
+
+    def fail(self, error: Exception) -> None:
+        self.given_up.append(error)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)

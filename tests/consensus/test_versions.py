@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from stele.consensus.files import frame_record, parse_record
-from stele.consensus.superblock import SUPERBLOCK
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import SUPERBLOCK, DataState, read_superblock
 from stele.model import config
-from stele.model.errors import Code, Rejected
-from stele.model.ids import NodeId, new_id
+from stele.model.config import MemberType
+from stele.model.entry import Entry
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import NodeId, OpId, new_id
 from stele.tablet import checked
+from stele.tablet.machine import Outcome
 from stele.wal import format as wal_format
 from stele.wal import metadata
-from tests.consensus.cluster import rows
+from tests.consensus.cluster import TestNode, pairs, rows, wait_until
 from tests.consensus.conftest import MakeGroup
+from tests.consensus.test_copy import DirectSource, add, order
 
 
 def later_manifest(path: Path) -> None:
@@ -50,6 +57,130 @@ async def test_a_node_with_files_of_a_later_program_does_not_start(
         await node.restart()
     assert refused.value.code is Code.UNSUPPORTED_VERSION
     assert (victim.directory / relative).read_bytes() == before
+
+
+def later_payload() -> bytes:
+    return b"\x02" + rows([1])[1:]
+
+
+def later_flag() -> bytes:
+    return rows([1])[:2] + b"\x04" + rows([1])[3:]
+
+
+PAYLOADS = [
+    pytest.param("table", later_payload, id="version"),
+    pytest.param("table", later_flag, id="flag"),
+    pytest.param("keyspace", lambda: b"\x02" + pairs(b"a", b"1")[1:], id="version, key space"),
+]
+
+
+def files_of(replica: Replica) -> dict[str, bytes]:
+    here = replica.directory
+    return {str(p.relative_to(here)): p.read_bytes() for p in sorted(here.rglob("*")) if p.is_file()}
+
+
+class Later:
+    """The machine of a later program: what this one does not know it does."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    def apply(self, entry: Entry) -> Outcome:
+        try:
+            return self._machine.apply(entry)  # type: ignore[no-any-return]
+        except Rejected:
+            return Outcome(entry.timestamp)
+
+
+def upgrade(replica: Replica) -> None:
+    applier: Any = replica._applier
+    applier._machine = Later(replica.machine)
+
+
+async def gave_up(node: TestNode) -> None:
+    await wait_until(lambda: bool(node.given_up))
+    error = node.given_up[0]
+    assert isinstance(error, Rejected) and error.code is Code.UNSUPPORTED_VERSION
+    assert "upgrade" in str(error)
+
+
+async def takes_no_part(replica: Replica) -> None:
+    """Nor does it flush: its store is neither with nor without what it could not apply."""
+    assert replica.state is ReplicaState.STOPPED and not replica.error
+    with pytest.raises(SteleError):
+        replica.submit(rows([2]))
+    with pytest.raises(Retryable, match="no rows to flush"):
+        await replica.flush()
+
+
+@pytest.mark.parametrize(("kind", "payload"), PAYLOADS)
+async def test_a_write_of_a_later_program_ends_the_node(
+    group_of: MakeGroup, kind: str, payload: Callable[[], bytes]
+) -> None:
+    """The replica became FAILED, and was replaced: its rows were erased."""
+    group, _ = await group_of(3, kind=kind)
+    more = (rows([0]), rows([1])) if kind == "table" else (pairs(b"a", b"1"), pairs(b"b", b"2"))
+    await group.write(more[0])
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(victim)
+    await victim.flush()
+    before = files_of(victim)
+    for replica in group.replicas():
+        if replica is not victim:
+            upgrade(replica)
+    await group.write(payload())
+    node = group.node_of(victim)
+    await gave_up(node)
+    await takes_no_part(victim)
+    assert files_of(victim) == before
+    await group.write(more[1])
+    again = await node.restart()
+    await gave_up(again)  # as long as it is not upgraded
+    assert files_of(again.replicas.get(group.tablet_id)) == before
+
+
+async def test_a_value_of_a_later_program_that_a_listener_refuses_ends_the_node(group_of: MakeGroup) -> None:
+    """As the catalog's listeners do with rows of a version that they do not know."""
+
+    def listener(key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
+        if new == b"later":
+            raise Rejected("a row of version 2", code=Code.UNSUPPORTED_VERSION)
+
+    group, _ = await group_of(3, kind="keyspace")
+    await group.write(pairs(b"a", b"known"))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    machine: Any = victim.machine
+    machine.add_commit_listener(listener)
+    await group.write(pairs(b"a", b"later"))
+    await gave_up(group.node_of(victim))
+    await takes_no_part(victim)
+
+
+async def test_a_store_that_meets_a_write_of_a_later_program_ends_its_node(group_of: MakeGroup) -> None:
+    """A witness has it in its log. When its rows came they could not be brought up to it, and were copied anew, for ever."""
+    group, nodes = await group_of(1, spare=1)
+    await group.write(rows(range(10)))
+    leader = await group.leader()
+    upgrade(leader)
+    source = DirectSource(nodes[0])
+    source.hold = Event()
+    started = leader.committed_opid
+    what = order(group, nodes[0], 2, witness=True, witness_start=started)
+    copy = await nodes[1].manager.start_copy(what, source)
+    assert copy is not None and await copy.wait_prepared(10)
+    await add(group, nodes[1], 2, member_type=MemberType.WITNESS, witness_start=started)
+    witness = nodes[1].replicas.get(group.tablet_id)
+    await group.write(later_payload())
+    await wait_until(lambda: witness.committed_opid >= leader.committed_opid)
+    source.hold.set()
+    await gave_up(nodes[1])
+    assert witness.state is ReplicaState.STOPPED and not witness.error
+    assert read_superblock(witness.directory).data_state is DataState.READY
 
 
 def sealed() -> bytes:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.consensus.replica import ReplicaState
-from stele.model.errors import Corrupt, InvariantViolation, Rejected
+from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
 from stele.model.ids import NodeId, StreamKey, new_id
+from stele.model.partition import PartitionSchema
+from stele.model.writeop import HEADER
 from stele.rpc.proto.common_pb2 import ReplicaStatusPB
 from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
 from stele.tserver.node import Node
@@ -51,6 +54,26 @@ async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
             NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
         ).start()
     assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
+
+
+async def test_a_write_of_a_later_program_ends_the_node(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An upgraded leader proposed it, and another one of this program has it in its log."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "before"})
+        tablet_id = table._tablet(0).place.tablet_id
+    nodes = [node for name, node in cluster.running.items() if name != "master"]
+    while not (ended := [node for node in nodes if node.failed.done()]):
+        for node in nodes:
+            with suppress(SteleError):
+                await node.replicas.get(tablet_id).submit(b"\x02" + bytes(HEADER.size))
+        await asyncio.sleep(0.01)
+    assert "upgrade" in ended[0].health.ready()
+    assert exit_code(ended[0].failed.result()) == EXIT_USAGE
+    assert tablet_id in (told := capsys.readouterr().err) and "upgrade" in told
+    assert ended[0].replicas.get(tablet_id).state is not ReplicaState.FAILED
 
 
 async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:

@@ -67,5 +67,8 @@ class Host(Protocol):
     def low_space(self) -> bool:
         """Whether writes must be refused because the disk is nearly full."""
 
+    def fail(self, error: Exception) -> None:
+        """The node cannot go on with what a replica found: it ends, and leaves all files as they are."""
+
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread of the node's pool."""

@@ -26,7 +26,7 @@ from stele.consensus.timestamps import decode_ceiling
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, error_for
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, error_for, of_later_program
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
@@ -139,16 +139,20 @@ class Replica(ReadPart):
 
     async def stop(self) -> None:
         """Stop taking part and close the store. Idempotent."""
+        self._halt()
+        async with self._flushing:
+            machine, self.machine = self.machine, None
+        if machine is not None:
+            await self.host.in_thread(machine.close)
+
+    def _halt(self) -> None:
+        """Take part no more: no vote, no acknowledgement, no flush."""
         if self.state is ReplicaState.STOPPED:
             return
         self.state = ReplicaState.STOPPED
         if self._runtime is not None:
             self._runtime.stop()
         self._end_all(Retryable("this replica is stopping; ask another", code=Code.NOT_LEADER))
-        async with self._flushing:
-            machine, self.machine = self.machine, None
-        if machine is not None:
-            await self.host.in_thread(machine.close)
 
     def _end_all(self, error: SteleError) -> None:
         self._stop_writes(error)
@@ -307,7 +311,12 @@ class Replica(ReadPart):
         if self._applier is None or self._runtime is None:
             raise Retryable("the replica is not running", code=Code.NOT_READY)
         self.timestamps.in_log(machine.max_ceiling)
-        await self._applier.catch_up(machine, self.read_log)
+        try:
+            await self._applier.catch_up(machine, self.read_log)
+        except SteleError as exc:
+            if of_later_program(exc):
+                self._failed(exc)
+            raise
         self.machine = machine
         self.stream.set_flushed(machine.flushed.index)
         self._runtime.post(DataArrived())
@@ -464,7 +473,17 @@ class Replica(ReadPart):
             self.host.changed(self)
 
     def _failed(self, error: Exception) -> None:
-        if isinstance(error, Corrupt):
+        """What a later program wrote is no damage: as FAILED this replica would be replaced, and its rows erased."""
+        if of_later_program(error):
+            self._halt()
+            self.host.fail(
+                Rejected(
+                    f"replica {self.replica_id} of tablet {self.tablet_id} met what a later program wrote, upgrade this "
+                    f"one: {error.args[0]}",
+                    code=Code.UNSUPPORTED_VERSION,
+                )
+            )
+        elif isinstance(error, Corrupt):
             self.fail(str(error))
         else:
             self.fail(f"{error}; the node's log has more")

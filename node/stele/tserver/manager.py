@@ -64,7 +64,6 @@ class TabletManager:
         *,
         hold: Callable[[Superblock], bool] = lambda superblock: False,
         changed: Callable[[StreamKey], None] = lambda key: None,
-        give_up: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._here = replicas
         self._directory = directory
@@ -73,7 +72,6 @@ class TabletManager:
         self._options = options
         self._hold = hold
         self._changed = changed
-        self._give_up = give_up
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._waiting: set[asyncio.Task[None]] = set()
         self._changing: WeakValueDictionary[TabletId, asyncio.Lock] = WeakValueDictionary()
@@ -188,9 +186,9 @@ class TabletManager:
             except Retryable as exc:
                 error = exc
             except Exception as exc:  # noqa: BLE001 - told to whoever runs the node, as at its start
-                self._give_up(exc)
+                self._host.fail(exc)
                 return
-        self._give_up(
+        self._host.fail(
             Retryable(f"replica {key} could not be started for {LACKING_MS // 1000} s: {error.args[0]}")
         )
 

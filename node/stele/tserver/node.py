@@ -227,7 +227,6 @@ class Node:
             self.options.replica,
             hold=self._hold,
             changed=self.changed_key,
-            give_up=self.fail,
         )
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.quiet = QuietGroups(self.replicas, self.options.replica.raft, self._ping, self.now_ms())
