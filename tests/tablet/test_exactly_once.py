@@ -73,10 +73,13 @@ def test_an_idle_client_is_forgotten_and_then_too_old(tmp_path: Path) -> None:
 
 
 def test_a_write_that_is_refused_whole_is_refused_again_alike(tmp_path: Path) -> None:
+    """A block of another version of the schema: this follows from the entry and the state, so all replicas refuse it alike."""
     store = new_store(tmp_path / "t")
-    first = store.apply(write_entry(1, b"no block", client_id=ONE))
-    assert first.code is Code.INVALID_ARGUMENT
-    again = store.apply(write_entry(2, b"no block", client_id=ONE))
+    block = _insert(1)
+    other = block[:4] + (2).to_bytes(4, "little") + block[8:]
+    first = store.apply(write_entry(1, other, client_id=ONE))
+    assert first.code is Code.SCHEMA_MISMATCH
+    again = store.apply(write_entry(2, other, client_id=ONE))
     assert (again.code, again.message, again.duplicate) == (first.code, first.message, True)
 
 

@@ -7,13 +7,17 @@ import struct
 import time
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.model.block import RowOp, encode_block
+from stele.model.block import HEADER, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.partition import PartitionSchema
+from stele.rpc.proto import tserver_pb2
+from stele.tserver.tablet_service import _KV_OPS
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster, count
 
@@ -38,6 +42,49 @@ async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(clus
                 await table._tablet(0).write(block, timeout_s=5)
         await table.put({"id": 2, "name": "after"})
         assert await count(client) == 1
+
+
+async def test_what_only_a_later_program_reads_is_refused_before_it_is_proposed(
+    cluster: LocalCluster,
+) -> None:
+    """Committed it would end every node of this program."""
+
+    def changed(block: bytes, at: int, value: int) -> bytes:
+        return block[:at] + bytes([value]) + block[at + 1 :]
+
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["x"])], schema=SCHEMA.to_arrow())
+        one_op = encode_block(RowOp.UPSERT, SCHEMA.column_ids, batch, SCHEMA.version)
+        op_each = encode_block(np.array([3], np.uint8), SCHEMA.column_ids, batch, SCHEMA.version)
+        for block, code in (
+            (changed(one_op, 0, 2), Code.UNSUPPORTED_VERSION),
+            (changed(one_op, 1, 4), Code.UNSUPPORTED_VERSION),
+            (changed(one_op, 3, 1), Code.UNSUPPORTED_VERSION),
+            (changed(one_op, HEADER.size - 2, 1), Code.UNSUPPORTED_VERSION),
+            (changed(one_op, 2, 9), Code.INVALID_ARGUMENT),
+            (changed(op_each, HEADER.size + 4 * len(SCHEMA.columns), 9), Code.INVALID_ARGUMENT),
+        ):
+            with pytest.raises(Rejected) as caught:
+                await table._tablet(0).write(block, timeout_s=5)
+            assert caught.value.code is code
+        request = tserver_pb2.KvRequest(key=b"a", value=b"1")
+        request.op = 77  # type: ignore[assignment]
+        with pytest.raises(Rejected, match="operation 77"):
+            await kv._tablet.kv(request, timeout_s=5)
+        await table.put({"id": 2, "name": "after"})
+        await kv.replace("a", b"after")
+        assert await count(client) == 1 and await kv.read("a") == b"after"
+        assert not any(node.failed.done() for node in cluster.running.values())
+
+
+@pytest.mark.parametrize("op", [KeyOp.REPLACE, KeyOp.INSERT, KeyOp.DELETE])
+def test_what_a_client_asks_of_a_key_space_can_be_applied(op: KeyOp) -> None:
+    """It names an operation, and the leader makes the batch: no flag and no reserved byte comes from a client."""
+    assert set(_KV_OPS.values()) == {KeyOp.REPLACE, KeyOp.INSERT, KeyOp.DELETE}
+    asked = [KeyOperation(op, b"a", b"1")]
+    assert decode_operations(encode_operations(asked)) == asked
 
 
 @pytest.mark.parametrize("ahead_us", [3_600_000_000, (1 << 63) - (1 << 62)])

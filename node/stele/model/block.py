@@ -24,6 +24,8 @@ from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBBBIIHH")
+_PLAIN = struct.Struct("<4sIIHH")
+"""The same bytes, the first four as one."""
 VERSION = 1
 ROWS_MAX = 1 << 20
 _FLAG_ROW_OPS = 1
@@ -128,10 +130,11 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     """
     if len(data) < HEADER.size:
         raise Rejected(f"block of {len(data)} bytes; expected at least {HEADER.size}")
-    version, flags, op, _, schema_version, rows, columns, _ = HEADER.unpack_from(data)
-    if version != VERSION or flags & ~_FLAG_ROW_OPS:
+    version, flags, op, zero, schema_version, rows, columns, zeros = HEADER.unpack_from(data)
+    if version != VERSION or flags & ~_FLAG_ROW_OPS or zero or zeros:
         raise Rejected(
-            f"block version {version}, flags {flags}; this program reads version {VERSION}",
+            f"block version {version}, flags {flags}, reserved bytes {zero} and {zeros}; this program reads version "
+            f"{VERSION}, flag {_FLAG_ROW_OPS}, zeros",
             code=Code.UNSUPPORTED_VERSION,
         )
     at = HEADER.size + 4 * columns
@@ -153,15 +156,33 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
         if not trusted:
             batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
+        if trusted and isinstance(exc, MemoryError):
+            raise  # no fault of the block: other replicas have read it
         raise Rejected(f"block: its rows are no Arrow message of columns {arrow.names}: {exc}") from exc
     if batch.num_rows != rows:
         raise Rejected(f"block: its header says {rows} rows, its message has {batch.num_rows}")
     return Block(schema_version, column_ids, batch, RowOp(op) if row_ops is None else None, row_ops)
 
 
-def row_count(data: bytes | memoryview) -> int:
-    """How many rows a block says it has."""
-    return int(HEADER.unpack_from(data)[5])
+def of_schema(data: bytes | memoryview, schema: Schema) -> bool:
+    """Whether a block of this version was made with this version of the schema."""
+    return bool(data[0] == VERSION and HEADER.unpack_from(data)[4] == schema.version)
+
+
+def plain_rows(data: bytes | memoryview) -> int:
+    """How many rows a block of upserts says it has, where its leader said that it is plain.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION, it is none that this program calls so.
+    """
+    opening, _, rows, _, zeros = _PLAIN.unpack_from(data)
+    if opening != _PLAIN_OPENING or zeros:
+        raise Rejected(
+            f"plain block that begins with {opening.hex()}, reserved bytes {zeros}; this program reads "
+            f"{_PLAIN_OPENING.hex()}, 0",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    return int(rows)
 
 
 def vetted_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
@@ -179,6 +200,7 @@ def vetted_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
 
 
 _OPS = frozenset(int(op) for op in RowOp)
+_PLAIN_OPENING = bytes((VERSION, 0, RowOp.UPSERT, 0))
 
 
 def _check_header(

@@ -91,23 +91,27 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
     """The inverse of `encode_operations`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version or operation this program does not know.
+        Rejected: UNSUPPORTED_VERSION for a version, operation, flag or reserved byte this program does not know.
         Corrupt: bytes that are no batch.
     """
     try:
-        version, _, count = _HEADER.unpack_from(data)
-        if version != VERSION:
+        version, zero, count = _HEADER.unpack_from(data)
+        if version != VERSION or zero:
             raise Rejected(
-                f"key space batch version {version}; this program reads {VERSION}",
+                f"key space batch version {version}, reserved byte {zero}; this program reads {VERSION}, 0",
                 code=Code.UNSUPPORTED_VERSION,
             )
         at = _HEADER.size
         found = []
         for _ in range(count):
-            op, flags, _, key_length, value_length, expected_length = _OP.unpack_from(data, at)
+            op, flags, zero, key_length, value_length, expected_length = _OP.unpack_from(data, at)
             at += _OP.size
-            if op not in _OPS:
-                raise Rejected(f"key space operation {op} is unknown", code=Code.UNSUPPORTED_VERSION)
+            if op not in _OPS or flags & ~_FLAG_EXPECTED or zero:
+                raise Rejected(
+                    f"key space operation {op}, flags {flags}, reserved bytes {zero}; this program knows operations "
+                    f"{min(_OPS)} to {max(_OPS)}, flag {_FLAG_EXPECTED}, zeros",
+                    code=Code.UNSUPPORTED_VERSION,
+                )
             end = at + key_length + value_length + expected_length
             if end > len(data):
                 raise Corrupt(f"key space batch of {len(data)} bytes ends within an operation of {end}")

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import xxhash
 
-from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.record import record
 
 HEADER = struct.Struct("<BBHI16sQQQQ")
@@ -92,3 +92,14 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
         client_id, sequence, lowest, first_us, body_digest, schema_version, _KINDS[kind], flags == _PLAIN
     )
     return header, memoryview(payload)[HEADER.size :]
+
+
+def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleError) -> SteleError:
+    """What ends applying at a committed body that this program cannot read, for the reason `why`.
+
+    It is no outcome: the leader has read it before it proposed it, and replicas of the leader's program did what it asks. A
+    body that is still the proposed one is of a later program (UNSUPPORTED_VERSION); any other is damaged (Corrupt).
+    """
+    if digest(body) != header.digest:
+        return Corrupt(f"a committed write is not what was proposed: {why.args[0]}; copy the replica anew")
+    return Rejected(f"a committed write: {why.args[0]}", code=Code.UNSUPPORTED_VERSION)

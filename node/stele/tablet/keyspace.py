@@ -263,12 +263,11 @@ class KeySpace:
             return earlier
         try:
             operations = decode_operations(body)
-        except Rejected as exc:
-            outcome = Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
-        else:
-            outcome = self._check(operations, entry)
-            if outcome.code is Code.OK:
-                self._commit(operations, entry.opid)
+        except (Rejected, Corrupt) as exc:
+            raise writeop.not_understood(header, body, exc) from exc
+        outcome = self._check(operations, entry)
+        if outcome.code is Code.OK:
+            self._commit(operations, entry.opid)
         self._once.record(header, outcome)
         return outcome
 

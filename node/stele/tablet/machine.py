@@ -85,11 +85,15 @@ class StateMachine(Protocol):
         """The highest timestamp ceiling among the applied entries; 0 for none."""
 
     def apply(self, entry: Entry) -> Outcome:
-        """Apply the next committed entry, whatever its kind.
+        """Apply the next committed entry, whatever its kind. An outcome follows from the entry and the state by rules that
+        never change: what this program cannot read, another one may have done, so it is none.
+
+        Once it has raised, the state is neither with nor without the entry: it must be asked and flushed no more.
 
         Raises:
             InvariantViolation: the entry is not the next one.
-            Corrupt: its payload is not what a leader proposes, or a file it needs is damaged.
+            Corrupt: its payload is not what a leader proposed, or a file it needs is damaged.
+            Rejected: UNSUPPORTED_VERSION, a later program's leader proposed it, or wrote a file it needs.
         """
 
     def should_flush(self) -> bool:

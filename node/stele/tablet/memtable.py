@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stele.model import keys as key_bytes
-from stele.model.block import row_count, vetted_rows
+from stele.model.block import plain_rows, vetted_rows
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
@@ -146,8 +146,9 @@ class MemTable:
 
         Raises:
             Corrupt: a block that waited is not what was vetted.
+            Rejected: UNSUPPORTED_VERSION, of this block; nothing was added.
         """
-        rows = row_count(block)
+        rows = plain_rows(block)
         if rows > SMALL_ROWS:
             self.append(self._decoded(block), time, None, size_bytes, None)
             return

@@ -20,13 +20,13 @@ from typing import Any
 import structlog
 
 from stele.model import writeop
-from stele.model.block import decode_block
+from stele.model.block import decode_block, of_schema
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected, SteleError, ensure
 from stele.model.ids import HybridTime, OpId, new_id
 from stele.model.schema import Schema
-from stele.model.writeop import BodyKind
+from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet import exactly_once, manifest
 from stele.tablet.checked import read_sealed, seal
 from stele.tablet.colfile import ColumnFile
@@ -229,19 +229,24 @@ class TabletStore:
         if earlier is not None:
             return earlier
         if header.plain and header.schema_version == self.schema.version:
-            self._state.active.append_plain(body, entry.timestamp, len(entry.payload))
+            try:
+                self._state.active.append_plain(body, entry.timestamp, len(entry.payload))
+            except Rejected as exc:
+                raise writeop.not_understood(header, body, exc) from exc
             outcome = Outcome(entry.timestamp)
         else:
-            outcome = self._write(entry, body)
+            outcome = self._write(entry, header, body)
         self._once.record(header, outcome)
         self._readable = entry.timestamp
         return outcome
 
-    def _write(self, entry: Entry, body: memoryview) -> Outcome:
+    def _write(self, entry: Entry, header: WriteHeader, body: memoryview) -> Outcome:
         try:
             block = decode_block(body, self.schema, trusted=True)
         except Rejected as exc:
-            return Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
+            if exc.code is Code.SCHEMA_MISMATCH and not of_schema(body, self.schema):
+                return Outcome(entry.timestamp, code=exc.code, message=str(exc.args[0]))
+            raise writeop.not_understood(header, body, exc) from exc
         state = self._state
         rows = StoreRows(self.schema, state.active, state.frozen, state.files)
         return Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
