@@ -14,9 +14,10 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import SUPERBLOCK, DataState, read_superblock
 from stele.model import config
 from stele.model.config import MemberType
-from stele.model.entry import Entry
+from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, OpId, new_id
+from stele.raft.messages import UpdateRequest
 from stele.tablet import checked
 from stele.tablet.machine import Outcome
 from stele.wal import format as wal_format
@@ -36,27 +37,61 @@ def later_superblock(path: Path) -> None:
     path.write_bytes(frame_record(data[:4], 9, body))
 
 
-@pytest.mark.parametrize(
-    ("relative", "rewrite"), [("store/MANIFEST", later_manifest), (SUPERBLOCK, later_superblock)]
-)
+def resealed(magic: bytes, old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Another word in a file that is whole and of this version."""
+
+    def rewrite(path: Path) -> None:
+        body = bytes(checked.open_sealed(path.read_bytes(), magic, 1, path.name))
+        assert old in body
+        path.write_bytes(checked.seal(magic, 1, body.replace(old, new)))
+
+    return rewrite
+
+
+def reframed(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def rewrite(path: Path) -> None:
+        data = path.read_bytes()
+        version, body = parse_record(data, data[:4], 1, "superblock")
+        assert old in body
+        path.write_bytes(frame_record(data[:4], version, body.replace(old, new)))
+
+    return rewrite
+
+
+LATER_FILES = [
+    pytest.param("store/MANIFEST", later_manifest, id="manifest"),
+    pytest.param(
+        "store/MANIFEST", resealed(b"STLMANIF", b'"string"', b'"uuid"'), id="column type in the manifest"
+    ),
+    pytest.param(SUPERBLOCK, later_superblock, id="superblock"),
+    pytest.param(SUPERBLOCK, reframed(b'"table"', b'"queue"'), id="kind in the superblock"),
+    pytest.param(SUPERBLOCK, reframed(b'"data_state":1', b'"data_state":9'), id="state in the superblock"),
+    pytest.param(
+        "store/once-*", resealed(b"STLONCE1", b'null,0,""', b'null,42,"x"'), id="code of an outcome"
+    ),
+]
+
+
+@pytest.mark.parametrize(("relative", "rewrite"), LATER_FILES)
 async def test_a_node_with_files_of_a_later_program_does_not_start(
     group_of: MakeGroup, relative: str, rewrite: Callable[[Path], None]
 ) -> None:
     """The replica became FAILED: after a rollback of the program its rows were erased, and copied from another."""
     group, _ = await group_of(3)
-    await group.write(rows(range(10)))
+    await group.write(rows(range(10), client=b"sixteen letters!", sequence=1))
     leader = await group.leader()
     victim = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(victim)
     await victim.flush()
     node = group.node_of(victim)
     await node.stop()
-    rewrite(victim.directory / relative)
-    before = (victim.directory / relative).read_bytes()
-    with pytest.raises(Rejected, match="upgrade it") as refused:
+    (path,) = victim.directory.glob(relative)
+    rewrite(path)
+    before = path.read_bytes()
+    with pytest.raises(Rejected, match="upgrade") as refused:
         await node.restart()
     assert refused.value.code is Code.UNSUPPORTED_VERSION
-    assert (victim.directory / relative).read_bytes() == before
+    assert path.read_bytes() == before
 
 
 def later_payload() -> bytes:
@@ -181,6 +216,26 @@ async def test_a_store_that_meets_a_write_of_a_later_program_ends_its_node(group
     await gave_up(nodes[1])
     assert witness.state is ReplicaState.STOPPED and not witness.error
     assert read_superblock(witness.directory).data_state is DataState.READY
+
+
+async def test_a_configuration_of_a_later_program_ends_the_node(group_of: MakeGroup) -> None:
+    """The core refuses to go on with it. The replica became FAILED."""
+    group, nodes = await group_of(3)
+    await group.write(rows([0]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(victim)
+    nodes[0].network.cut.add(victim.host.node_id)
+    core = victim.core
+    assert core is not None
+    last, term = core.log.last_opid, core.status().term + 1
+    later = config.encode_configuration(victim.config).replace(b':1",1,0', b':1",9,0')
+    assert later != config.encode_configuration(victim.config)
+    entry = Entry(term, last.index + 1, EntryKind.CONFIG, 0, later)
+    update = UpdateRequest(term, last, (entry,), last.index, 0, 0, 0)
+    victim.on_message(leader.host.node_id, leader.replica_id, update)
+    await gave_up(group.node_of(victim))
+    await takes_no_part(victim)
 
 
 def sealed() -> bytes:

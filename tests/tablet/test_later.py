@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from stele.model.block import HEADER, RowOp
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+from stele.model.schema import _TYPES, Schema
 from stele.model.writeop import BodyKind, encode
+from stele.tablet.colformat import NAME, read_footer
+from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import StateMachine
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import vet
-from tests.tablet.twin import SCHEMA, START_US, block_of, header, write_entry
+from tests.tablet.twin import SCHEMA, START_US, block_of, flush, header, write_entry
 
 ROW = {"k": "a", "n": 1, "v": "x", "w": 2, "d": 0.5}
 CLIENT = b"sixteen letters!"
@@ -125,3 +130,34 @@ def test_what_ends_applying_is_refused_before_it_is_proposed(body: Body) -> None
     """Else one block of a client would end every replica."""
     with pytest.raises(Rejected):
         vet(body(), SCHEMA)
+
+
+def test_files_with_a_type_of_a_later_program_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setitem(_TYPES, "uuid", pa.string())
+        known = Schema.make([("k", "int64"), ("u", "uuid")], ["k"])
+        store = TabletStore.create(tmp_path / "t", known)
+        store.apply(write_entry(1, block_of([{"k": 1, "u": "x"}], RowOp.UPSERT, known), plain=False))
+        assert flush(store)
+        text = known.to_json()
+    (path,) = (tmp_path / "t").glob(f"{NAME}*")
+    data = path.read_bytes()
+    for read in (
+        lambda: Schema.from_json(text),
+        lambda: TabletStore.open(tmp_path / "t"),
+        lambda: read_footer(path.name, len(data), lambda at, length: data[at : at + length]),
+    ):
+        with pytest.raises(Rejected, match=r"type 'uuid' is unknown.*upgrade") as refused:
+            read()
+        assert refused.value.code is Code.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("where", ["the write", "a row"])
+def test_an_outcome_with_a_code_of_a_later_program_is_no_damage(tmp_path: Path, where: str) -> None:
+    outcome = [7, [[0, 42, "later"]], None, 0, ""] if where == "a row" else [7, [], None, 42, "later"]
+    state = json.dumps([0, [[CLIENT.hex(), 1, 1, 1, [[1, 5, outcome]]]]]).encode()
+    with pytest.raises(Rejected, match=r"code 42 is unknown.*upgrade") as refused:
+        ExactlyOnce.decode(state)
+    assert refused.value.code is Code.UNSUPPORTED_VERSION

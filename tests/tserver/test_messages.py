@@ -8,6 +8,8 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId, new_id
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.rpc.convert import peer_from_pb
+from stele.rpc.proto import common_pb2
 from stele.rpc.proto.consensus_pb2 import ConsensusMessage
 from stele.tserver.messages import message_from_pb, message_to_pb
 
@@ -38,4 +40,17 @@ def test_round_trip(message: Message) -> None:
 def test_an_unknown_body_is_refused() -> None:
     with pytest.raises(Rejected) as refused:
         message_from_pb(ConsensusMessage(from_replica=1))
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
+
+
+def test_numbers_of_a_later_program_are_refused_by_name() -> None:
+    envelope = ConsensusMessage(from_replica=1, to_replica=2)
+    envelope.update.entries.add(term=1, index=2, kind=5)
+    with pytest.raises(Rejected, match=r"entry 1\.2: kind 5 is unknown.*upgrade") as refused:
+        message_from_pb(envelope)
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
+    peer = common_pb2.PeerPB(replica_id=3)
+    peer.member_type = 9  # type: ignore[assignment]
+    with pytest.raises(Rejected, match=r"peer 3: member type 9 is unknown.*upgrade") as refused:
+        peer_from_pb(peer)
     assert refused.value.code is Code.UNSUPPORTED_VERSION

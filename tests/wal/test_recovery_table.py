@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 
 import google_crc32c as crc32c
@@ -11,11 +12,15 @@ import pytest
 from stele.model.entry import Entry
 from stele.model.errors import Corrupt, Rejected
 from stele.model.ids import NodeId
+from stele.tserver.options import EXIT_USAGE
+from stele.tserver.process import exit_code
 from stele.wal import Log
+from stele.wal.dump import describe_record
 from stele.wal.files import Files
-from stele.wal.format import GROUP_HEADER_BYTES, GroupHeader, GroupKind
+from stele.wal.format import GROUP_HEADER_BYTES, GroupHeader, GroupKind, Kind, Record, encode_record
 from stele.wal.metadata import METADATA
 from stele.wal.options import HEADER_BYTES
+from stele.wal.reader import entries_of
 from stele.wal.scan import Behind, Found, Verdict, judge, scan_segment
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
@@ -273,3 +278,28 @@ def test_a_group_of_a_later_version_is_refused_not_skipped() -> None:
     w.files.content(w.path)[last.offset : last.offset + GROUP_HEADER_BYTES] = head
     with pytest.raises(Rejected, match="UNSUPPORTED_VERSION"):
         open_still(w.files)
+
+
+class LaterKind(IntEnum):
+    ALTER = 5
+
+
+def test_an_entry_of_a_later_kind_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was a bare ValueError: the process ended as for a fault of its own (70), again and again."""
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    stream.append_entries((entry(1, 1), Entry(1, 2, LaterKind.ALTER, 0, b"x")))  # type: ignore[arg-type]
+    log.turn()
+    after = files.copy()
+    with pytest.raises(Rejected, match=r"entry 1\.2: kind 5 is unknown.*upgrade") as refused:
+        open_still(after)
+    assert exit_code(refused.value) == EXIT_USAGE
+    assert "upgrade" in capsys.readouterr().err
+    record = Record(Kind.ENTRY, 5, b"t" * 16, 1, 1, 2, 0, b"x")
+    for read in (
+        lambda: entries_of(encode_record(*record), 1, (b"t" * 16, 1), 1, 2),
+        lambda: describe_record(record),
+    ):
+        with pytest.raises(Rejected, match=r"entry 1\.2: kind 5 is unknown.*upgrade"):
+            read()

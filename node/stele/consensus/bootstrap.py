@@ -17,7 +17,7 @@ from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
-from stele.model.errors import Corrupt, Rejected, Retryable, SteleError, of_later_program
+from stele.model.errors import Corrupt, Retryable, SteleError, of_later_program, unknown_here
 from stele.model.ids import OpId, ReplicaId
 from stele.model.schema import Schema
 from stele.raft.events import InitialState
@@ -35,7 +35,7 @@ def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
     """A new, empty store of the replica's kind. Blocks.
 
     Raises:
-        Rejected: a kind this program does not know, or a store that is there already.
+        Rejected: UNSUPPORTED_VERSION, a kind this program does not know; ALREADY_PRESENT, a store is there already.
     """
     if superblock.kind == "table":
         from stele.tablet.store import TabletStore
@@ -46,7 +46,7 @@ def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
         from stele.tablet.keyspace import KeySpace
 
         return KeySpace.create(directory / STORE)
-    raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
+    raise unknown_here("tablet kind", superblock.kind)
 
 
 def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> StateMachine:
@@ -54,7 +54,7 @@ def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> 
 
     Raises:
         Corrupt: files that are missing or damaged.
-        Rejected: UNSUPPORTED_VERSION, or an unknown kind.
+        Rejected: UNSUPPORTED_VERSION, an unknown kind among it.
     """
     if superblock.kind == "table":
         from stele.tablet.store import TabletStore
@@ -65,7 +65,7 @@ def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> 
         from stele.tablet.keyspace import KeySpace
 
         return KeySpace.open(directory / name)
-    raise Rejected(f"tablet kind {superblock.kind!r}; this program knows table and keyspace")
+    raise unknown_here("tablet kind", superblock.kind)
 
 
 def sums_of(superblock: Superblock) -> SumsInside:

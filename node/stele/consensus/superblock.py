@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.consensus.files import frame_record, parse_record, read_record, write_record
-from stele.model.errors import Corrupt
+from stele.model.errors import Corrupt, unknown_here
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId
 
 SUPERBLOCK = "superblock"
@@ -97,6 +97,13 @@ def _body(block: Superblock) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+def _data_state(number: int, what: str) -> DataState:
+    try:
+        return DataState(number)
+    except ValueError:
+        raise unknown_here(f"{what}: data state", number) from None
+
+
 def _parse(body: bytes, what: str) -> Superblock:
     try:
         v = json.loads(body)
@@ -107,7 +114,7 @@ def _parse(body: bytes, what: str) -> Superblock:
             table_id=TableId(v["table_id"]),
             table_name=str(v["table_name"]),
             kind=str(v["kind"]),
-            data_state=DataState(v["data_state"]),
+            data_state=_data_state(v["data_state"], what),
             schema=str(v["schema"]),
             partitioning=bytes.fromhex(v["partitioning"]),
             partition=bytes.fromhex(v["partition"]),

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from enum import IntEnum
 
-from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.errors import Code, Corrupt, Rejected, unknown_here
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
 
 
@@ -74,6 +74,18 @@ class Configuration:
         return len(self.voters) // 2 + 1
 
 
+def member_type_of(number: int, whose: str) -> MemberType:
+    """The member type of a number from a disk or the wire.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for one this program does not know.
+    """
+    try:
+        return MemberType(number)
+    except ValueError:
+        raise unknown_here(f"{whose}: member type", number) from None
+
+
 _CODEC_VERSION = 1
 
 
@@ -102,7 +114,7 @@ def decode_configuration(data: bytes) -> Configuration:
     """The inverse of `encode_configuration`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version this program does not know.
+        Rejected: UNSUPPORTED_VERSION for a version or member type this program does not know.
         Corrupt: for bytes that are no configuration.
     """
     if not data:
@@ -119,7 +131,7 @@ def decode_configuration(data: bytes) -> Configuration:
                 NodeId(node_id),
                 ReplicaId(int(replica_id)),
                 str(address),
-                MemberType(member_type),
+                member_type_of(member_type, f"peer {replica_id}"),
                 bool(promote),
                 OpId(int(start_term), int(start_index)),
             )

@@ -1,4 +1,4 @@
-"""A log entry as the algorithm, the log and the replica share it. Imports only ids.
+"""A log entry as the algorithm, the log and the replica share it. Imports only ids and errors.
 
 Invariant: an entry is immutable, and `payload` is never decoded below stele.consensus, CONFIG entries excepted.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from stele.model.errors import unknown_here
 from stele.model.ids import OpId
 from stele.model.record import record
 
@@ -18,6 +19,21 @@ class EntryKind(IntEnum):
     CONFIG = 2  # payload: configuration_codec bytes
     WRITE = 3  # payload: what the state machine of the tablet applies
     CEILING = 4  # payload: u64 little-endian hybrid time below which the leader may assign timestamps
+
+
+_KINDS = {int(kind): kind for kind in EntryKind}
+
+
+def entry_kind_of(number: int, term: int, index: int) -> EntryKind:
+    """The kind of the entry (term, index), from its number on a disk or the wire.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION for one this program does not know.
+    """
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise unknown_here(f"entry {term}.{index}: kind", number)
+    return kind
 
 
 @record

@@ -141,6 +141,12 @@ def of_later_program(error: Exception) -> bool:
     return isinstance(error, SteleError) and error.code is Code.UNSUPPORTED_VERSION
 
 
+def unknown_here(what: str, number: object) -> SteleError:
+    """A Rejected (UNSUPPORTED_VERSION) for a number or name, in bytes that are whole, for which only a later program has a
+    meaning."""
+    return Rejected(f"{what} {number} is unknown to this program; upgrade it", code=Code.UNSUPPORTED_VERSION)
+
+
 def error_for(code: Code, message: str) -> SteleError:
     """The exception that stands for a code received from the wire."""
     if code is Code.NOT_LEADER:

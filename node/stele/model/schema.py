@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stele.model.errors import Rejected
+from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 
 COLUMNS_MAX = 1000
@@ -376,7 +376,8 @@ class Schema:
         """The inverse of `to_json`.
 
         Raises:
-            Rejected: no schema, or an invalid one.
+            Rejected: no schema. UNSUPPORTED_VERSION for one that is none by the rules of this program: who wrote it had
+                others, as a later one with more types.
         """
         try:
             raw = json.loads(text)
@@ -387,6 +388,11 @@ class Schema:
             return Schema(SchemaVersion(int(raw["version"])), columns, key, int(raw["next_column_id"]))
         except (ValueError, TypeError, KeyError) as exc:
             raise Rejected(f"schema: {exc!r}; expected what Schema.to_json wrote") from exc
+        except Rejected as exc:
+            raise Rejected(
+                f"{exc.args[0]}; a later program wrote this schema, upgrade this one",
+                code=Code.UNSUPPORTED_VERSION,
+            ) from exc
 
 
 def _faults(schema: Schema) -> list[str]:

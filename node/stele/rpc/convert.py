@@ -6,9 +6,9 @@ peer sent that is no value of ours is a `Rejected`, never a traceback.
 
 from __future__ import annotations
 
-from stele.model.config import Configuration, MemberType, Peer
-from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Rejected
+from stele.model.config import Configuration, Peer, member_type_of
+from stele.model.entry import Entry, entry_kind_of
+from stele.model.errors import Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.rpc.proto import common_pb2, consensus_pb2
 
@@ -69,18 +69,11 @@ def peer_from_pb(pb: common_pb2.PeerPB) -> Peer:
     Raises:
         Rejected: for a member type this program does not know, or a bad identifier.
     """
-    try:
-        member_type = MemberType(pb.member_type)
-    except ValueError:
-        raise Rejected(
-            f"peer {pb.replica_id}: member type {pb.member_type} is unknown to this program; upgrade it",
-            code=Code.UNSUPPORTED_VERSION,
-        ) from None
     return Peer(
         NodeId(id_from_pb(pb.node_id)),
         ReplicaId(pb.replica_id),
         pb.address,
-        member_type,
+        member_type_of(pb.member_type, f"peer {pb.replica_id}"),
         pb.promote,
         opid_from_pb(pb.witness_start),
     )
@@ -115,11 +108,4 @@ def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
     Raises:
         Rejected: UNSUPPORTED_VERSION for a kind of entry this program does not know.
     """
-    try:
-        kind = EntryKind(pb.kind)
-    except ValueError:
-        raise Rejected(
-            f"entry {pb.term}.{pb.index}: kind {pb.kind} is unknown to this program; upgrade it",
-            code=Code.UNSUPPORTED_VERSION,
-        ) from None
-    return Entry(pb.term, pb.index, kind, pb.timestamp, pb.payload)
+    return Entry(pb.term, pb.index, entry_kind_of(pb.kind, pb.term, pb.index), pb.timestamp, pb.payload)

@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.errors import Code, Corrupt, Rejected, of_later_program
 from stele.model.schema import Column, Schema
 from stele.tablet.checksums import RangeSums
 
@@ -132,6 +132,8 @@ def read_footer(name: str, size: int, read: Read, expected: int | None = None) -
     try:
         return _parse(body)
     except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
+        if of_later_program(exc):
+            raise
         raise damaged(name, f"footer: {exc!r}") from exc
 
 

@@ -17,7 +17,7 @@ import xxhash
 
 from stele.model.block import RowError
 from stele.model.clock import physical_us
-from stele.model.errors import Code, Corrupt
+from stele.model.errors import Code, Corrupt, unknown_here
 from stele.model.writeop import NO_CLIENT, WriteHeader
 from stele.tablet.machine import Outcome
 
@@ -146,6 +146,7 @@ class ExactlyOnce:
 
         Raises:
             Corrupt: the bytes are no such state.
+            Rejected: UNSUPPORTED_VERSION, an outcome has a code that this program does not know.
         """
         state = ExactlyOnce(idle_us=idle_us, clients_max=clients_max)
         try:
@@ -177,10 +178,17 @@ def _raw(outcome: Outcome) -> list[Any]:
 
 def _outcome(raw: list[Any]) -> Outcome:
     timestamp, errors, value, code, message = raw
-    row_errors = tuple(RowError(int(row), Code(c), m) for row, c, m in errors)
+    row_errors = tuple(RowError(int(row), _code(c), m) for row, c, m in errors)
     return Outcome(
-        timestamp, row_errors, None if value is None else bytes.fromhex(value), Code(code), message
+        timestamp, row_errors, None if value is None else bytes.fromhex(value), _code(code), message
     )
+
+
+def _code(number: int) -> Code:
+    try:
+        return Code(number)
+    except ValueError:
+        raise unknown_here("exactly-once state: code", number) from None
 
 
 def _refused(code: Code, message: str) -> Outcome:

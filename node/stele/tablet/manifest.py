@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stele.model.errors import Corrupt, Rejected
+from stele.model.errors import Corrupt, Rejected, of_later_program
 from stele.model.ids import OPID_NONE, OpId
 from stele.model.schema import Schema
 from stele.tablet.checked import read_sealed, seal
@@ -89,6 +89,8 @@ def read(directory: Path) -> Manifest:
             tuple(FileMeta.from_json(f) for f in raw["files"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, Rejected) as exc:
+        if of_later_program(exc):
+            raise
         raise Corrupt(f"{NAME}: {exc!r}; expected what a flush wrote; copy the replica from a peer") from exc
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from stele.model.entry import EntryKind
+from stele.model.entry import entry_kind_of
 from stele.model.errors import SteleError
 from stele.wal.files import OsFiles
 from stele.wal.format import GroupHeader, GroupKind, Kind, Record, decode_records, group_body, stream_key
@@ -23,7 +23,9 @@ def describe_record(r: Record) -> str:
     kind = Kind(r.kind)
     match kind:
         case Kind.ENTRY:
-            what = f"{r.a}.{r.b} {EntryKind(r.detail).name} timestamp {r.c}, {len(r.blob)} bytes"
+            what = (
+                f"{r.a}.{r.b} {entry_kind_of(r.detail, r.a, r.b).name} timestamp {r.c}, {len(r.blob)} bytes"
+            )
         case Kind.TERM:
             what = f"term {r.a}"
         case Kind.VOTE | Kind.PROMOTE:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import Entry, entry_kind_of
 from stele.model.errors import Corrupt
 from stele.wal.files import File, Files
 from stele.wal.format import (
@@ -42,7 +42,7 @@ def entries_of(body: bytes, count: int, raw: tuple[bytes, int], first: int, last
     tablet, replica = raw
     for r in decode_records(body, count):
         if r.kind == Kind.ENTRY and r.replica == replica and first <= r.b <= last and r.tablet == tablet:
-            found[r.b] = Entry(r.a, r.b, EntryKind(r.detail), r.c, r.blob)
+            found[r.b] = Entry(r.a, r.b, entry_kind_of(r.detail, r.a, r.b), r.c, r.blob)
     return [found[i] for i in range(first, last + 1) if i in found]
 
 

@@ -6,7 +6,7 @@ fits neither makes its stream FAILED.
 
 from __future__ import annotations
 
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import Entry, entry_kind_of
 from stele.model.ids import OpId, StreamKey
 from stele.wal.cache import EntryCache
 from stele.wal.format import Kind, Record, stream_key
@@ -90,7 +90,7 @@ class Replay:
                 return  # what stood before it was voided later, and went with its segment: so is this one
             self.broken.setdefault(raw, f"entries between {state.last} and {OpId(r.a, r.b)} are missing")
             return
-        entry = Entry(r.a, r.b, EntryKind(r.detail), r.c, r.blob)
+        entry = Entry(r.a, r.b, entry_kind_of(r.detail, r.a, r.b), r.c, r.blob)
         state.put((entry,))
         state.runs.add(r.b, r.b, r.a, sequence, offset)
         self._cache.add(((state, entry),))
