@@ -24,7 +24,7 @@ from stele.model.errors import Code, SteleError, error_for
 from stele.model.partition import PartitionSchema, assign, split
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
-from stele.rpc.errors import code_of
+from stele.rpc.errors import row_error_from_pb
 
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05
@@ -251,7 +251,7 @@ class Batcher:
             for future in futures:
                 _fail(future, exc)
             return
-        refused = [RowError(e.row, code_of(e.code), e.message) for e in answer.row_errors]
+        refused = [row_error_from_pb(e) for e in answer.row_errors]
         for error in with_keys(refused, batch, self._schema):
             self._refuse(futures[error.row], error)
         for future in futures:

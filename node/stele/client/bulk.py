@@ -25,7 +25,7 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
-from stele.rpc.errors import code_of
+from stele.rpc.errors import row_error_from_pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 
@@ -240,7 +240,7 @@ class BulkWriter:
                     raise
                 answer = tserver_pb2.WriteResponse()
                 answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
-            refused = [RowError(e.row, code_of(e.code), e.message) for e in answer.row_errors]
+            refused = [row_error_from_pb(e) for e in answer.row_errors]
             self._refuse(refused, rows, positions)
             written = len(positions) - len(answer.row_errors)
             self.result.rows_written += written

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
+from stele.model.block import RowError
 from stele.model.errors import Code, NotLeader, SteleError, error_for
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.proto import common_pb2
+from stele.rpc.proto import common_pb2, tserver_pb2
 
 log = structlog.get_logger("stele.rpc")
 
@@ -48,6 +49,14 @@ _STATUS = {
     Code.IO_ERROR: grpc.StatusCode.INTERNAL,
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
 }
+
+_KNOWN = frozenset(map(int, Code))
+_PLAINEST = (
+    (Code.INVALID_ARGUMENT, Code.UNAVAILABLE),
+    (Code.CORRUPT, Code.INVALID_ARGUMENT),
+    (Code.INTERNAL, Code.CORRUPT),
+)
+"""(first number above the range, what stands for an unknown one in it)."""
 
 # A status without our code comes from gRPC itself, or from a server that is not ours.
 _FOREIGN = {
@@ -82,11 +91,17 @@ def status_of(code: Code) -> grpc.StatusCode:
 
 
 def code_of(number: int) -> Code:
-    """The code of a number from the wire; INTERNAL for one this program does not know."""
+    """The code of a number from the wire; for one that only a later program knows the plainest code of its kind, which its
+    range tells."""
     try:
         return Code(number)
     except ValueError:
-        return Code.INTERNAL
+        return next((code for below, code in _PLAINEST if 0 < number < below), Code.INTERNAL)
+
+
+def _with_number(number: int, message: str) -> str:
+    """The message; where its code is known to a later program alone, with that number."""
+    return message if number in _KNOWN else f"{message} (code {number}, which only a later program knows)"
 
 
 def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
@@ -94,7 +109,12 @@ def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
     code = code_of(number)
     if code is Code.NOT_LEADER:
         return NotLeader(message, leader_hint=leader_hint)
-    return error_for(code, message)
+    return error_for(code, _with_number(number, message))
+
+
+def row_error_from_pb(pb: tserver_pb2.RowErrorPB) -> RowError:
+    """Why a row was not written."""
+    return RowError(pb.row, code_of(pb.code), _with_number(pb.code, pb.message))
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
