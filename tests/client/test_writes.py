@@ -276,6 +276,34 @@ async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> 
         assert await table.scan().count() == 79_999
 
 
+def as_text(values: list[bytes | None]) -> pa.Array:
+    """An array that says it is of strings, whatever stands in it: as files, other programs and a cast in Spark leave them."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize("key", ["id", "s"])
+async def test_a_string_that_is_not_utf8_is_refused_by_its_row(tmp_path: Path, key: str) -> None:
+    """Its neighbours are written; it is told by its position, its key and its column, as a null is."""
+    schema = Schema.make([("id", "int64", key != "id"), ("s", "string", key != "s"), ("n", "int64")], [key])
+    text: list[bytes | None] = [b"row %d" % n for n in range(100)]
+    text[50], text[60], text[70] = b"\xffA", b"\xffB", None
+    n = [None if row == 60 else row for row in range(100)]
+    async with small_cluster(tmp_path) as (_, client):
+        eight = PartitionSchema((HashPartition((["id", "s"].index(key),), 8),))
+        table = await client.create_table("t", schema, eight)
+        rows = pa.record_batch({"id": list(range(100)), "s": as_text(text), "n": n})
+        result = await table.write_arrow(rows, raise_row_errors=False)
+        refused = {error.row: error.message for error in result.row_errors}
+        assert {error.code for error in result.row_errors} == {Code.INVALID_ARGUMENT}
+        places = {"id": ("id=50", "id=60"), "s": (r"s=b'\xffA'", r"s=b'\xffB'")}[key]
+        assert refused.pop(50) == rf"{places[0]}: column s: b'\xffA' is no string (not UTF-8)"
+        assert refused.pop(60) == (
+            rf"{places[1]}: column s: b'\xffB' is no string (not UTF-8); column n is null; expected an int64"
+        )
+        assert list(refused) == ([] if key == "id" else [70])  # a key is never null
+        assert result.rows_written == 98 - len(refused) == await table.scan().count()
+
+
 async def test_columns_that_do_not_fit_are_all_named(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from stele.cli import scan
 from stele.model.block import Block, RowOp
 from stele.model.errors import Rejected
-from stele.model.rows import batch_from_rows, check_row, null_faults, python_rows
+from stele.model.rows import batch_from_rows, check_row, null_faults, python_rows, row_faults
 from stele.model.schema import Schema
 
 SCHEMA = Schema.make(
@@ -50,6 +52,26 @@ def test_a_block_tells_all_faults_of_a_row_too() -> None:
     errors = null_faults(Block(1, (0,), batch, RowOp.INSERT, None), SCHEMA)
     lacking = "columns name, n are missing and have no default; expected a string, an int32"
     assert [e.message for e in errors] == [lacking, f"column id is null; expected an int64; {lacking}"]
+
+
+def test_a_decimal_of_too_many_digits_is_refused_by_its_row() -> None:
+    """A node refuses a block with one as a whole."""
+    schema = Schema.make([("id", "int64"), ("price", "decimal(4,2)")], ["id"])
+    prices = pa.array([Decimal("1.25"), Decimal("12345.00"), Decimal("99.99")], pa.decimal128(12, 2))
+    narrow = pa.Array.from_buffers(pa.decimal128(4, 2), 3, prices.buffers())
+    batch = pa.record_batch([pa.array([1, 2, 3]), narrow], schema=schema.to_arrow())
+    (error,) = row_faults(Block(1, (0, 1), batch, RowOp.UPSERT, None), schema)
+    told = "column price: Decimal('12345.00') is no decimal(4,2) (its digits are too many)"
+    assert (error.row, error.message) == (1, told)
+
+
+def test_an_array_that_is_broken_as_a_whole_is_not_read() -> None:
+    schema = Schema.make([("s", "string")], ["s"])
+    offsets = pa.py_buffer(np.array([0, 1, 1_000_000, 2], np.int32))
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
+    batch = pa.record_batch([broken], schema=schema.to_arrow())
+    with pytest.raises(Rejected, match="column s: no sound Arrow array: "):
+        row_faults(Block(1, (0,), batch, RowOp.UPSERT, None), schema)
 
 
 @pytest.mark.parametrize("row", [[1, 2], 5, None, "id", ("id", 1), {"id"}])

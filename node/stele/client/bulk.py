@@ -23,7 +23,7 @@ from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign
-from stele.model.rows import null_faults
+from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.errors import row_error_from_pb
 from stele.rpc.proto import tserver_pb2
@@ -186,10 +186,10 @@ class BulkWriter:
         yield np.arange(self._fed_rows, rows), None
 
     def _good_rows(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Leave out rows that hold null where the table forbids it, with an error each."""
+        """Leave out rows that hold null where the table forbids it, or what is no value of its column, with an error each."""
         positions = np.arange(first, first + batch.num_rows, dtype=np.int64)
         block = Block(int(self._schema.version), self._column_ids, batch, self._op, None)
-        faults = null_faults(block, self._schema)
+        faults = row_faults(block, self._schema)
         if not faults:
             return batch, positions
         self._refuse(faults, batch, positions)

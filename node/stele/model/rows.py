@@ -6,7 +6,7 @@ Invariant: a fault of a row never touches its neighbours: the good rows go on, t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,21 +41,24 @@ def python_values(array: pa.Array) -> list[Any]:
     """Arrow's values as Python's.
 
     A date or timestamp outside of the years 1 to 9999, which Python has no value for, is its number: of days or
-    microseconds since 1970. Such a number is taken wherever a value is given.
+    microseconds since 1970. Such a number is taken wherever a value is given. A string that is not UTF-8, as only a batch
+    that was not checked has it, is its bytes.
     """
     try:
         found: list[Any] = array.to_pylist()
         return found
     except OverflowError:
-        numbers = array.view(pa.int32() if pa.types.is_date(array.type) else pa.int64()).to_pylist()
-        return [_python_value(scalar, number) for scalar, number in zip(array, numbers)]
+        bare = array.view(pa.int32() if pa.types.is_date(array.type) else pa.int64())
+    except UnicodeDecodeError:
+        bare = array.view(pa.binary())
+    return [_python_value(scalar, value) for scalar, value in zip(array, bare.to_pylist())]
 
 
-def _python_value(scalar: pa.Scalar, number: int | None) -> Any:
+def _python_value(scalar: pa.Scalar, bare: int | bytes | None) -> Any:
     try:
         return scalar.as_py()
-    except OverflowError:
-        return number
+    except (OverflowError, UnicodeDecodeError):
+        return bare
 
 
 def batch_from_rows(
@@ -181,6 +184,49 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
     A row that is deleted needs its key only. Costs nothing per row where no column has nulls.
     """
     faults = _Faults()
+    _nulls(block, schema, faults)
+    return faults.errors()
+
+
+def row_faults(block: Block, schema: Schema) -> list[RowError]:
+    """Rows of a block of the caller's that a node would refuse as they stand: for nulls (`null_faults`), or for a value
+    that is none of its column's type though the array says so, as a string that is not UTF-8.
+
+    Walks every value of strings and decimals, as the node that takes the block does.
+
+    Raises:
+        Rejected: an array that is broken as a whole, and not safe to read.
+    """
+    faults = _Faults()
+    _nulls(block, schema, faults)
+    for position, column_id in enumerate(block.column_ids):
+        column, array = schema.by_id[column_id], block.batch.column(position)
+        for row in _unsound(array):
+            one = array.slice(row, 1)
+            try:
+                one.validate()
+            except pa.ArrowInvalid as exc:
+                raise Rejected(f"column {column.name}: no sound Arrow array: {exc}") from None
+            (value,) = python_values(one)
+            why = "not UTF-8" if isinstance(value, bytes) else "its digits are too many"
+            faults.add(row, f"column {column.name}: {shown(value)} is no {column.type} ({why})")
+    return faults.errors()
+
+
+def _unsound(array: pa.Array, first: int = 0) -> Iterator[int]:
+    """Where an array holds what is no value of its type, found by halves: most often nowhere, else in few places."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        if len(array) <= 1:
+            yield first
+            return
+        half = len(array) // 2
+        yield from _unsound(array.slice(0, half), first)
+        yield from _unsound(array.slice(half), first + half)
+
+
+def _nulls(block: Block, schema: Schema, faults: _Faults) -> None:
     for position, column_id in enumerate(block.column_ids):
         column = schema.by_id[column_id]
         if column.nullable or not block.batch.column(position).null_count:
@@ -195,7 +241,6 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
             faults.null(row, column)
     if len(block.column_ids) != len(schema.columns):
         _missing_columns(block, schema, faults)
-    return faults.errors()
 
 
 def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
