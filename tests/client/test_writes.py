@@ -13,7 +13,8 @@ import pytest
 from stele.client import RowErrors
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, new_id
-from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.keys import encode_tuple
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
 
@@ -243,6 +244,22 @@ async def test_arrow_data_is_written_in_blocks_and_the_later_row_wins(tmp_path: 
         found = (await table.scan(["id", "name"]).to_table()).to_pydict()
         wanted = {i: str(i + 100_000 if i < 50_000 else i) for i in range(100_000)}
         assert dict(zip(found["id"], found["name"])) == wanted
+
+
+async def test_a_row_that_waits_for_its_block_does_not_hold_its_batch(tmp_path: Path) -> None:
+    """A tablet that gets a row now and then sends none for long, while gigabytes go to another."""
+    parts = PartitionSchema(range=RangePartition((0,), (encode_tuple([0], [pa.int64()]),)))
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, parts)
+        before, highest = pa.total_allocated_bytes(), 0
+        writer = table.arrow_writer(buffer_bytes=1 << 20)
+        for number in range(40):
+            ids = np.arange(2_000) + number * 2_000
+            ids[0] = -1 - number
+            await writer.feed(pa.record_batch({"id": ids, "name": ["x" * 500] * 2_000}))
+            highest = max(highest, pa.total_allocated_bytes() - before)
+        assert (await writer.finish()).rows_written == 80_000 == await table.scan().count()
+        assert highest < 20 << 20, highest
 
 
 @pytest.mark.parametrize("one_batch", [True, False])

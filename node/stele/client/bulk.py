@@ -304,7 +304,8 @@ def _pieces(
     schema: Schema,
     partitioning: PartitionSchema,
 ) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]:
-    """The rows of each tablet. One gather sorts the whole chunk by tablet; its parts are slices."""
+    """The rows of each tablet, gathered into memory of their own: those of a tablet that gets few may wait long for a full
+    block, and must not hold the whole chunk meanwhile."""
     if not batch.num_rows:
         return []
     if partitioning.tablets == 1:
@@ -312,10 +313,9 @@ def _pieces(
     ordinals = assign(batch, schema, partitioning)
     order = np.argsort(ordinals, kind="stable")
     ordered = ordinals[order]
-    gathered = batch.take(pa.array(order))
     bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
     return [
-        (int(ordered[start]), gathered.slice(start, end - start), positions[order[start:end]])
+        (int(ordered[start]), batch.take(pa.array(order[start:end])), positions[order[start:end]])
         for start, end in itertools.pairwise(bounds)
     ]
 
