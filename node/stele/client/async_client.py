@@ -9,27 +9,28 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from stele.client import arguments
 from stele.client.kv import KeySpace
-from stele.client.locations import Locations, TableInfo, table_info_from_pb
+from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
 from stele.client.scan import FlightPool
 from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
 from stele.model.errors import Advice, Code, Rejected, Retryable
-from stele.model.ids import HybridTime, new_id
+from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.contact import FIRST_CONTACT_S
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
-from stele.rpc.identity import Identity
+from stele.rpc.identity import NO_CLUSTER, Identity
 from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2
 from stele.rpc.threads import in_thread
@@ -212,6 +213,30 @@ class AsyncClient:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
         with _advised(f"no table {name}", Advice.LIST_TABLES, name):
             locations = await self.locate(name, self._timeout_s)
+        return self._opened(locations)
+
+    def open_planned(self, plan: WritePlan) -> AsyncTable:
+        """The table of a plan, without asking the masters: they are asked once its tablets are not where they were then. That
+        there are masters at the addresses given whoever made the plan has seen, so looking for them has the patience of
+        each call.
+
+        Raises:
+            Rejected: WRONG_CLUSTER if this client has met another one.
+        """
+        self._streams.ensure_open()
+        if self.identity.cluster_id not in (NO_CLUSTER, plan.cluster_id):
+            raise Rejected(
+                f"table {plan.info.name} is of cluster {plan.cluster_id}, this client of {self.identity.cluster_id}",
+                code=Code.WRONG_CLUSTER,
+            )
+        self.identity.cluster_id = ClusterId(plan.cluster_id)
+        self.masters.met = True
+        tablets = [replace(tablet) for tablet in plan.tablets]
+        locations = Locations(self.masters, plan.info.table_id, plan.info, tablets, complete=True)
+        self._locations.add(locations)
+        return self._opened(locations)
+
+    def _opened(self, locations: Locations) -> AsyncTable:
         table = AsyncTable(
             self.identity,
             locations,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from stele.client.async_client import TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
 from stele.client.kv import KeySpace
-from stele.client.locations import TableInfo
+from stele.client.locations import TableInfo, WritePlan
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
 from stele.client.scan import Scanner, as_pandas
@@ -185,6 +185,15 @@ class Client:
     def open_table(self, name: str) -> Table:
         """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space."""
         return Table(self, self.run(self.asynchronous.open_table(name)))
+
+    def open_planned(self, plan: WritePlan) -> Table:
+        """The table of a plan that another process made with `table.asynchronous.plan_write()`. Asks nobody. Raises Rejected
+        WRONG_CLUSTER."""
+
+        async def opened() -> AsyncTable:
+            return self.asynchronous.open_planned(plan)
+
+        return Table(self, self.run(opened()))
 
     def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0

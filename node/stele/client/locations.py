@@ -101,6 +101,15 @@ class TableInfo:
     tablets_running: int
 
 
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """A table and where its tablets were, for who writes to it in another process. What Spark ships to its tasks."""
+
+    cluster_id: str
+    info: TableInfo
+    tablets: tuple[TabletPlace, ...]
+
+
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
     """A table of a master's answer."""
     return TableInfo(

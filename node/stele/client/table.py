@@ -15,7 +15,7 @@ import pyarrow as pa
 from stele.client import arguments
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter, batches_of
-from stele.client.locations import Locations, TableInfo
+from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.results import WriteResult
 from stele.client.scan import FlightPool, Scanner, ScanPlan, key_bound
@@ -272,6 +272,15 @@ class AsyncTable:
             self._observed.now() if snapshot is None else arguments.snapshot(snapshot),
             tuple(self.locations.by_ordinal(ordinals)),
         )
+
+    def plan_write(self) -> WritePlan:
+        """What `AsyncClient.open_planned` opens, in another process, as this table.
+
+        Raises:
+            Retryable: NOT_READY while the table is being created.
+        """
+        tablets = self.locations.by_ordinal(range(self.partitioning.tablets))
+        return WritePlan(self._identity.cluster_id, self.info, tuple(tablets))
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
         """Until every tablet has a leader.
