@@ -32,10 +32,16 @@ from stele.client import Client, Table
 from stele.client.bulk import fit
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
 from stele.model.block import RowOp
+from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
+_BLOCK_TIMEOUT_S = 60.0
+_BUFFER_BYTES = 16 << 20
+"""Of a task that writes, and as many may run on one machine as it has cores."""
+_CLOCK_BEHIND_MAX_S = 2.5
+"""Clocks up to 2 s apart are nobody's fault (stele.model.clock), and timestamps run half a second ahead at most."""
 _LOCATE_TIMEOUT_S = 2.0
 _CHECK_TIMEOUT_S = 10.0
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
@@ -269,38 +275,69 @@ class Reader(ds.DataSourceReader):
 
 @dataclass
 class Written(ds.WriterCommitMessage):
-    """What one task wrote."""
+    """What one task wrote. `timestamp`: the highest hybrid time of its rows, 0 if there were none."""
 
     rows: int
+    timestamp: int
 
 
 class Writer(ds.DataSourceArrowWriter):
-    """Writes record batches; upserts are idempotent, so a task may run twice."""
+    """Writes record batches; upserts are idempotent, so a task may run twice. Made in the driver, which asks the masters where
+    the tablets are: a task asks them only for those that are elsewhere by then."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         with Client(options.masters) as client:
-            table = client.open_table(options.table).schema
-        types.projection(schema, table)
+            table = client.open_table(options.table)
+            self._plan = table.asynchronous.plan_write()
+        types.projection(schema, table.schema)
         none = pa.RecordBatch.from_pylist([], schema=pa.schema(types.arrow_types(schema).items()))
-        fit(none, options.table, table, RowOp[options.op.upper()])
+        fit(none, options.table, table.schema, RowOp[options.op.upper()])
 
     @_one_sentence()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a task's batches and wait until all of it is durable on a majority.
 
         Raises:
-            RowErrors: if rows of a batch were refused; the first few are named, the others of the batch are written.
+            RowErrors: if rows were refused; the first few are named. The other rows that were taken in by then are written,
+                later ones are not read any more.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and made anew.
+            SteleError: a block was not written within 60 s; others may be.
         """
-        rows = 0
-        with Client(self._options.masters) as client:
-            table = client.open_table(self._options.table)
-            for batch in iterator:
-                rows += table.write_arrow(batch, op=self._options.op).rows_written
-        return Written(rows)
+        with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
+            table = client.open_planned(self._plan)
+            writer = table.asynchronous.arrow_writer(self._options.op, buffer_bytes=_BUFFER_BYTES)
+            try:
+                for batch in iterator:
+                    client.run(writer.feed(batch))
+                    if writer.result.row_errors:
+                        break
+                result = client.run(writer.finish()).raise_for_errors()
+            except BaseException:
+                client.end(writer.abandon())
+                raise
+        return Written(result.rows_written, result.timestamp)
 
+    @_one_sentence()
     def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Every task's rows are durable already."""
+        """Every task's rows are durable already. Returns once a read that begins on this machine sees them.
+
+        Raises:
+            Rejected: CLOCK_BEHIND, its clock is further behind the cluster's than clocks may be; with the snapshot that has
+                the rows.
+        """
+        latest = max((m.timestamp for m in messages if isinstance(m, Written)), default=0)
+        deadline = time.monotonic() + _CLOCK_BEHIND_MAX_S
+        while (now_us := time.time_ns() // 1_000) < (seen_us := physical_us(latest) + 1):
+            behind_s = (seen_us - now_us) / 1e6
+            if time.monotonic() + behind_s > deadline:
+                raise Rejected(
+                    f"table {self._options.table}: all rows are written, but this machine's clock is {behind_s:.1f} s behind the "
+                    f'cluster\'s, and until it is there load() does not see them; with option("snapshot", "{latest}") it '
+                    "does; set the clock right",
+                    code=Code.CLOCK_BEHIND,
+                )
+            time.sleep(behind_s)
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
         """Rows that were written stay: each is whole, and the next attempt replaces it by key."""

@@ -16,7 +16,14 @@ _STEP_S = 120.0
 
 @contextmanager
 def standing(directory: Path, *, nodes: int = 3) -> Iterator[str]:
-    """One master and `nodes` nodes, on a loop in a thread of its own; the master's address."""
+    """One master and `nodes` nodes; the master's address."""
+    with running(Cluster(directory, masters=1, nodes=nodes)) as cluster:
+        yield ",".join(cluster.master_addresses)
+
+
+@contextmanager
+def running(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster on a loop in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cluster", daemon=True)
     thread.start()
@@ -24,11 +31,10 @@ def standing(directory: Path, *, nodes: int = 3) -> Iterator[str]:
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_STEP_S)
 
-    cluster = Cluster(directory, masters=1, nodes=nodes)
     try:
         run(cluster.__aenter__())
         try:
-            yield ",".join(cluster.master_addresses)
+            yield cluster
         finally:
             run(cluster.__aexit__(None, None, None))
     finally:

@@ -49,7 +49,7 @@ class Code(IntEnum):
     CHANGE_IN_PROGRESS = 38
     VOLUME_OLD = 39  # the caller lost what it told before: it runs on an older copy of its volume
     CLOSED = 40  # never sent: the caller closed the client that it calls through
-    CLOCK_BEHIND = 41  # a client id made just now is older than those that were forgotten
+    CLOCK_BEHIND = 41  # the caller's: its client ids are too old, or it misses what it wrote
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51

@@ -1,0 +1,181 @@
+"""What a task that writes, and the commit behind it, do without Spark around them: processes of a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.client import Client, RowErrors
+from stele.client.locations import TabletPlace
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, Rejected
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from stele_spark.source import Options, Reader, Writer, Written
+from stele_spark.types import spark_schema
+from tests.client.small import EIGHT, small_cluster
+from tests.harness.processes import Cluster
+from tests.harness.standing import running
+
+pytestmark = pytest.mark.timeout(300)
+
+SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
+PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
+AHEAD_S = 1.5
+ROWS = 30_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its clocks are ahead of this machine's by less than anybody calls a fault."""
+    cluster = Cluster(tmp_path_factory.mktemp("sink"), masters=1, clocks=True)
+    for member in cluster.members:
+        cluster.set_clock(member, AHEAD_S)
+    with running(cluster):
+        yield cluster
+
+
+def made(cluster: Cluster, table: str, **options: str) -> Writer:
+    """A new table, and a writer to it as a task gets it."""
+    masters = ",".join(cluster.master_addresses)
+    with Client(masters) as client:
+        client.create_table(table, SCHEMA, PARTITIONING)
+    writer = Writer(Options.parse({"masters": masters, "table": table, **options}), spark_schema(SCHEMA))
+    return shipped(writer)
+
+
+def shipped(writer: Writer) -> Writer:
+    copy = pickle.loads(pickle.dumps(writer))
+    assert isinstance(copy, Writer)
+    return copy
+
+
+def batches(rows: int = ROWS, batch_rows: int = 10_000) -> Iterator[pa.RecordBatch]:
+    yield from pa.table({"id": np.arange(rows), "v": ["x"] * rows}).to_batches(max_chunksize=batch_rows)
+
+
+def count(cluster: Cluster, table: str, **options: str) -> int:
+    """How many rows a load() on this machine finds."""
+    masters = ",".join(cluster.master_addresses)
+    reader = Reader(Options.parse({"masters": masters, "table": table, **options}), spark_schema(SCHEMA))
+    return sum(batch.num_rows for partition in reader.partitions() for batch in reader.read(partition))
+
+
+def cluster_now() -> str:
+    """A snapshot by the cluster's clocks, which sees all that was written."""
+    return str(from_physical_us(time.time_ns() // 1_000 + int(AHEAD_S * 1e6)))
+
+
+def test_a_task_writes_while_no_master_answers(cluster: Cluster) -> None:
+    """Its data path needs none: the driver has asked where the tablets are."""
+    writer = made(cluster, "silent")
+    cluster.pause(cluster.masters[0])
+    try:
+        written = writer.write(batches())
+    finally:
+        cluster.resume(cluster.masters[0])
+    assert written.rows == ROWS
+
+
+def test_a_task_whose_tablets_have_moved_waits_for_the_masters(cluster: Cluster) -> None:
+    """For longer than a client that has never met one looks for it."""
+    writer = made(cluster, "moved")
+
+    def elsewhere(tablet: TabletPlace) -> TabletPlace:
+        return replace(
+            tablet, replicas=tuple(replace(place, address="127.0.0.1:9") for place in tablet.replicas)
+        )
+
+    writer._plan = replace(writer._plan, tablets=tuple(map(elsewhere, writer._plan.tablets)))
+    cluster.pause(cluster.masters[0])
+    back = threading.Timer(7, cluster.resume, cluster.masters)
+    back.start()
+    try:
+        assert writer.write(batches()).rows == ROWS
+    finally:
+        back.join()
+
+
+def test_a_task_does_not_write_to_a_table_that_was_made_anew(cluster: Cluster) -> None:
+    writer = made(cluster, "again")
+    with Client(cluster.master_addresses) as client:
+        client.delete_table("again")
+        client.create_table("again", SCHEMA, PARTITIONING)
+    begun = time.monotonic()
+    with pytest.raises(Rejected) as caught:
+        while time.monotonic() - begun < 120:  # until the nodes have dropped the tablets
+            writer.write(batches(10))
+            time.sleep(0.1)
+    assert caught.value.code is Code.NOT_FOUND
+    assert count(cluster, "again", snapshot=cluster_now()) == 0
+
+
+def test_what_was_saved_is_loaded_by_a_machine_whose_clock_lags(cluster: Cluster) -> None:
+    writer = made(cluster, "seen")
+    written = [writer.write(batches(rows)) for rows in (5, 10)]
+    shipped(writer).commit([*written, None])
+    assert count(cluster, "seen") == 10
+
+
+def test_a_commit_that_the_clock_will_not_see_soon_names_the_snapshot(cluster: Cluster) -> None:
+    writer = made(cluster, "late")
+    written = writer.write(batches(10))
+    far = Written(10, written.timestamp + (60_000_000 << 12))
+    with pytest.raises(Rejected, match=f'"snapshot", "{far.timestamp}"') as caught:
+        writer.commit([written, far])
+    assert caught.value.code is Code.CLOCK_BEHIND
+    assert count(cluster, "late", snapshot=str(written.timestamp)) == 10
+    writer.commit([Written(0, 0), None])
+
+
+async def test_the_batches_of_a_task_share_blocks(tmp_path: Path) -> None:
+    """No batch waits for the slowest tablet of the one before it."""
+    async with small_cluster(tmp_path) as (small, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        options = Options.parse({"masters": small.master_address, "table": "t"})
+        writer = await asyncio.to_thread(Writer, options, spark_schema(SCHEMA))
+        written = await asyncio.to_thread(writer.write, batches(60_000))
+        assert written.rows == 60_000 == await table.scan().count()
+        assert sum(len(tablet.attempts) for tablet in small.tablets.values()) <= 16
+
+
+def test_a_refused_row_ends_the_reading_of_its_task(cluster: Cluster) -> None:
+    """What was taken in beside it is written; what comes later would be done again anyway."""
+    writer = made(cluster, "some", op="insert")
+    read = 0
+
+    def source() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        for number, batch in enumerate(batches()):
+            read += 1
+            yield (
+                batch
+                if number
+                else batch.set_column(0, "id", pa.array([None, *range(1, 10_000)], pa.int64()))
+            )
+
+    with pytest.raises(RowErrors, match=r"1 of 10000 rows were refused.*row 0: .*column id is null"):
+        writer.write(source())
+    assert read == 1
+    assert count(cluster, "some", snapshot=cluster_now()) == 9_999
+
+
+def test_what_goes_wrong_in_the_source_of_the_rows_is_told_as_it_is(cluster: Cluster) -> None:
+    writer = made(cluster, "torn")
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield from batches(20_000)
+        raise EOFError("the pipe ended")
+
+    with pytest.raises(EOFError, match="the pipe ended"):
+        writer.write(source())
+    assert (writer.write(batches())).rows == ROWS
