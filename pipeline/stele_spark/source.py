@@ -332,9 +332,9 @@ class Writer(ds.DataSourceArrowWriter):
             behind_s = (seen_us - now_us) / 1e6
             if time.monotonic() + behind_s > deadline:
                 raise Rejected(
-                    f"table {self._options.table}: all rows are written, but this machine's clock is {behind_s:.1f} s behind the "
-                    f'cluster\'s, and until it is there load() does not see them; with option("snapshot", "{latest}") it '
-                    "does; set the clock right",
+                    f"table {self._options.table}: all rows are written, but this machine's clock is behind the cluster's, and "
+                    f'load() does not see them for another {behind_s:.1f} s; with option("snapshot", "{latest}") it does; set '
+                    "the clock right",
                     code=Code.CLOCK_BEHIND,
                 )
             time.sleep(behind_s)
