@@ -3,10 +3,11 @@
 Layout, little-endian:
     u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero,
     u32 schema version, u32 rows, u16 columns, u16 zero, then u32 per column id, then (flag 1) u8 per row,
-    zero padding to eight bytes, then one Arrow IPC record batch message without its schema (buffers optionally LZ4).
-Buffers are read in place.
+    zero padding to eight bytes, then one Arrow IPC record batch message without its schema. Buffers are read in place. In
+a log they may be compressed (LZ4, ZSTD), as they were once taken; nobody's are now.
 
-Invariant: `decode_block` of untrusted bytes yields a batch whose memory is safe to read, or raises.
+Invariant: `decode_block` of untrusted bytes yields a batch whose memory is safe to read and no more than the block's,
+or raises.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model.errors import Code, Rejected
+from stele.model.foreign import read_batch
 from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBBBIIHH")
@@ -29,7 +31,6 @@ _PLAIN = struct.Struct("<4sIIHH")
 VERSION = 1
 ROWS_MAX = 1 << 20
 _FLAG_ROW_OPS = 1
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class RowOp(IntEnum):
@@ -84,8 +85,6 @@ def encode_block(
     column_ids: Sequence[int],
     batch: pa.RecordBatch,
     schema_version: int,
-    *,
-    compress: bool = False,
 ) -> bytes:
     """Bytes of a block. `ops`: one for all rows, or one byte per row. Columns of `batch` stand as in `column_ids`.
 
@@ -106,17 +105,7 @@ def encode_block(
     head = HEADER.pack(VERSION, flags, op, 0, schema_version, rows, len(column_ids), 0)
     ids = struct.pack(f"<{len(column_ids)}I", *column_ids)
     front = head + ids + row_ops
-    body = batch.serialize() if not compress else _serialize_lz4(batch)
-    return b"".join((front, bytes(-len(front) % 8), body))
-
-
-def _serialize_lz4(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
-        writer.write_batch(batch)
-    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
-    messages.read_next_message()  # the schema, which a block does not carry
-    return messages.read_next_message().serialize()
+    return b"".join((front, bytes(-len(front) % 8), batch.serialize()))
 
 
 def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = False) -> Block:
@@ -151,14 +140,7 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     _check_header(schema, schema_version, column_ids, op, row_ops, rows)
     arrow = schema.to_arrow(column_ids)
     body = pa.py_buffer(data).slice(at)
-    try:
-        batch = pa.ipc.read_record_batch(body, arrow)
-        if not trusted:
-            batch.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
-        if trusted and isinstance(exc, MemoryError):
-            raise  # no fault of the block: other replicas have read it
-        raise Rejected(f"block: its rows are no Arrow message of columns {arrow.names}: {exc}") from exc
+    batch = _checked_rows(body, arrow) if trusted else read_batch(body, arrow, "block")
     if batch.num_rows != rows:
         raise Rejected(f"block: its header says {rows} rows, its message has {batch.num_rows}")
     return Block(schema_version, column_ids, batch, RowOp(op) if row_ops is None else None, row_ops)
@@ -193,8 +175,15 @@ def vetted_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
     """
     at = HEADER.size + 4 * len(schema.columns)
     at += -at % 8
+    return _checked_rows(pa.py_buffer(data).slice(at), schema.to_arrow())
+
+
+def _checked_rows(body: pa.Buffer, arrow: pa.Schema) -> pa.RecordBatch:
+    """Rows that were checked when they were taken. A lack of memory is no fault of theirs, and is raised as it is."""
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(data).slice(at), schema.to_arrow())
+        return pa.ipc.read_record_batch(body, arrow)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
         raise Rejected(f"block: its rows are no longer the message that was checked: {exc}") from exc
 

@@ -1,0 +1,72 @@
+"""Arrow data that others made: keys of reads, values of predicates, what nodes answer. Opens no files.
+
+Arrow trusts the offsets within a batch, and ends the process where one points outside of its buffer. A batch that is
+merely valid by its lengths and last offsets (`validate()` without `full`) may still do that.
+
+Invariant: the memory of a batch that comes out of here is safe to read, and takes no more of it than its message does.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+
+from stele.model.errors import Rejected
+
+_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
+"""Fields of Message and of RecordBatch in Arrow's Message.fbs, by their number."""
+_OFFSET, _SIGNED_OFFSET, _SHORT = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
+_BUFFER = struct.Struct("<qq")
+
+
+def read_batch(raw: bytes | memoryview | pa.Buffer, schema: pa.Schema, what: str) -> pa.RecordBatch:
+    """The batch in an Arrow IPC record batch message, whose memory it goes on using. `what` is for people.
+
+    Raises:
+        Rejected: no such message of these columns; one whose insides do not hold; a compressed one, which may be a
+            thousand times as large as it looks.
+    """
+    try:
+        body = pa.py_buffer(raw)
+        message = pa.ipc.read_message(body)
+        if message.metadata_version != pa.ipc.MetadataVersion.V5:  # before, compression stood elsewhere
+            raise Rejected(f"{what}: an Arrow message of {message.metadata_version.name}; expected V5")
+        _check_buffers(message.metadata, body.size, what)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
+        raise Rejected(
+            f"{what}: {exc}; expected an Arrow record batch message of columns {', '.join(schema.names)}"
+        ) from exc
+    return batch
+
+
+def _check_buffers(metadata: pa.Buffer, size: int, what: str) -> None:
+    """Refuse a message whose buffers are compressed, or share their bytes. Arrow has checked that its metadata are a table
+    whose offsets hold."""
+    data = memoryview(metadata)
+    header = _field(data, _OFFSET.unpack_from(data)[0], _HEADER)
+    if not header:
+        return
+    batch = header + _OFFSET.unpack_from(data, header)[0]
+    if _field(data, batch, _COMPRESSION):
+        raise Rejected(f"{what}: an Arrow message with compressed buffers; expected none")
+    buffers = _field(data, batch, _BUFFERS)
+    if not buffers:
+        return
+    start = buffers + _OFFSET.unpack_from(data, buffers)[0] + 4
+    end = start + _BUFFER.size * _OFFSET.unpack_from(data, start - 4)[0]
+    if sum(abs(length) for _, length in _BUFFER.iter_unpack(data[start:end])) > size:
+        raise Rejected(
+            f"{what}: an Arrow message whose columns share their bytes; expected each to have its own"
+        )
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Where a field of a FlatBuffers table is, 0 if it is absent."""
+    vtable = table - _SIGNED_OFFSET.unpack_from(data, table)[0]
+    if 4 + 2 * number >= _SHORT.unpack_from(data, vtable)[0]:
+        return 0
+    at = _SHORT.unpack_from(data, vtable + 4 + 2 * number)[0]
+    return table + at if at else 0
