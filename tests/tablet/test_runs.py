@@ -73,3 +73,14 @@ def test_what_a_merge_keeps_is_cut_by_keys_and_then_by_age(monkeypatch: pytest.M
     monkeypatch.setattr(runs, "RUN_BYTES_MAX", 20)
     kept = Kept([run.slice(0, 3), run.slice(3, 3)], 0, bottom=True)
     assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[0], [1, 2], [4, 5]], [[3]]]
+
+
+def test_what_a_flush_writes_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as they were applied; of one key there may be more in a run than of several."""
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 30)
+    keys = [b"b", b"d", b"b", b"a", b"b", b"c"]
+    batch = pa.record_batch([pa.array([f"{n:9}" for n in range(len(keys))])], names=["v"])
+    run = Run(batch, pa.array(keys, pa.binary()), np.arange(6, dtype=np.uint64), None)
+    kept = Kept([run.slice(0, 2), run.slice(2, 4)], 0, bottom=True, as_applied=True, run_bytes=20)
+    assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[3], [4, 2, 0], [5, 1]]]
+    assert kept.run(kept.layers[0][1]).batch.to_pydict() == {"v": [f"{n:9}" for n in (4, 2, 0)]}

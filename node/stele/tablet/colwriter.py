@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[R
         writer.min_time,
         writer.max_time,
     )
+
+
+def write_layers(
+    files: Files, path: Path, schema: Schema, layers: Iterable[Iterator[Run]]
+) -> tuple[FileMeta, ...]:
+    """A file of each layer that has rows (`Kept`), newest first: at `path`, then at `path`-1 and so on.
+
+    Raises:
+        As `write_column_file`.
+    """
+    metas: list[FileMeta] = []
+    for runs in layers:
+        first = next(runs, None)
+        if first is not None:
+            place = path.with_name(f"{path.name}-{len(metas)}") if metas else path
+            metas.append(write_column_file(files, place, schema, itertools.chain([first], runs)))
+    return tuple(metas)
 
 
 class _Writer:

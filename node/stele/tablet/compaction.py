@@ -18,7 +18,7 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import FileMeta
-from stele.tablet.colwriter import write_column_file
+from stele.tablet.colwriter import write_layers
 from stele.tablet.files import FILES, Files
 from stele.tablet.runs import Kept, Run
 from stele.tablet.sources import pieces
@@ -37,10 +37,6 @@ class CompactionJob:
     history_mark: int
     bottom: bool
     schema_json: str
-
-    def output_name(self, number: int) -> str:
-        """The name of a file that the merge makes: there is seldom more than one."""
-        return f"{self.output}-{number}" if number else self.output
 
     def to_json(self) -> str:
         """One line, as the worker reads it."""
@@ -120,16 +116,10 @@ def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
     directory = Path(job.directory)
     schema = Schema.from_json(job.schema_json)
     merge = Merge([ColumnFile(directory / name) for name in job.inputs], schema, job)
-    metas: list[FileMeta] = []
-    while merge.ranges:
-        runs = merge.layer()
-        first = next(runs, None)
-        if first is not None:
-            path = directory / job.output_name(len(metas))
-            metas.append(write_column_file(files, path, schema, itertools.chain([first], runs)))
+    metas = write_layers(files, directory / job.output, schema, merge.layers())
     if metas:
         files.sync_directory(directory)
-    return CompactionResult(job, tuple(metas))
+    return CompactionResult(job, metas)
 
 
 class Merge:
@@ -139,12 +129,17 @@ class Merge:
     def __init__(self, sources: Sequence[ColumnFile], schema: Schema, job: CompactionJob) -> None:
         self._sources, self._schema, self._job = sources, schema, job
         self._number = 0
-        self.ranges = pieces(sources, b"", b"")
+        self._ranges = pieces(sources, b"", b"")
         """Key ranges of which the next layer has something."""
 
-    def layer(self) -> Iterator[Run]:
+    def layers(self) -> Iterator[Iterator[Run]]:
+        """One layer after the other, each of which is read to its end before the next."""
+        while self._ranges:
+            yield self._layer()
+
+    def _layer(self) -> Iterator[Run]:
         """The next layer: sorted runs, one key range after the other."""
-        ranges, self.ranges = self.ranges, []
+        ranges, self._ranges = self._ranges, []
         number, self._number = self._number, self._number + 1
         for low, high in ranges:
             runs = list(self._runs(low, high))
@@ -152,7 +147,7 @@ class Merge:
                 continue
             kept = Kept(runs, self._job.history_mark, bottom=self._job.bottom)
             if number + 1 < len(kept.layers):
-                self.ranges.append((low, high))
+                self._ranges.append((low, high))
             yield from (kept.run(positions) for positions in kept.layers[number] if len(positions))
 
     def _runs(self, low: bytes, high: bytes) -> Iterator[Run]:

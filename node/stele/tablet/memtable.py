@@ -39,6 +39,8 @@ SMALL_ROWS = 32
 _COALESCE = 64
 _WAITING_MAX = 64
 _COALESCED_ROWS_MAX = 8_192
+_COALESCED_BYTES_MAX = 16 << 20
+"""More gains nothing, and an array of Arrow's holds 2 GiB."""
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
 
@@ -117,13 +119,13 @@ class MemTable:
         size_bytes: int,
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Add the rows of one entry. `keys` given: it is a small block, found through the dict."""
+        """Add the rows of one entry, of `size_bytes`. `keys` given: it is a small block, found through the dict."""
         if batch.num_rows == 0:
             return
         with self._waiting_lock:
             self._decode_waiting()
             chunk = Chunk(self.rows, batch, time, deleted, self._schema)
-            self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES
+            self.bytes += max(size_bytes, batch.nbytes) + _CHUNK_OVERHEAD_BYTES
             if keys is None:
                 self.chunks.append(chunk)
                 self.rows += chunk.rows
@@ -171,19 +173,30 @@ class MemTable:
         waiting = self._waiting
         if not waiting:
             return
-        batch = concat_batches([self._decoded(block) for block, _, _ in waiting])
+        batches = [self._decoded(block) for block, _, _ in waiting]
         start = self.rows - self._waiting_rows
+        self._waiting, self._waiting_rows = [], 0
+        try:
+            joined = concat_batches(batches)
+        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
+            for batch, (block, rows, time) in zip(batches, waiting):
+                self._add_decoded(start, batch, time, len(block))
+                start += rows
+            return
         times: int | U64 = waiting[0][2]
         if len(waiting) > 1:
             counts = [rows for _, rows, _ in waiting]
             times = np.repeat(np.array([time for _, _, time in waiting], np.uint64), counts)
+        self.bytes -= (len(waiting) - 1) * _CHUNK_OVERHEAD_BYTES
+        self._add_decoded(start, joined, times, sum(len(block) for block, _, _ in waiting))
+
+    def _add_decoded(self, start: int, batch: pa.RecordBatch, times: int | U64, counted_bytes: int) -> None:
         chunk = Chunk(start, batch, times, None, self._schema)
         each = [times] * chunk.rows if isinstance(times, int) else times.tolist()
         small = self._small
         for row, key in enumerate(chunk.keys.to_pylist()):
             small[key] = (start + row, each[row], False, small.get(key))
-        self.bytes -= (len(waiting) - 1) * _CHUNK_OVERHEAD_BYTES
-        self._waiting, self._waiting_rows = [], 0
+        self.bytes += max(0, batch.nbytes - counted_bytes)
         self.chunks.append(chunk)
         self._small_tail = 0
         self._coalesce(1)
@@ -205,15 +218,21 @@ class MemTable:
         """Join the last chunks, and the joined ones like a binary counter: a row is copied a bounded number of times."""
         chunks = self.chunks
         at = len(chunks) - last
-        rows = self.rows - chunks[at].start
+        rows = sum(c.rows for c in chunks[at:])
+        size = sum(c.batch.nbytes for c in chunks[at:])
+        self._small_tail = 0
+        if size > _COALESCED_BYTES_MAX:
+            return
         while (
             at
             and chunks[at - 1].start >= self._big_end
             and chunks[at - 1].rows <= rows <= _COALESCED_ROWS_MAX
         ):
+            size += chunks[at - 1].batch.nbytes
+            if size > _COALESCED_BYTES_MAX:
+                break
             at -= 1
             rows += chunks[at].rows
-        self._small_tail = 0
         if at == len(chunks) - 1:
             return
         joined, kept = _join(chunks[at:], self._schema), chunks[:at]
@@ -351,6 +370,10 @@ class MemView:
     def run(self) -> Run:
         """All rows, sorted; at least one."""
         return self.table.sorted_run(self.chunks, self.count, self.rows)
+
+    def runs(self) -> list[Run]:
+        """All rows as they were applied, the oldest first; without a copy."""
+        return [chunk.run() for chunk in self.chunks[: self.count]]
 
     def find(self, key: bytes, snapshot: int) -> tuple[bool, pa.RecordBatch | None] | None:
         """The newest version at or below `snapshot`: (True, its row), (False, None) for a delete, None for none."""

@@ -125,6 +125,19 @@ def _in_order(runs: Sequence[Run]) -> _Versions:
     return _Versions(keys, np.concatenate([r.times for r in runs]), _concat_deleted(runs), order, same)
 
 
+def _newest_first(keys: pa.BinaryArray) -> Positions:
+    """Order by key of rows that stand in the order they were applied."""
+    backwards = np.arange(len(keys) - 1, -1, -1)
+    return backwards[key_bytes.sort_order(keys.take(pa.array(backwards)))]
+
+
+def _as_applied(runs: Sequence[Run]) -> _Versions:
+    keys = pa.concat_arrays([r.keys for r in runs])
+    order = _newest_first(keys)
+    same = key_bytes.same_as_before(keys.take(pa.array(order)))
+    return _Versions(keys, np.concatenate([r.times for r in runs]), _concat_deleted(runs), order, same)
+
+
 def _gathered(runs: Sequence[Run], positions: Positions) -> pa.RecordBatch:
     """Rows at these positions, each named once, of the runs laid one after the other. All versions together may be more
     than an array holds, so others are copied only where that is the quicker way."""
@@ -195,18 +208,29 @@ class Kept:
     on: layers are to each other as files are, the newer ones first.
     """
 
-    def __init__(self, runs: Sequence[Run], mark: int, *, bottom: bool) -> None:
-        """`bottom`: nothing older lies below, so a delete at or below `mark` goes, too."""
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        mark: int,
+        *,
+        bottom: bool,
+        as_applied: bool = False,
+        run_bytes: int | None = None,
+    ) -> None:
+        """`bottom`: nothing older lies below, so a delete at or below `mark` goes, too. `as_applied`: the runs' rows stand
+        as they were applied, the oldest run first. `run_bytes`: the most that several keys of a layer are in one run.
+        """
+        run_bytes = RUN_BYTES_MAX if run_bytes is None else run_bytes
         self._runs = runs
-        self._versions = _in_order(runs)
+        self._versions = _as_applied(runs) if as_applied else _in_order(runs)
         keep = _kept(self._versions, mark, bottom)
         chosen = self._versions.order[keep]
-        if sum(r.batch.nbytes for r in runs) <= RUN_BYTES_MAX:
+        if sum(r.batch.nbytes for r in runs) <= run_bytes:
             self.layers = [[chosen]]
         else:
             sizes = np.concatenate([_row_bytes(r.batch) for r in runs])[chosen]
             # The first version of a key goes only with all others, so what repeats a key still follows one that does not.
-            self.layers = _layers(chosen, sizes, self._versions.same[keep])
+            self.layers = _layers(chosen, sizes, self._versions.same[keep], run_bytes)
 
     def run(self, positions: Positions) -> Run:
         """The rows at positions that `layers` names."""
@@ -247,21 +271,21 @@ def _row_bytes(batch: pa.RecordBatch) -> Positions:
     return sizes
 
 
-def _layers(chosen: Positions, sizes: Positions, same: Mask) -> list[list[Positions]]:
+def _layers(chosen: Positions, sizes: Positions, same: Mask, run_bytes: int) -> list[list[Positions]]:
     key = np.cumsum(~same) - 1
     before = np.cumsum(sizes) - sizes
     layer = (before - before[~same][key]) // RUN_BYTES_MAX
     every = [np.flatnonzero(layer == number) for number in range(int(layer.max(initial=0)) + 1)]
-    return [[chosen[at[part]] for part in _cuts(sizes[at], key[at])] for at in every]
+    return [[chosen[at[part]] for part in _cuts(sizes[at], key[at], run_bytes)] for at in every]
 
 
-def _cuts(sizes: Positions, key: Positions) -> Iterator[slice]:
-    """Rows by whole keys, cut where they are more than `RUN_BYTES_MAX`."""
+def _cuts(sizes: Positions, key: Positions, run_bytes: int) -> Iterator[slice]:
+    """Rows by whole keys, cut where they are more than `run_bytes`."""
     bounds = [*np.flatnonzero(np.diff(key, prepend=-1)).tolist(), len(key)]
     ends = np.cumsum(np.append(0, sizes))
     start = 0
     while start < len(key):
-        fitting = int(np.searchsorted(ends, ends[start] + RUN_BYTES_MAX, "right")) - 1
+        fitting = int(np.searchsorted(ends, ends[start] + run_bytes, "right")) - 1
         end = bounds[bisect.bisect_right(bounds, fitting) - 1]
         if end <= start:  # one key, and more than that: its layer holds no more of it
             end = bounds[bisect.bisect_right(bounds, start)]
@@ -269,17 +293,9 @@ def _cuts(sizes: Positions, key: Positions) -> Iterator[slice]:
         start = end
 
 
-def compacted(runs: Sequence[Run], mark: int, *, bottom: bool) -> Run:
-    """What is `Kept`, as one run: for runs that are together no more than a run may be."""
-    versions = _in_order(runs)
-    return _picked(runs, versions, versions.order[_kept(versions, mark, bottom)])
-
-
 def sorted_newest_first(run: Run) -> Run:
     """A run whose rows stand in the order they were applied, as a sorted run."""
-    backwards = np.arange(run.rows - 1, -1, -1)
-    order = key_bytes.sort_order(run.keys.take(pa.array(backwards)))
-    return run.take(backwards[order])
+    return run.take(_newest_first(run.keys))
 
 
 class KeyList:

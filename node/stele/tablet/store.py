@@ -31,7 +31,7 @@ from stele.tablet import exactly_once, manifest
 from stele.tablet.checked import read_sealed, seal
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import NAME, FileMeta
-from stele.tablet.colwriter import write_column_file
+from stele.tablet.colwriter import write_layers
 from stele.tablet.compaction import CompactionJob, CompactionResult, choose
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
@@ -40,12 +40,14 @@ from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.manifest import Manifest
 from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.progress import Progress
-from stele.tablet.runs import compacted
+from stele.tablet.runs import Kept
 from stele.tablet.sources import LiveMasks
 from stele.tablet.view import View
 from stele.tablet.writing import vet, write_block
 
 ONCE_MAGIC, ONCE_VERSION = b"STLONCE1", 1
+_FLUSH_RUN_BYTES = 64 << 20
+"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`writing.complete`)."""
 _log = structlog.get_logger("stele.tablet")
 
 
@@ -318,7 +320,8 @@ class TabletStore:
                 self._write_flushed(job, current, number)
             except SteleError:
                 # It is tried again soon, and as long as it takes: what it left would fill what room there is.
-                self._remove_unlisted(f"once-{number:08x}", f"{NAME}{number:08x}")
+                made = (path.name for path in self.directory.glob(f"{NAME}{number:08x}*"))
+                self._remove_unlisted(f"once-{number:08x}", *made)
                 raise
 
     def _write_flushed(self, job: StoreFlush, current: Manifest, number: int) -> None:
@@ -326,14 +329,14 @@ class TabletStore:
         body = seal(ONCE_MAGIC, ONCE_VERSION, exactly_once.encode(job._once))
         self.options.files.write_new(self.directory / once_name, [body])
         metas: tuple[FileMeta, ...] = ()
-        opened: tuple[ColumnFile, ...] = ()
         if job.frozen.rows:
             # Files that are older may hold what a delete hides, so a delete goes only when there are none.
-            run = compacted([job.frozen.view().run()], job._mark, bottom=not current.files)
-            if run.rows:
-                path = self.directory / f"{NAME}{number:08x}"
-                metas = (write_column_file(self.options.files, path, self.schema, iter([run])),)
-                opened = (ColumnFile(path, metas[0]),)
+            runs, bottom = job.frozen.view().runs(), not current.files
+            kept = Kept(runs, job._mark, bottom=bottom, as_applied=True, run_bytes=_FLUSH_RUN_BYTES)
+            path = self.directory / f"{NAME}{number:08x}"
+            layers = ((kept.run(at) for at in layer if len(at)) for layer in kept.layers)
+            metas = write_layers(self.options.files, path, self.schema, layers)
+        opened = tuple(ColumnFile(self.directory / meta.name, meta) for meta in metas)
         new = replace(
             current,
             opid=job.opid,
