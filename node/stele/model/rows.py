@@ -243,12 +243,24 @@ def _nulls(block: Block, schema: Schema, faults: _Faults) -> None:
         _missing_columns(block, schema, faults)
 
 
-def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
+def missing_fault(block: Block, schema: Schema) -> str:
+    """Which columns a block lacks that rows it inserts must give, as a sentence; empty if none."""
+    lacking, rows = _missing(block, schema)
+    return _missing_text(lacking) if lacking and rows.any() else ""
+
+
+def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np.bool_]]:
+    """Columns that a block lacks though whole rows must give them, and which rows are whole."""
     present = set(block.column_ids)
     lacking = [c for c in schema.columns if c.id not in present and not c.nullable and c.default is None]
-    if not lacking or (block.op is not None and block.op not in INSERTS):
-        return
-    whole = np.ones(block.rows, bool) if block.row_ops is None else block.row_ops <= RowOp.UPSERT
-    for row in np.flatnonzero(whole).tolist():
+    if block.row_ops is not None:
+        return lacking, block.row_ops <= RowOp.UPSERT
+    return lacking, np.full(block.rows, block.op in INSERTS)
+
+
+def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
+    """Leaders refuse such a block as a whole; logs may have one that was taken."""
+    lacking, rows = _missing(block, schema)
+    for row in np.flatnonzero(rows).tolist() if lacking else []:
         for column in lacking:
             faults.missing(row, column)

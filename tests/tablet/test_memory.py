@@ -1,0 +1,207 @@
+"""What rows take in memory is what the store counts, and what it was never meant to hold is refused before it is proposed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.model.block import RowOp, encode_block
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Rejected
+from stele.model.predicate import ScanSpec
+from stele.model.schema import Schema
+from stele.model.writeop import encode
+from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.writing import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, vet
+from tests.model.packed import compressed_rows
+from tests.tablet.twin import START_US, block_of, header, new_store
+
+WIDE = Schema.make([("k", "int64"), *((f"c{n}", "double", True) for n in range(200))], ["k"])
+NUMBERS = Schema.make([("k", "int64"), ("v", "double", True)], ["k"])
+NAMES = Schema.make([("k", "int64"), ("v", "string")], ["k"])
+
+
+def keys_only(schema: Schema, first: int, rows: int, op: RowOp = RowOp.UPSERT) -> bytes:
+    batch = pa.RecordBatch.from_arrays([pa.array(range(first, first + rows))], schema=schema.to_arrow([0]))
+    return encode_block(op, [0], batch, 1)
+
+
+def entry_of(index: int, block: bytes, *, plain: bool) -> Entry:
+    payload = encode(header(block, plain=plain), block)
+    return Entry(1, index, EntryKind.WRITE, (START_US + index) << 12, payload)
+
+
+def put(store: TabletStore, block: bytes) -> None:
+    plain = store.vet(block)
+    outcome = store.apply(entry_of(store.applied.index + 1, block, plain=plain))
+    assert not outcome.row_errors and outcome.code is Code.OK
+
+
+def long_default(length: int, columns: int = 1) -> Schema:
+    default = '"' + "d" * length + '"'
+    return Schema.make(
+        [("k", "int64"), *((f"c{n}", "string", False, default) for n in range(columns))], ["k"]
+    )
+
+
+@pytest.mark.parametrize("op", [RowOp.UPSERT, RowOp.INSERT, RowOp.DELETE_IGNORE], ids=lambda op: op.name)
+def test_what_rows_take_with_the_columns_they_did_not_give_is_counted(tmp_path: Path, op: RowOp) -> None:
+    """Eight bytes in the log, 1.6 kB of each node's memory: 11 MB that were counted had taken 3 GB."""
+    options = StoreOptions(flush_bytes=32 << 20)
+    store = new_store(tmp_path / "t", options, WIDE)
+    before = pa.total_allocated_bytes()
+    blocks = 0
+    while not store.should_flush():
+        put(store, keys_only(WIDE, 8_192 * blocks, 8_192, op))
+        blocks += 1
+    assert blocks == 3 and store.memory_bytes >= blocks * 8_192 * 200 * 8
+    assert pa.total_allocated_bytes() - before < 2 << 20, "columns that were not given share their nulls"
+
+
+def test_small_blocks_that_lack_columns_are_counted_too(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", StoreOptions(), WIDE)
+    for number in range(200):
+        put(store, keys_only(WIDE, 32 * number, 32))
+    assert store.memory_bytes >= 200 * 32 * 200 * 8
+
+
+def test_a_block_that_its_defaults_make_too_large_is_refused(tmp_path: Path) -> None:
+    """Applied it was more than an array holds: each replica ended, and again at each start."""
+    schema = long_default(300_000)
+    store = new_store(tmp_path / "t", StoreOptions(), schema)
+    with pytest.raises(Rejected, match="send fewer rows") as caught:
+        vet(keys_only(schema, 0, 8_192), schema)
+    assert caught.value.code is Code.TOO_LARGE
+    for op in (RowOp.DELETE, RowOp.DELETE_IGNORE):
+        vet(keys_only(schema, 0, 8_192, op), schema)
+    fitting = WHOLE_BYTES_MAX // 300_100
+    put(store, keys_only(schema, 0, fitting))
+    assert store.memory_bytes > fitting * 300_000
+
+
+def test_8192_rows_of_the_widest_table_may_come_without_values() -> None:
+    schema = Schema.make([("k", "int64"), *((f"c{n}", "decimal(38,2)", True) for n in range(999))], ["k"])
+    assert not vet(keys_only(schema, 0, 8_192), schema)
+
+
+def large_rows(first: int, rows: int, size: int) -> bytes:
+    """A small block that is large once it is read: 33 kB may be a gigabyte."""
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(range(first, first + rows)), pa.array(["x" * size] * rows)], schema=NAMES.to_arrow()
+    )
+    return compressed_rows(RowOp.UPSERT, NAMES.column_ids, batch, "zstd")
+
+
+def test_compressed_blocks_are_refused_but_those_in_a_log_are_applied_and_counted(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", StoreOptions(), NAMES)
+    with pytest.raises(Rejected, match="compressed"):
+        store.vet(large_rows(0, 1, 100))
+    for index in range(1, 11):
+        store.apply(entry_of(index, large_rows(index, 1, 4 << 20), plain=True))
+    put(store, block_of([{"k": 0, "v": "y"}], RowOp.INSERT, NAMES))
+    assert store.memory_bytes >= 40 << 20 and store.should_flush()
+    with store.view() as view:
+        assert sum(batch.num_rows for batch in view.scan()) == 11
+
+
+def test_rows_that_are_large_together_are_not_joined(tmp_path: Path) -> None:
+    """More than an array holds ended each replica, though each block by itself was read."""
+    store = new_store(tmp_path / "t", StoreOptions(flush_bytes=1 << 40), NAMES)
+    for number in range(200):
+        value = "x" * (512 << 10)
+        if number % 2:
+            put(store, block_of([{"k": number, "v": value}], RowOp.UPSERT, NAMES))
+        else:
+            put(store, block_of([{"k": number, "v": value}], RowOp.INSERT, NAMES))
+    sizes = [chunk.batch.nbytes for chunk in store._state.active.chunks]
+    assert max(sizes) <= 33 << 20
+    with store.view() as view:
+        assert sum(batch.num_rows for batch in view.scan()) == 200
+
+
+def test_a_flush_takes_no_more_memory_than_it_puts_in_order_at_a_time(tmp_path: Path) -> None:
+    """Rows that share their nulls take little until they are written: joined for it they were all there at once."""
+    store = new_store(tmp_path / "t", StoreOptions(flush_bytes=1 << 40), WIDE)
+    for number in range(40):
+        put(store, keys_only(WIDE, 4_096 * number, 8_192))
+    job = store.begin_flush()
+    assert job is not None and store.memory_bytes > 500 << 20
+    peak = peak_of(job.write)
+    store.finish_flush(job)
+    assert peak < 256 << 20
+    assert len(store.files) == 1
+    keys = []
+    with store.view() as view:
+        for batch in view.scan(ScanSpec(column_ids=(0,))):
+            keys += batch.column(0).to_pylist()
+    assert sorted(keys) == list(range(4_096 * 41))
+
+
+def peak_of(call: Callable[[], None]) -> int:
+    """The most that Arrow had allocated above what it has now."""
+    before, peak, done = pa.total_allocated_bytes(), 0, threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, pa.total_allocated_bytes() - before)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        call()
+    finally:
+        done.set()
+        looking.join()
+    return peak
+
+
+def test_a_block_that_lacks_a_required_column_is_refused_whole() -> None:
+    """A million rows of 4 bytes were a million errors: 13 s and 0.9 GB of each node, and kept for retries."""
+    schema = Schema.make([("k", "int64"), ("a", "int64"), ("b", "string"), ("c", "int64", True)], ["k"])
+    lacking = "block: columns a, b are missing and have no default; expected an int64, a string"
+    for op in (RowOp.INSERT, RowOp.INSERT_IGNORE, RowOp.UPSERT):
+        with pytest.raises(Rejected, match=lacking) as caught:
+            vet(keys_only(schema, 0, 3, op), schema)
+        assert caught.value.code is Code.INVALID_ARGUMENT
+    for op in (RowOp.UPDATE, RowOp.UPDATE_IGNORE, RowOp.DELETE, RowOp.DELETE_IGNORE):
+        assert not vet(keys_only(schema, 0, 3, op), schema)
+    keys = pa.RecordBatch.from_arrays([pa.array([1, 2])], schema=schema.to_arrow([0]))
+    for second, refused in ((RowOp.UPDATE, False), (RowOp.INSERT, True)):
+        block = encode_block(np.array([RowOp.DELETE, second], np.uint8), [0], keys, 1)
+        if refused:
+            with pytest.raises(Rejected, match=lacking):
+                vet(block, schema)
+        else:
+            assert not vet(block, schema)
+
+
+@pytest.mark.parametrize("op", list(RowOp), ids=lambda op: op.name)
+def test_rows_that_may_each_be_refused_are_bounded(op: RowOp) -> None:
+    block = keys_only(WIDE, 0, CHECKED_ROWS_MAX + 1, op)
+    if op in (RowOp.UPSERT, RowOp.DELETE_IGNORE):
+        vet(keys_only(NUMBERS, 0, 1 << 20, op), NUMBERS)
+        return
+    with pytest.raises(Rejected, match="8193 rows that are looked up; at most 8192") as caught:
+        vet(block, WIDE)
+    assert caught.value.code is Code.TOO_LARGE
+
+
+def test_nulls_that_are_each_an_error_are_bounded() -> None:
+    def nulls(rows: int, op: RowOp | np.ndarray) -> bytes:
+        columns = [pa.array(range(rows)), pa.nulls(rows, pa.string())]
+        batch = pa.RecordBatch.from_arrays(columns, schema=NAMES.to_arrow())
+        return encode_block(op, NAMES.column_ids, batch, 1)
+
+    assert not vet(nulls(NULLS_MAX, RowOp.UPSERT), NAMES)
+    with pytest.raises(Rejected, match="8193 nulls in columns that are not nullable"):
+        vet(nulls(NULLS_MAX + 1, RowOp.UPSERT), NAMES)
+    vet(nulls(NULLS_MAX + 1, RowOp.DELETE_IGNORE), NAMES)
+    mixed = np.full(NULLS_MAX + 1, RowOp.UPSERT, np.uint8)
+    mixed[0] = RowOp.DELETE_IGNORE
+    assert not vet(nulls(NULLS_MAX + 1, mixed), NAMES)
