@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from stele.client import AsyncClient
 from stele.model import writeop
-from stele.model.block import decode_block
 from stele.model.clock import HybridClock
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
@@ -212,7 +211,7 @@ class SmallNode:
         tablet = self._leading(request.tablet_id)
         tablet.attempts.append(request)
         _maybe_fail(tablet.before)
-        decode_block(request.block, tablet.schema)
+        tablet.store.vet(request.block)
         outcome = self._apply(tablet, request, request.block, writeop.BodyKind.BLOCK)
         _maybe_fail(tablet.after)
         answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)

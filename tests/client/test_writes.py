@@ -278,6 +278,20 @@ async def test_blocks_are_bounded_by_what_their_rows_really_take(tmp_path: Path,
         assert await table.scan().count() == large + small
 
 
+async def test_blocks_that_defaults_make_too_large_are_sent_in_parts(tmp_path: Path) -> None:
+    """3,500 rows of 8 bytes, which are 140 MB once they have what they did not give."""
+    default = '"' + "d" * 4_000 + '"'
+    columns = [("id", "int64"), *((f"c{n}", "string", False, default) for n in range(10))]
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", Schema.make(columns, ["id"]), PartitionSchema())
+        data = pa.table({"id": np.arange(3_500) % 2_000})
+        result = await table.write_arrow(data, "insert_ignore")
+        assert result.rows_written == 3_500 and not result.row_errors
+        (tablet,) = cluster.tablets.values()
+        assert len(tablet.attempts) == 3  # one is refused
+        assert await table.scan().count() == 2_000
+
+
 async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)

@@ -113,6 +113,7 @@ class BulkWriter:
         self._fed_rows = 0
         self._rows_waiting = 0  # taken in, and not yet answered
         self._row_bytes = 1
+        self._block_rows = BLOCK_ROWS
         self._pending: dict[int, deque[Piece]] = {}
         self._pending_rows: dict[int, int] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -210,7 +211,7 @@ class BulkWriter:
     def _start(self, ordinal: int) -> None:
         if self._abandoned or self._failure is not None or ordinal in self._tasks:
             return
-        enough = self._pending_rows.get(ordinal, 0) >= BLOCK_ROWS or self._final or self._full
+        enough = self._pending_rows.get(ordinal, 0) >= self._block_rows or self._final or self._full
         if enough and self._pending_rows[ordinal]:
             task = asyncio.get_running_loop().create_task(self._send(ordinal))
             self._tasks[ordinal] = task
@@ -236,8 +237,11 @@ class BulkWriter:
             try:
                 answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
             except Rejected as exc:
-                if exc.code is not Code.TOO_LARGE or len(positions) > 1:
+                if exc.code is not Code.TOO_LARGE:
                     raise
+                if len(positions) > 1:
+                    self._put_back(ordinal, rows, positions)
+                    continue
                 answer = tserver_pb2.WriteResponse()
                 answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
             refused = [row_error_from_pb(e) for e in answer.row_errors]
@@ -251,17 +255,24 @@ class BulkWriter:
             if self._on_rows is not None:
                 self._on_rows(written)
 
+    def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
+        """A block that was too large, which is told before anything is proposed: from now on they have half its rows."""
+        self._block_rows = min(self._block_rows, len(positions) // 2)
+        self._pending[ordinal].appendleft((rows, positions))
+        self._pending_rows[ordinal] += len(positions)
+        del self._under_way[ordinal]
+
     def _take_block(self, ordinal: int) -> Piece:
-        """Up to BLOCK_ROWS and BLOCK_BYTES_MAX of what waits for a tablet, one row at least; nothing if that would be a
+        """Up to `_block_rows` and BLOCK_BYTES_MAX of what waits for a tablet, one row at least; nothing if that would be a
         small block with more to come."""
         pending = self._pending[ordinal]
         total = self._pending_rows[ordinal]
-        if not total or (total < BLOCK_ROWS and not self._final and not self._full):
+        if not total or (total < self._block_rows and not self._final and not self._full):
             return pa.record_batch([], names=[]), np.empty(0, np.int64)
         batches, places, have, room = [], [], 0, BLOCK_BYTES_MAX
-        while pending and have < BLOCK_ROWS and room >= 0:
+        while pending and have < self._block_rows and room >= 0:
             rows, where = pending.popleft()
-            fits = min(BLOCK_ROWS - have, max(_fitting(rows, room), 0 if have else 1))
+            fits = min(self._block_rows - have, max(_fitting(rows, room), 0 if have else 1))
             if fits < rows.num_rows:
                 pending.appendleft((rows.slice(fits), where[fits:]))
                 rows, where = rows.slice(0, fits), where[:fits]
