@@ -88,6 +88,25 @@ async def test_bad_tables_are_refused_with_every_fault(tmp_path: Path) -> None:
         assert not w.catalog.tables
 
 
+async def test_a_new_table_has_no_long_defaults_but_one_that_has_them_is_still_known(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        column = next(c for c in request.schema.columns if c.type == "string")
+        column.default_value = b'"' + b"x" * 4_094 + b'"'
+        await w.leader.CreateTable(request, None)
+        longer = create_request("u")
+        column = next(c for c in longer.schema.columns if c.type == "string")
+        column.default_value = b'"' + b"x" * 4_095 + b'"'
+        error = await refused(w.leader.CreateTable(longer, None))
+        assert error.code is Code.INVALID_ARGUMENT and "a default of 4097 bytes; at most 4096" in str(error)
+        older = w.catalog.tables["d" * 32]
+        w.catalog.tables["d" * 32] = replace(older, schema=older.schema.replace("x" * 4_094, "x" * 9_000))
+        next(c for c in request.schema.columns if c.default_value).default_value = b'"' + b"x" * 9_000 + b'"'
+        again = await w.leader.CreateTable(request, None)
+        assert hex_of(again.table_id) == "d" * 32
+
+
 async def test_a_table_with_too_many_tablets_for_one_batch_is_refused_whole(tmp_path: Path) -> None:
     async with world(tmp_path, replace(OPTIONS, create_bytes_max=10_000)) as w:
         await ready(w)

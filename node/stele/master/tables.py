@@ -16,12 +16,15 @@ from stele.master.records import TableRecord, TabletRecord, mark_of
 from stele.model.errors import Code, Rejected
 from stele.model.ids import TableId, TabletId, new_id
 from stele.model.partition import Partition, PartitionSchema, partitions
+from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb
 from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
 from stele.rpc.proto import master_pb2
 
 KINDS = ("table", "keyspace")
 NAME_CHARS_MAX = 256
+DEFAULT_BYTES_MAX = 4_096
+"""Of a default's JSON: each row that does not give the column takes as much, from a write that has none of it."""
 
 
 def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: int) -> TableRecord:
@@ -80,7 +83,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
+        Rejected: INVALID_ARGUMENT, also for a long default; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
             is removed by now.
         Retryable: NOT_READY while nodes are still being heard, or too few are.
     """
@@ -89,6 +92,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         if _is_there(lead, table, chosen=bool(request.table_id)):
             return table.table_id
         lead.check_settled()
+        _check_defaults(table)
         _check_room(lead, table)
         parts = partitions(PartitionSchema.from_json(table.partitioning))
         tablets = [_new_tablet(table, ordinal, part, lead.wall_us()) for ordinal, part in enumerate(parts)]
@@ -124,6 +128,19 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
     if table.name in lead.catalog.table_by_name:
         raise Rejected(f"table {table.name!r} is present already", code=Code.ALREADY_PRESENT)
     return False
+
+
+def _check_defaults(table: TableRecord) -> None:
+    """Only of new tables: those that there are keep theirs."""
+    columns = Schema.from_json(table.schema).columns if table.schema else ()
+    lengths = [(c.name, len(c.default.encode())) for c in columns if c.default is not None]
+    faults = [
+        f"column {name}: a default of {length} bytes; at most {DEFAULT_BYTES_MAX}"
+        for name, length in lengths
+        if length > DEFAULT_BYTES_MAX
+    ]
+    if faults:
+        raise Rejected(f"create table {table.name!r}: " + "; ".join(faults))
 
 
 def _check_room(lead: Leadership, table: TableRecord) -> None:
