@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -89,12 +92,12 @@ def test_8192_rows_of_the_widest_table_may_come_without_values() -> None:
     assert not vet(keys_only(schema, 0, 8_192), schema)
 
 
-def large_rows(first: int, rows: int, size: int) -> bytes:
+def large_rows(first: int, rows: int, size: int, op: RowOp = RowOp.UPSERT) -> bytes:
     """A small block that is large once it is read: 33 kB may be a gigabyte."""
     batch = pa.RecordBatch.from_arrays(
         [pa.array(range(first, first + rows)), pa.array(["x" * size] * rows)], schema=NAMES.to_arrow()
     )
-    return compressed_rows(RowOp.UPSERT, NAMES.column_ids, batch, "zstd")
+    return compressed_rows(op, NAMES.column_ids, batch, "zstd")
 
 
 def test_compressed_blocks_are_refused_but_those_in_a_log_are_applied_and_counted(tmp_path: Path) -> None:
@@ -205,3 +208,47 @@ def test_nulls_that_are_each_an_error_are_bounded() -> None:
     mixed = np.full(NULLS_MAX + 1, RowOp.UPSERT, np.uint8)
     mixed[0] = RowOp.DELETE_IGNORE
     assert not vet(nulls(NULLS_MAX + 1, mixed), NAMES)
+
+
+LACKING = """
+import resource, sys
+from pathlib import Path
+from stele.tablet.store import TabletStore
+from tests.tablet.test_memory import NAMES, entry_of
+kind, room, *blocks = sys.argv[1:]
+entries = [entry_of(n, Path(b).read_bytes(), plain=kind == "plain") for n, b in enumerate(blocks, 1)]
+store = TabletStore.create(Path(blocks[0] + ".store"), NAMES)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+most = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + int(room), most))
+try:
+    outcomes = [store.apply(entry) for entry in entries]
+    assert kind == "plain", outcomes
+    store.view()
+except MemoryError:
+    print("raised")
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+if kind == "plain":  # they still wait
+    print(sum(batch.num_rows for batch in store.view().scan()), "rows")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "room_mib"),
+    [
+        pytest.param("plain", 64, id="read later"),
+        pytest.param("plain", 480, id="joined later"),
+        pytest.param("looked up", 64, id="looked up"),
+    ],
+)
+def test_what_one_replica_lacks_memory_for_is_no_outcome(tmp_path: Path, kind: str, room_mib: int) -> None:
+    """Others have written the rows: refused here they would be missing, and nobody would know."""
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for number, path in enumerate(paths):
+        op = RowOp.UPSERT if kind == "plain" else RowOp.INSERT
+        path.write_bytes(large_rows(number, 1, 128 << 20, op))
+    command = [sys.executable, "-c", LACKING, kind, str(room_mib << 20), *map(str, paths)]
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = ["raised", "2 rows"] if kind == "plain" else ["raised"]
+    assert ran.stdout.splitlines() == lines, ran.stderr

@@ -175,31 +175,33 @@ class MemTable:
             return
         batches = [self._decoded(block) for block, _, _ in waiting]
         start = self.rows - self._waiting_rows
-        self._waiting, self._waiting_rows = [], 0
-        try:
-            joined = concat_batches(batches)
-        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
-            for batch, (block, rows, time) in zip(batches, waiting):
-                self._add_decoded(start, batch, time, len(block))
-                start += rows
-            return
         times: int | U64 = waiting[0][2]
         if len(waiting) > 1:
             counts = [rows for _, rows, _ in waiting]
             times = np.repeat(np.array([time for _, _, time in waiting], np.uint64), counts)
-        self.bytes -= (len(waiting) - 1) * _CHUNK_OVERHEAD_BYTES
-        self._add_decoded(start, joined, times, sum(len(block) for block, _, _ in waiting))
-
-    def _add_decoded(self, start: int, batch: pa.RecordBatch, times: int | U64, counted_bytes: int) -> None:
-        chunk = Chunk(start, batch, times, None, self._schema)
-        each = [times] * chunk.rows if isinstance(times, int) else times.tolist()
-        small = self._small
-        for row, key in enumerate(chunk.keys.to_pylist()):
-            small[key] = (start + row, each[row], False, small.get(key))
-        self.bytes += max(0, batch.nbytes - counted_bytes)
-        self.chunks.append(chunk)
+        try:
+            chunks = [Chunk(start, concat_batches(batches), times, None, self._schema)]
+        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
+            starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
+            chunks = [
+                Chunk(first, batch, time, None, self._schema)
+                for first, batch, (_, _, time) in zip(starts, batches, waiting)
+            ]
+        keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
+        for chunk, listed in zip(chunks, keys):
+            self._index_small(chunk, listed)
+        self._waiting, self._waiting_rows = [], 0
+        unseen = sum(c.batch.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
+        self.bytes += max(0, unseen) - (len(waiting) - len(chunks)) * _CHUNK_OVERHEAD_BYTES
+        self.chunks += chunks
         self._small_tail = 0
         self._coalesce(1)
+
+    def _index_small(self, chunk: Chunk, keys: Sequence[bytes]) -> None:
+        times, start, small = chunk.times, chunk.start, self._small
+        each = [times] * chunk.rows if isinstance(times, int) else times.tolist()
+        for row, key in enumerate(keys):
+            small[key] = (start + row, each[row], False, small.get(key))
 
     def append_keyed(
         self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size_bytes: int, keys: pa.BinaryArray
