@@ -69,6 +69,25 @@ def test_a_compressed_block_is_refused_but_read_where_a_log_has_it(codec: str) -
     assert decode_block(packed, SCHEMA, trusted=True).batch == decode_block(good, SCHEMA).batch
 
 
+def test_messages_of_other_kinds_and_versions_are_refused() -> None:
+    """In V4 another field may tell of compression, and a schema has other fields than a batch."""
+    head = HEADER.size + 8
+    rows = decode_block(_block(4), SCHEMA).batch
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_batch(rows)
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()
+    old = messages.read_next_message().serialize()
+    for body, words in (
+        (old, "message of V4"),
+        (pa.schema([("a", pa.int64())] * 9).serialize(), "Arrow schema"),
+    ):
+        with pytest.raises(Rejected, match=words):
+            decode_block(_block(4)[:head] + body.to_pybytes(), SCHEMA)
+
+
 def test_columns_that_share_their_memory_are_refused() -> None:
     """Copied, as the store does with small blocks, they would take more than was sent."""
     ids, rows = (0, 2), 256

@@ -30,8 +30,13 @@ def read_batch(raw: bytes | memoryview | pa.Buffer, schema: pa.Schema, what: str
     try:
         body = pa.py_buffer(raw)
         message = pa.ipc.read_message(body)
-        if message.metadata_version != pa.ipc.MetadataVersion.V5:  # before, compression stood elsewhere
-            raise Rejected(f"{what}: an Arrow message of {message.metadata_version.name}; expected V5")
+        version, kind = message.metadata_version, message.type
+        if (
+            version != pa.ipc.MetadataVersion.V5 or kind != "record batch"
+        ):  # in V4 compression may stand elsewhere
+            raise Rejected(
+                f"{what}: an Arrow {kind} message of {version.name}; expected a record batch of V5"
+            )
         _check_buffers(message.metadata, body.size, what)
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)

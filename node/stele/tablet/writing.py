@@ -145,6 +145,10 @@ def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
         raise Rejected(f"block: {'; '.join(faults)}: send fewer rows", code=Code.TOO_LARGE)
 
 
+def _all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
+    return op in _UNCHECKED if ops is None else bool(np.isin(ops, _UNCHECKED).all())
+
+
 def _lacking_bits(block: Block, schema: Schema) -> int:
     """What the columns that a block lacks take for each of its rows, once it is whole."""
     given = set(block.column_ids)
@@ -329,10 +333,6 @@ def _big(
         share = size_bytes * len(members) // max(1, len(rows))
         errors += _round(store, block, part, rows[members], part_ops, part_keys, hashes[members], time, share)
     return errors
-
-
-def _all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
-    return op in _UNCHECKED if ops is None else bool(np.isin(ops, _UNCHECKED).all())
 
 
 def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask | None:
