@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -172,6 +173,18 @@ def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, su
         path.write_bytes(junk)
         with pytest.raises(Rejected, match=f"rows.{suffix}: neither an Arrow file nor an Arrow stream"):
             list(Source(str(path), SCHEMA, ()).batches())
+
+
+@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
+def test_an_arrow_file_with_broken_insides_is_refused(tmp_path: Path, writer: Any) -> None:
+    """An offset that points elsewhere ended the program that read it."""
+    path = tmp_path / "rows.arrow"
+    offsets = np.array([0, 4, 1 << 30, 12], np.int32)
+    names = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 3))
+    with writer(path, pa.schema([("name", pa.string())])) as sink:
+        sink.write_batch(pa.RecordBatch.from_arrays([names], names=["name"]))
+    with pytest.raises(Rejected, match=r"rows.arrow: .*offset"):
+        list(Source(str(path), SCHEMA, ()).batches())
 
 
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

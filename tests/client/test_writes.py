@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from stele.client import RowErrors
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, new_id
 from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
+from stele.rpc.proto import tserver_pb2
 from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
 
 
@@ -29,6 +30,22 @@ async def test_concurrent_puts_share_blocks_and_are_all_there(tmp_path: Path) ->
         assert await table.get({"id": 17}, ["name"]) == {"name": "row 17"}
         assert await table.get({"id": 1_000}) is None
         assert await table.scan().count() == 640
+
+
+async def test_an_answer_to_a_read_with_broken_insides_is_an_error(tmp_path: Path) -> None:
+    """Its offsets point out of it: Arrow follows them, and ends the program that reads them."""
+    async with small_cluster(tmp_path, nodes=1) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        offsets = np.array([0, 4, 1 << 30, 12], np.int32)
+        names = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 3))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([("name", pa.string())])) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays([names], names=["name"]))
+        for bad in (sink.getvalue().to_pybytes(), sink.getvalue().to_pybytes()[:-50], b"junk"):
+            answer = tserver_pb2.ClientResponse(read=tserver_pb2.ReadResponse(rows=bad))
+            cluster.nodes[0]._read = lambda request, answer=answer: answer  # type: ignore[method-assign]
+            with pytest.raises(Corrupt, match="table t: a node answered a read with no Arrow stream of rows"):
+                await table.get(1)
 
 
 async def test_what_is_given_later_is_not_written_first(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from threading import Event
 
 import google_crc32c
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -224,6 +225,22 @@ def test_pieces_of_files_arrive_as_they_are() -> None:
         server.close()
     with pytest.raises(Retryable):
         received(FlightConnections(), server.port, copy_ticket(0, 5))
+
+
+def test_a_batch_with_broken_insides_reaches_no_reader() -> None:
+    """Its offsets point out of it: Arrow follows them, and ends the program that reads them."""
+    offsets = np.array([0, 4, 1 << 30, 12], np.int32)
+    names = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 3))
+    bad = pa.RecordBatch.from_arrays([names], names=["name"])
+    provider, connections = Provider(), FlightConnections()
+    provider.scan = lambda ticket: (bad.schema, iter([bad]))  # type: ignore[method-assign]
+    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider)
+    try:
+        with pytest.raises(SteleError, match="offset"):
+            list(FlightStream(connections, f"127.0.0.1:{server.port}", bytes(ticket().ticket), Event()))
+    finally:
+        connections.close()
+        server.close()
 
 
 def test_copies_and_scans_have_places_of_their_own(served: tuple[Provider, fl.FlightClient]) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stele.client import AsyncTable
 from stele.model.block import HEADER, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.partition import PartitionSchema
+from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 from stele.tserver.tablet_service import _KV_OPS
 from tests.consensus.cluster import wait_until
@@ -85,6 +87,34 @@ def test_what_a_client_asks_of_a_key_space_can_be_applied(op: KeyOp) -> None:
     assert set(_KV_OPS.values()) == {KeyOp.REPLACE, KeyOp.INSERT, KeyOp.DELETE}
     asked = [KeyOperation(op, b"a", b"1")]
     assert decode_operations(encode_operations(asked)) == asked
+
+
+async def test_keys_with_broken_insides_are_refused(cluster: LocalCluster) -> None:
+    """One string offset in the middle that points elsewhere: read unseen it ended the leader, and then the next one."""
+    async with cluster.client() as client:
+        schema = Schema.make([("name", "string"), ("n", "int64", True)], ["name"])
+        table = await client.create_table("t", schema, PartitionSchema())
+        await table.put({"name": "abcd", "n": 1})
+        for at in (84, 0, -4, 1 << 30):  # a little behind the values, falling, before them, far away
+            offsets = np.arange(21, dtype=np.int32) * 4
+            offsets[5] = at
+            names = pa.StringArray.from_buffers(20, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 20))
+            assert "offset" in await refused_read(table, keys_of(schema, names))
+        assert "UTF8" in await refused_read(table, keys_of(schema, pa.array([b"\xff\xff"]).view(pa.string())))
+        assert "expected an Arrow record batch message of columns name" in await refused_read(table, b"junk")
+        assert await table.get("abcd") == {"name": "abcd", "n": 1}
+
+
+def keys_of(schema: Schema, names: pa.Array) -> bytes:
+    batch = pa.RecordBatch.from_arrays([names], schema=schema.to_arrow(schema.key_column_ids))
+    return bytes(batch.serialize().to_pybytes())
+
+
+async def refused_read(table: AsyncTable, keys: bytes) -> str:
+    request = tserver_pb2.ReadRequest(keys=keys, schema_version=table.schema.version)
+    with pytest.raises(Rejected) as caught:
+        await table._tablet(0).read(request, timeout_s=5)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("ahead_us", [3_600_000_000, (1 << 63) - (1 << 62)])

@@ -207,8 +207,7 @@ def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
         reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
     except pa.ArrowException as exc:
         raise pa.ArrowInvalid(f"neither an Arrow file nor an Arrow stream ({exc})") from exc
-    if not is_file:
-        yield from reader
-        return
-    for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
+    batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch

@@ -23,7 +23,7 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.model.block import RowOp
-from stele.model.errors import Advice, Code, Rejected, Retryable
+from stele.model.errors import Advice, Code, Corrupt, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row, python_rows
@@ -199,10 +199,15 @@ class AsyncTable:
         answer = await self._tablet(ordinal).read(request, timeout_s=self._timeout_s)
         if not answer.rows:
             return None
-        for found in pa.ipc.open_stream(answer.rows):
-            for row in python_rows(found):
-                return row
-        return None
+        try:
+            found = list(pa.ipc.open_stream(answer.rows))
+            for batch in found:
+                batch.validate(full=True)
+        except (pa.ArrowException, OSError) as exc:
+            raise Corrupt(
+                f"table {self.name}: a node answered a read with no Arrow stream of rows: {exc}"
+            ) from exc
+        return next((row for batch in found for row in python_rows(batch)), None)
 
     def scan(
         self,

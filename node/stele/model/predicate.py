@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.errors import Rejected
+from stele.model.foreign import read_batch
 from stele.model.rows import python_values
 from stele.model.schema import Schema, shown
 
@@ -141,8 +142,7 @@ def _predicate(column_id: int, op: str, packed: str, schema: Schema) -> Predicat
     if column is None:
         raise Rejected(f"predicate: column id {column_id} is not in schema version {schema.version}")
     raw = base64.b64decode(packed, validate=True)
-    batch = pa.ipc.read_record_batch(pa.py_buffer(raw), pa.schema([pa.field("v", column.arrow)]))
-    batch.validate(full=True)
+    batch = read_batch(raw, pa.schema([pa.field("v", column.arrow)]), f"predicate on {column.name}")
     values = python_values(batch.column(0))
     if op == "in":
         return Predicate(column_id, op, tuple(values))

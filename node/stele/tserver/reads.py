@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.consensus.replica import Replica
-from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.errors import Code, Corrupt, Retryable
+from stele.model.foreign import read_batch
 from stele.model.ids import OpId
 
 T = TypeVar("T")
@@ -30,11 +31,7 @@ async def point_read(replica: Replica, keys: bytes, column_ids: list[int], snaps
     def read() -> bytes:
         from stele.tablet.view import key_array
 
-        try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(keys), schema.to_arrow(schema.key_column_ids))
-            batch.validate()
-        except (pa.ArrowException, OSError) as exc:
-            raise Rejected(f"keys: {exc}; expected an Arrow record batch message of the key columns") from exc
+        batch = read_batch(keys, schema.to_arrow(schema.key_column_ids), "keys")
         with view:
             rows = view.get(key_array(batch, schema), column_ids)
         sink = pa.BufferOutputStream()
