@@ -1,8 +1,7 @@
 """What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.apply;
 writes only to the memtable.
 
-A small block goes row by row through dicts; a big one by columns. Rows of a big block that name the same key are
-taken in rounds, so each sees what the one before it did.
+A small block goes row by row through dicts; a big one by columns, and as if each row saw what those before it did.
 
 Invariant: the rows and errors that come out depend on the block and the store's rows alone.
 """
@@ -321,17 +320,22 @@ def _big(
         kept = np.flatnonzero(~bad)
         batch, keys, rows = batch.take(pa.array(kept)), keys.take(pa.array(kept)), rows[kept]
         ops = None if ops is None else ops[kept]
+        if not len(rows):
+            return errors
     if unchecked:
         store.put(batch, time, _deletes(block, ops, len(rows)), size_bytes, keys)
         return errors
     hashes = hash_binary(keys)
-    for members in _rounds(keys, hashes):
-        whole = len(members) == len(rows)
-        part = batch if whole else batch.take(pa.array(members))
-        part_keys = keys if whole else keys.take(pa.array(members))
-        part_ops = None if ops is None else ops[members]
-        share = size_bytes * len(members) // max(1, len(rows))
-        errors += _round(store, block, part, rows[members], part_ops, part_keys, hashes[members], time, share)
+    each = np.full(len(rows), int(block.op or 0), np.uint8) if ops is None else ops
+    found = _checked(store, block, batch, each, keys, hashes)
+    errors += [_error(row, Code.ALREADY_PRESENT) for row in rows[found.present].tolist()]
+    errors += [_error(row, Code.NOT_FOUND) for row in rows[found.absent].tolist()]
+    if not len(found.rows):
+        return errors
+    if len(found.rows) < len(rows):
+        keys, size_bytes = keys.take(pa.array(found.rows)), found.batch.nbytes
+    deleted = each[found.rows] >= RowOp.DELETE
+    store.put(found.batch, time, deleted if deleted.any() else None, size_bytes, keys)
     return errors
 
 
@@ -342,53 +346,79 @@ def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask
     return np.ones(rows, bool) if block.op in DELETES else None
 
 
-def _rounds(keys: pa.BinaryArray, hashes: U64) -> list[Positions]:
-    """Positions of the first row of every key, then of the second ones, and so on."""
-    if len(np.unique(hashes)) == len(hashes):
-        return [np.arange(len(hashes))]
-    order = key_bytes.sort_order(keys)
-    same = key_bytes.same_as_before(keys.take(pa.array(order)))
-    begins = np.flatnonzero(~same)
-    counts = np.diff(np.append(begins, len(order)))
-    rank = np.arange(len(order)) - np.repeat(begins, counts)
-    by_rank = np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[by_rank], np.arange(1, int(rank.max()) + 1))
-    return [np.sort(order[part]) for part in np.split(by_rank, bounds)]
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What becomes of rows that are looked up: those refused (positions), and of each key the row that is left of it in
+    the end (position, and whole row), in the order of the block."""
+
+    present: Positions
+    absent: Positions
+    rows: Positions
+    batch: pa.RecordBatch
 
 
-def _round(
+def _checked(
     store: Rows,
     block: Block,
     batch: pa.RecordBatch,
-    rows: Positions,
-    ops: npt.NDArray[np.uint8] | None,
+    each: npt.NDArray[np.uint8],
     keys: pa.BinaryArray,
     hashes: U64,
-    time: int,
-    size_bytes: int,
-) -> list[RowError]:
-    """One round: every key once."""
-    each = np.full(len(rows), int(block.op or 0), np.uint8) if ops is None else ops
-    located = store.locate(keys, hashes)
-    live = located.live
-    bad_insert, bad_other = (each == RowOp.INSERT) & live, np.isin(each, (RowOp.UPDATE, RowOp.DELETE)) & ~live
-    skip = bad_insert | bad_other | ((each == RowOp.INSERT_IGNORE) & live)
-    skip |= np.isin(each, (RowOp.UPDATE_IGNORE, RowOp.DELETE_IGNORE)) & ~live
-    errors = [_error(row, Code.ALREADY_PRESENT) for row in rows[bad_insert].tolist()]
-    errors += [_error(row, Code.NOT_FOUND) for row in rows[bad_other].tolist()]
-    updates = np.flatnonzero(np.isin(each, UPDATES) & ~skip)
-    if len(updates) and len(block.column_ids) != len(store.schema.columns):
-        old = store.fetch(Located(located.source[updates], located.place[updates], live[updates]))
-        batch = _overlay(block, batch, updates, old, store.schema)
-    kept = np.flatnonzero(~skip)
-    if len(kept) == 0:
-        return errors
-    if len(kept) < len(rows):
-        batch, keys = batch.take(pa.array(kept)), keys.take(pa.array(kept))
-        size_bytes = batch.nbytes
-    deleted = each[kept] >= RowOp.DELETE
-    store.put(batch, time, deleted if deleted.any() else None, size_bytes, keys)
-    return errors
+) -> _Checked:
+    """As if the rows were taken one after the other, but at once for all of them, however often a key repeats.
+
+    Whether a key is present at a row depends on the last row before it that settles it, which all but updates do: it is
+    there after an insert, refused or not, and gone after a delete. All rows of an entry have one timestamp, so of those
+    with the same key only the last one that is written can ever be seen. If that is an update of some columns, those
+    before it gave the same ones: the others are the defaults, which it has, where the block wrote a whole row before it,
+    else those of the row in the store.
+    """
+    order, begins = _by_key(keys, hashes)
+    ops = each[order]
+    counts = np.diff(begins, append=len(order))
+    begin = np.repeat(begins, counts)  # of each row's key
+    heads = order[begins]
+    repeats = len(heads) < len(order)
+    located = store.locate(keys.take(pa.array(heads)) if repeats else keys, hashes[heads])
+
+    updates = np.isin(ops, UPDATES)
+    live = np.repeat(located.live, counts)
+    if repeats:
+        settled = _last_before(~updates, begin)
+        live = np.where(settled >= 0, ops[settled] < RowOp.UPDATE, live)
+    bad_insert, bad_other = (ops == RowOp.INSERT) & live, np.isin(ops, (RowOp.UPDATE, RowOp.DELETE)) & ~live
+    skip = bad_insert | bad_other | ((ops == RowOp.INSERT_IGNORE) & live)
+    skip |= np.isin(ops, (RowOp.UPDATE_IGNORE, RowOp.DELETE_IGNORE)) & ~live
+
+    last = np.maximum.reduceat(np.where(skip, -1, np.arange(len(order))), begins)
+    of_key = np.flatnonzero(last >= 0)
+    of_key = of_key[np.argsort(order[last[of_key]])]
+    last = last[of_key]
+    chosen = order[last]
+    whole = batch if len(chosen) == len(order) else batch.take(pa.array(chosen))
+    if len(block.column_ids) != len(store.schema.columns):
+        written = _last_before(~skip & ~updates, begin)
+        stored = np.flatnonzero(updates[last] & (written[last] < 0))
+        if len(stored):
+            at = of_key[stored]
+            old = store.fetch(Located(located.source[at], located.place[at], located.live[at]))
+            whole = _overlay(block, whole, stored, old, store.schema)
+    return _Checked(order[bad_insert], order[bad_other], chosen, whole)
+
+
+def _by_key(keys: pa.BinaryArray, hashes: U64) -> tuple[Positions, Positions]:
+    """(positions of all rows, those of a key together and in their order; where each key begins among them)."""
+    if len(np.unique(hashes)) == len(hashes):
+        return np.arange(len(hashes)), np.arange(len(hashes))
+    order = key_bytes.sort_order(keys)
+    return order, np.flatnonzero(~key_bytes.same_as_before(keys.take(pa.array(order))))
+
+
+def _last_before(which: Mask, begin: Positions) -> Positions:
+    """For each row the last one before it that is one of `which`, at or behind `begin`; -1 if there is none."""
+    last = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
+    before = np.concatenate(([-1], last[:-1]))
+    return np.where(before >= begin, before, -1)
 
 
 def gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:
