@@ -62,6 +62,7 @@ from stele.tserver.manager import TabletManager
 from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
+from stele.tserver.reads import READS_AT_ONCE
 from stele.tserver.replicas import Replicas
 from stele.tserver.scan import Scans
 from stele.tserver.tablet_service import TabletService
@@ -123,6 +124,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
         self._threads = ThreadPoolExecutor(8, "stele-io")
+        self._read_threads = ThreadPoolExecutor(READS_AT_ONCE, "stele-read")
         self.watch = NodeWatch(self)
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
@@ -186,6 +188,10 @@ class Node:
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread."""
         return await self._loop.run_in_executor(self._threads, work, *args)
+
+    async def in_read_thread(self, work: Callable[[], T]) -> T:
+        """Do a point read in a thread of those that do nothing else."""
+        return await self._loop.run_in_executor(self._read_threads, work)
 
     # --- life
 
@@ -356,6 +362,7 @@ class Node:
             await self._http.close()
         await self.in_thread(self.log.close)
         self.volume.close()
+        self._read_threads.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False)
 
     def fail(self, error: Exception) -> None:

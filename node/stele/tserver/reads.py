@@ -1,37 +1,68 @@
 """Point reads and checksums on a replica's views. The work is done in threads, never on the event loop.
 
-Invariant: the caller has made sure that the snapshot is complete.
+Invariant: the caller has made sure that the snapshot is complete, and a point read takes a bounded share of a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from stele.consensus.replica import Replica
-from stele.model.errors import Code, Corrupt, Retryable
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.foreign import read_batch
 from stele.model.ids import OpId
+from stele.model.schema import COLUMNS_MAX
 
 T = TypeVar("T")
 
+KEYS_MAX = 1_024
+"""Of one point read: each is looked up by itself, in some 70 us."""
+READS_AT_ONCE = 4
+"""Threads of a node that do nothing but point reads: flushes and replicas that open do not wait for them."""
 
-async def point_read(replica: Replica, keys: bytes, column_ids: list[int], snapshot: int) -> bytes:
-    """Arrow IPC stream of the rows that have these keys (an Arrow IPC record batch message), in key order.
+
+class InThread(Protocol):
+    """Runs blocking work in a thread. Cancelled before there was one, the work is not begun."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+async def point_read(
+    replica: Replica,
+    keys: bytes,
+    column_ids: list[int],
+    snapshot: int,
+    *,
+    in_thread: InThread,
+    until: float,
+) -> bytes:
+    """Arrow IPC stream of the rows that have these keys (an Arrow IPC record batch message), in key order. Given up at
+    `until`, by the event loop's clock: its caller asks again by then.
 
     Raises:
-        Rejected: keys that are no such message; unknown columns; SNAPSHOT_TOO_OLD.
+        Rejected: keys that are no such message; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
+            more columns than a table has.
+        Retryable: TIMED_OUT, no thread had time for it.
     """
     machine = _machine(replica)
     schema = machine.schema
+    if len(column_ids) > COLUMNS_MAX:
+        raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
     view = machine.view(snapshot)
 
     def read() -> bytes:
         from stele.tablet.view import key_array
 
         batch = read_batch(keys, schema.to_arrow(schema.key_column_ids), "keys")
+        if batch.num_rows > KEYS_MAX:
+            raise Rejected(
+                f"{batch.num_rows} keys in one read; at most {KEYS_MAX}: scan, or read them by parts",
+                code=Code.TOO_LARGE,
+            )
         with view:
             rows = view.get(key_array(batch, schema), column_ids)
         sink = pa.BufferOutputStream()
@@ -40,7 +71,11 @@ async def point_read(replica: Replica, keys: bytes, column_ids: list[int], snaps
         result: bytes = sink.getvalue().to_pybytes()
         return result
 
-    return await _guarded(replica, read)
+    try:
+        async with asyncio.timeout_at(until):
+            return await _guarded(replica, in_thread(read))
+    except TimeoutError:
+        raise Retryable("the node did not get to this read in time", code=Code.TIMED_OUT) from None
 
 
 async def checksum(replica: Replica, snapshot: int) -> tuple[int, int, OpId]:
@@ -55,7 +90,7 @@ async def checksum(replica: Replica, snapshot: int) -> tuple[int, int, OpId]:
             found = view.checksum()
             return found.checksum, found.rows, view.applied
 
-    return await _guarded(replica, read)
+    return await _guarded(replica, replica.host.in_thread(read))
 
 
 def _machine(replica: Replica) -> Any:
@@ -64,9 +99,9 @@ def _machine(replica: Replica) -> Any:
     return replica.machine
 
 
-async def _guarded(replica: Replica, work: Callable[[], T]) -> T:
+async def _guarded(replica: Replica, work: Awaitable[T]) -> T:
     try:
-        return await replica.host.in_thread(work)
+        return await work
     except Corrupt as exc:
         replica.fail(str(exc))
         raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc

@@ -6,6 +6,7 @@ whatever a client sent comes back as a result or as a SteleError.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stele.consensus.replica import Replica
@@ -90,12 +91,20 @@ class TabletService(TabletServerServiceServicer):
         """Rows by whole key, at a snapshot or the latest."""
         replica = self._node.replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "table")
+        until = asyncio.get_running_loop().time() + (request.deadline_ms or _DEADLINE_MS) / 1000
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot, request.deadline_ms)
             snapshot = request.snapshot
         else:
             snapshot = await replica.latest_snapshot(request.deadline_ms)
-        rows = await point_read(replica, request.keys, list(request.column_ids), snapshot)
+        rows = await point_read(
+            replica,
+            request.keys,
+            list(request.column_ids),
+            snapshot,
+            in_thread=self._node.in_read_thread,
+            until=until,
+        )
         return pb.ReadResponse(rows=rows, snapshot=snapshot)
 
     async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
