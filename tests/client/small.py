@@ -141,6 +141,7 @@ class SmallNode:
         self.flight_fault: deque[Callable[[int], SteleError | None]] = deque()
         self.requests = 0
         self.scans = 0
+        self.snapshots: deque[int] = deque()  # of the tickets that came
         self.searches = 0  # so often it was asked who leads
         self.delay_s = 0.0  # how long requests wait here
         self.came = asyncio.Event()  # a request has
@@ -289,6 +290,7 @@ class SmallNode:
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         self.scans += 1
+        self.snapshots.append(ticket.snapshot)
         tablet = self.cluster.tablets.get(ticket.tablet_id)
         if tablet is None:
             raise Rejected("no such tablet here", code=Code.NOT_FOUND)

@@ -161,6 +161,22 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         assert "no more" in err
 
 
+async def test_a_snapshot_of_0_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node takes 0 in a ticket as its tablet's latest, which is another time for each tablet."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--key", "id", "--hash", "id:4")
+        table = await client.open_table("t")
+        await table.write_arrow(pa.table({"id": range(100)}))
+        for text in ("0", "1970-01-01", ""):
+            before = client.now()
+            assert (await run("table", "scan", "t", "--count", "--snapshot", text))[:2] == (0, "100\n")
+            asked = [node.snapshots.popleft() for node in cluster.nodes for _ in range(len(node.snapshots))]
+            assert len(asked) == 4
+            assert len(set(asked)) == 1
+            assert asked[0] >= before
+
+
 @pytest.mark.parametrize("suffix", ["arrow", "arrows"])
 def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, suffix: str) -> None:
     """`table scan --format arrow` writes a stream, whatever the file is called."""

@@ -75,6 +75,22 @@ async def test_a_snapshot_does_not_change_and_sees_what_this_client_wrote(tmp_pa
         assert await table.scan().count() == ROWS + 1
 
 
+async def test_a_snapshot_of_0_is_one_and_the_same_for_all_tablets(tmp_path: Path) -> None:
+    """A node takes 0 in a ticket as its tablet's latest; the timestamp of a write that sent nothing is 0."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        nothing = await table.write_arrow(rows().slice(0, 0))
+        assert nothing.timestamp == 0
+        for snapshot in (nothing.timestamp, np.int64(0), None):
+            before = client.now()
+            assert await table.scan(snapshot=snapshot).count() == ROWS
+            asked = [node.snapshots.popleft() for node in cluster.nodes for _ in range(len(node.snapshots))]
+            assert len(asked) == 4
+            assert len(set(asked)) == 1
+            assert asked[0] >= before > 0
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_scan_goes_on_at_another_replica(tmp_path: Path, whole: bool) -> None:
     async with small_cluster(tmp_path) as (cluster, client):

@@ -32,7 +32,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     "--snapshot",
     default="",
     metavar="TIME",
-    help="As of this hybrid time, or ISO 8601 time, UTC without a zone [default: now].",
+    help="As of this hybrid time, or ISO 8601 time, UTC without a zone; 0 is now [default: now].",
 )
 @click.option(
     "--format",

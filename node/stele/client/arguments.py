@@ -64,7 +64,9 @@ def whole(given: Any, what: str, *, least: int) -> int:
 
 
 def snapshot(given: Any) -> int:
-    """A hybrid time."""
+    """A hybrid time; 0 where none is given, which is now."""
+    if given is None:
+        return 0
     try:
         return whole(given, "snapshot", least=0)
     except Rejected:

@@ -325,8 +325,8 @@ class Table:
 
         `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
         be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name.
-        `snapshot`: a hybrid time, by default now. A datetime without a time zone, in a predicate, in such a text or in a
-        bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
+        `snapshot`: a hybrid time, by default now; so is 0, the timestamp of a write that sent nothing. A datetime without a
+        time zone, in a predicate, in such a text or in a bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
         """
         scanner = self.asynchronous.scan(
             columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot

@@ -50,7 +50,8 @@ def with_key(error: RowError, row: Mapping[str, Any], schema: Schema) -> RowErro
 class WriteResult:
     """`rows_written` were acknowledged; `row_errors` say why others were not, by their position in the input.
 
-    `timestamp` is the highest hybrid time of the batches: a scan at or above it sees all of them.
+    `timestamp` is the highest hybrid time of the batches: a scan at or above it sees all of them. 0 if nothing was sent,
+    which a scan takes as now.
     """
 
     table: str

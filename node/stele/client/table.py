@@ -226,8 +226,8 @@ class AsyncTable:
         `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text:
         "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
         `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name. `snapshot`: a
-        hybrid time, by default now, and never below what this client has seen written. A datetime without a time zone,
-        in a predicate, in such a text or in a bound, is UTC.
+        hybrid time, by default now, and never below what this client has seen written; so is 0, the timestamp of a write that
+        sent nothing. A datetime without a time zone, in a predicate, in such a text or in a bound, is UTC.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.
@@ -274,7 +274,8 @@ class AsyncTable:
             self._identity.cluster_id,
             self.schema,
             spec,
-            self._observed.now() if snapshot is None else arguments.snapshot(snapshot),
+            # A ticket that says 0 is read at the latest of its tablet, which is another one for each.
+            arguments.snapshot(snapshot) or self._observed.now(),
             tuple(self.locations.by_ordinal(ordinals)),
         )
 
