@@ -18,10 +18,11 @@ from stele.model.errors import Rejected
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
+from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Outcome
 from stele.tablet.manifest import NAME as MANIFEST
 from stele.tablet.store import TabletStore
-from stele.tablet.writing import vet
+from stele.tablet.writing import Located, vet
 from tests.tablet.rounds import StoreByRounds
 from tests.tablet.twin import FOREVER, SCHEMA, START_US, compact, flush, header, new_store, rows_of
 
@@ -129,8 +130,6 @@ def test_a_key_that_repeats_ten_thousand_times_is_looked_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: RowOp | None
 ) -> None:
     """One look for each repetition took the event loops of all replicas for seconds, and for minutes in a larger block."""
-    from stele.tablet.locate import StoreRows
-
     located: list[int] = []
     locate = StoreRows.locate
 
@@ -149,3 +148,38 @@ def test_a_key_that_repeats_ten_thousand_times_is_looked_up_once(
     entry = Entry(1, 1, EntryKind.WRITE, START_US << 12, encode(header(body), body))
     store.apply(entry)
     assert located in ([], [2])
+
+
+def test_updates_of_rows_that_no_array_holds_together_are_written_by_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small updates of large rows, with 2 GiB in a column of theirs, ended the tablet on all replicas: no array holds
+    more. Here none of the one store holds more than 10 rows."""
+    pair = Pair(tmp_path, NUMBERED)
+    rng = random.Random(0)
+
+    def write(op: RowOp, keys: list[int], column: str, values: list[Any]) -> None:
+        columns = [c for c in NUMBERED.columns if c.name in ("n", column)]
+        ids = [int(c.id) for c in columns]
+        arrays = [pa.array(keys, columns[0].arrow), pa.array(values, columns[1].arrow)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=NUMBERED.to_arrow(ids))
+        pair.write(encode_block(op, ids, batch, NUMBERED.version))
+
+    write(RowOp.UPSERT, list(range(90)), "v", [f"text {n}" for n in range(90)])
+    write(RowOp.DELETE_IGNORE, list(range(0, 90, 4)), "v", [None] * 23)
+    fetch = StoreRows.fetch
+    fetched: list[int] = []
+
+    def bounded(self: StoreRows, located: Located) -> pa.RecordBatch:
+        if self.active is pair.stores[0]._state.active:
+            fetched.append(len(located.place))
+            if fetched[-1] > 10:
+                raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return fetch(self, located)
+
+    monkeypatch.setattr(StoreRows, "fetch", bounded)
+    for op in (RowOp.UPDATE, RowOp.UPDATE_IGNORE):
+        write(op, [rng.randrange(100) for _ in range(120)], "d", [float(n) for n in range(120)])
+    assert max(fetched) > 10
+    assert sum(size for size in fetched if size <= 10) > 10
+    pair.compare()

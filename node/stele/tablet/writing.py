@@ -8,6 +8,7 @@ Invariant: the rows and errors that come out depend on the block and the store's
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -327,16 +328,40 @@ def _big(
         return errors
     hashes = hash_binary(keys)
     each = np.full(len(rows), int(block.op or 0), np.uint8) if ops is None else ops
-    found = _checked(store, block, batch, each, keys, hashes)
+    found = _checked(store, block, each, keys, hashes)
     errors += [_error(row, Code.ALREADY_PRESENT) for row in rows[found.present].tolist()]
     errors += [_error(row, Code.NOT_FOUND) for row in rows[found.absent].tolist()]
-    if not len(found.rows):
-        return errors
-    if len(found.rows) < len(rows):
-        keys, size_bytes = keys.take(pa.array(found.rows)), found.batch.nbytes
-    deleted = each[found.rows] >= RowOp.DELETE
-    store.put(found.batch, time, deleted if deleted.any() else None, size_bytes, keys)
+    if len(found.rows):
+        _put(store, block, batch, found, each, keys, time, size_bytes)
     return errors
+
+
+def _put(
+    store: Rows,
+    block: Block,
+    batch: pa.RecordBatch,
+    found: _Checked,
+    each: npt.NDArray[np.uint8],
+    keys: pa.BinaryArray,
+    time: int,
+    size_bytes: int,
+) -> None:
+    """Write what is left of each key. The rows that small updates change may be more than an array holds: then by halves."""
+    every = len(found.rows) == batch.num_rows
+    whole = batch if every else batch.take(pa.array(found.rows))
+    if len(found.stored):
+        try:
+            whole = _overlay(block, whole, found.stored, store.fetch(found.old), store.schema)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):
+            if len(found.rows) == 1:
+                raise
+            for half in found.halves():
+                _put(store, block, batch, half, each, keys, time, size_bytes)
+            return
+    if not every:
+        keys, size_bytes = keys.take(pa.array(found.rows)), whole.nbytes
+    deleted = each[found.rows] >= RowOp.DELETE
+    store.put(whole, time, deleted if deleted.any() else None, size_bytes, keys)
 
 
 def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask | None:
@@ -348,19 +373,31 @@ def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What becomes of rows that are looked up: those refused (positions), and of each key the row that is left of it in
-    the end (position, and whole row), in the order of the block."""
+    """What becomes of rows that are looked up. `present` and `absent`: those refused; `rows`: of each key the row that is
+    left of it in the end, in the order of the block. `stored`: which of `rows` update some columns of a row that the store
+    has, which is at `old`."""
 
     present: Positions
     absent: Positions
     rows: Positions
-    batch: pa.RecordBatch
+    stored: Positions
+    old: Located
+
+    def halves(self) -> Iterator[_Checked]:
+        """The first of `rows`, and the others."""
+        middle = len(self.rows) // 2
+        cut = int(np.searchsorted(self.stored, middle))
+        for rows, part, before in (
+            (self.rows[:middle], slice(0, cut), 0),
+            (self.rows[middle:], slice(cut, None), middle),
+        ):
+            old = Located(self.old.source[part], self.old.place[part], self.old.live[part])
+            yield _Checked(self.present, self.absent, rows, self.stored[part] - before, old)
 
 
 def _checked(
     store: Rows,
     block: Block,
-    batch: pa.RecordBatch,
     each: npt.NDArray[np.uint8],
     keys: pa.BinaryArray,
     hashes: U64,
@@ -394,16 +431,13 @@ def _checked(
     of_key = np.flatnonzero(last >= 0)
     of_key = of_key[np.argsort(order[last[of_key]])]
     last = last[of_key]
-    chosen = order[last]
-    whole = batch if len(chosen) == len(order) else batch.take(pa.array(chosen))
+    stored = np.zeros(0, np.int64)
     if len(block.column_ids) != len(store.schema.columns):
         written = _last_before(~skip & ~updates, begin)
         stored = np.flatnonzero(updates[last] & (written[last] < 0))
-        if len(stored):
-            at = of_key[stored]
-            old = store.fetch(Located(located.source[at], located.place[at], located.live[at]))
-            whole = _overlay(block, whole, stored, old, store.schema)
-    return _Checked(order[bad_insert], order[bad_other], chosen, whole)
+    at = of_key[stored]
+    old = Located(located.source[at], located.place[at], located.live[at])
+    return _Checked(order[bad_insert], order[bad_other], order[last], stored, old)
 
 
 def _by_key(keys: pa.BinaryArray, hashes: U64) -> tuple[Positions, Positions]:
