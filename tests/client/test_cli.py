@@ -203,6 +203,23 @@ def test_an_arrow_file_with_broken_insides_is_refused(tmp_path: Path, writer: An
         list(Source(str(path), SCHEMA, ()).batches())
 
 
+@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
+async def test_a_string_of_an_arrow_file_that_is_not_utf8_is_refused_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
+) -> None:
+    path = tmp_path / "rows.arrow"
+    names = pa.array([b"good", b"b\xffd", b"fine"]).view(pa.string())
+    with writer(path, pa.schema([("id", pa.int64()), ("name", pa.string())])) as sink:
+        for first in (0, 3):
+            batch = [pa.array(range(first, first + 3)), names if first else pa.array(["a", "b", "c"])]
+            sink.write_batch(pa.RecordBatch.from_arrays(batch, names=["id", "name"]))
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA)
+        code, _, err = await runner(cluster, monkeypatch)("table", "load", "t", str(path))
+        assert code == 2 and "is no string (not UTF-8)" in err and "id=4" in err, err
+        assert (await table.scan(["id"], ordered=True).to_table())["id"].to_pylist() == [0, 1, 2, 3, 5]
+
+
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with small_cluster(tmp_path) as (cluster, _):
         run = runner(cluster, monkeypatch)

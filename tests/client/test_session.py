@@ -297,3 +297,23 @@ async def test_a_row_may_be_used_again_once_it_was_given(tmp_path: Path) -> None
                 await session.upsert(row)
         found = await table.scan(["id", "name"], ordered=True).to_table()
         assert found.to_pylist() == [{"id": n, "name": f"n{n}"} for n in range(50)]
+
+
+async def test_a_flush_that_another_overlaps_counts_rows_from_where_it_ended(tmp_path: Path) -> None:
+    """The other one takes rows up before the first has told: its rows are not those of the first."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"id": 7, "name": "there"})
+        async with table.new_session(flush_interval_s=0) as session:
+            for number in range(3):
+                await session.insert({"id": number, "name": "new"})
+            first = asyncio.create_task(session.flush())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # its rows have left
+            await session.insert({"id": 3, "name": "new"})
+            await session.insert({"id": 7, "name": "again"})
+            session._on_timer()
+            assert (await first).rows_written == 3
+            with pytest.raises(RowErrors) as caught:
+                await session.flush()
+            assert [(e.row, e.code) for e in caught.value.errors] == [(1, Code.ALREADY_PRESENT)]

@@ -193,3 +193,19 @@ def test_nothing_is_made_again_while_no_master_can_say_who_ran_where() -> None:
     world.confirmed = confirmed
     world.run()
     assert machine(world, "flights-node-0") == "n1"
+
+
+def test_a_new_member_is_given_no_zone_whose_only_machine_another_comes_back_to() -> None:
+    """The zone stands for good: the new one would wait there until there is another machine."""
+    world = World({"zones": ["z2", "z1", "z3"], "nodes": {"replicas": 3}}, machines=4)
+    world.run()
+    name = node_of(world, "n2", "node")
+    del world.objects["Pod", name]
+    world.cluster["spec"]["nodes"]["replicas"] = 4
+    world.settle()
+    world.run()
+    (claim,) = (
+        c["metadata"] for c in world.of("PersistentVolumeClaim") if c["metadata"]["name"] == NEW["node"]
+    )
+    assert machine(world, name) == "n2"
+    assert claim["annotations"]["stele.dev/zone"] == "z1"  # where n4 is free

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from stele.client.results import row_error_from_pb
 from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
-from stele.rpc.errors import error_from_json, error_from_pb, row_error_from_pb
+from stele.rpc.errors import error_from_json, error_from_pb
 from stele.rpc.proto import common_pb2, tserver_pb2
 
 LATER = [

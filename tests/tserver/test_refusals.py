@@ -114,20 +114,39 @@ async def test_more_keys_or_columns_than_a_point_read_may_have_are_refused(clust
         await fill(client, 2_000)
         schema = SCHEMA.to_arrow(SCHEMA.key_column_ids)
 
-        async def read(keys: int, columns: int) -> list[dict[str, Any]]:
+        async def read(keys: int, columns: int, *column_ids: int) -> list[dict[str, Any]]:
             batch = pa.RecordBatch.from_arrays([pa.array(range(keys), pa.int64())], schema=schema)
             request = tserver_pb2.ReadRequest(
-                keys=batch.serialize().to_pybytes(), column_ids=[1] * columns, schema_version=1
+                keys=batch.serialize().to_pybytes(),
+                column_ids=column_ids or range(1, columns + 1),
+                schema_version=1,
             )
             answer = await table._tablet(0).read(request, timeout_s=20)
             found: list[dict[str, Any]] = pa.ipc.open_stream(answer.rows).read_all().to_pylist()
             return found
 
         assert len(await read(KEYS_MAX, 1)) == KEYS_MAX
-        for keys, columns, told in ((KEYS_MAX + 1, 1, "1025 keys in one read"), (1, 1_001, "1001 columns")):
+        for keys, columns, told in (
+            (KEYS_MAX + 1, 1, "1025 keys in one read"),
+            (1, 1_001, "1001 columns"),
+            (KEYS_MAX, 65, "1024 keys and 65 columns"),
+        ):
             with pytest.raises(Rejected, match=told) as caught:
                 await read(keys, columns)
             assert caught.value.code is Code.TOO_LARGE
+        with pytest.raises(Rejected, match="a column stands twice"):
+            await read(1, 2, 1, 1)
+
+
+async def test_rows_that_no_answer_has_room_for_are_refused_before_they_are_put_together(
+    cluster: LocalCluster,
+) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        for number in range(3):
+            await table.put({"id": number, "name": "x" * (6 << 20)})
+        keys = keys_of(SCHEMA, pa.array(range(3), pa.int64()))
+        assert "rows of 188" in await refused_read(table, keys)
 
 
 async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_their_callers(

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stele.client.results import with_key, with_keys
+from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
 from stele.model.errors import Code, SteleError, error_for
 from stele.model.partition import PartitionSchema, assign, split
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
-from stele.rpc.errors import row_error_from_pb
 
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05

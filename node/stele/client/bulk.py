@@ -18,14 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.client.casts import cast
-from stele.client.results import WriteResult, with_keys
+from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
-from stele.rpc.errors import row_error_from_pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 

@@ -1,4 +1,4 @@
-"""What a write comes back with, and how a refused row is named. Imports only the model.
+"""What a write comes back with, and how a refused row is named.
 
 Invariant: a row is either written or listed with a reason; none is lost between the two.
 """
@@ -15,8 +15,15 @@ from stele.model.block import RowError
 from stele.model.errors import Code, Rejected, Retryable, error_for
 from stele.model.rows import python_rows
 from stele.model.schema import Schema, shown
+from stele.rpc.errors import code_of, with_number
+from stele.rpc.proto import tserver_pb2
 
 _SHOWN = 5
+
+
+def row_error_from_pb(pb: tserver_pb2.RowErrorPB) -> RowError:
+    """Why a row was not written."""
+    return RowError(pb.row, code_of(pb.code), with_number(pb.code, pb.message))
 
 
 def key_text(row: Mapping[str, Any], schema: Schema) -> str:

@@ -61,7 +61,9 @@ class Session:
         self._full = False  # no room for another row
         self._turn = asyncio.Lock()  # of callers that wait for room, in the order in which they came
         self._queued = 0  # so many of them
-        self._given = 0  # rows before those that wait
+        self._given = 0  # rows before those that wait, since the session was made
+        self._ended = 0  # of these, those of flushes that have ended
+        self._told = 0  # and those that were told of by `flush`: from there on it counts
         self._result = WriteResult(table)
         self._failure: Exception | None = None
         self._lock = asyncio.Lock()
@@ -145,10 +147,12 @@ class Session:
         """
         await self._flush()
         failure, self._failure = self._failure, None
-        result, self._result, self._given = self._result, WriteResult(self._table), 0
+        result, self._result = self._result, WriteResult(self._table)
+        told, self._told = self._told, self._ended  # another flush may have begun
         self._settle()
         if result.row_errors:
-            result.row_errors.sort(key=lambda error: error.row)
+            errors = (replace(error, row=error.row - told) for error in result.row_errors)
+            result.row_errors = sorted(errors, key=lambda error: error.row)
             raise RowErrors(result) from failure
         if failure is not None:
             raise failure
@@ -213,6 +217,7 @@ class Session:
                         raise
                     first += len(run)
             finally:
+                self._ended = self._given
                 self._leaving_rows = self._leaving_bytes = 0
                 self._measure()
 

@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from stele.model.block import RowError
 from stele.model.errors import Code, NotLeader, SteleError, error_for
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.proto import common_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2
 
 log = structlog.get_logger("stele.rpc")
 
@@ -99,7 +98,7 @@ def code_of(number: int) -> Code:
         return next((code for below, code in _PLAINEST if 0 < number < below), Code.INTERNAL)
 
 
-def _with_number(number: int, message: str) -> str:
+def with_number(number: int, message: str) -> str:
     """The message; where its code is known to a later program alone, with that number."""
     return message if number in _KNOWN else f"{message} (code {number}, which only a later program knows)"
 
@@ -109,12 +108,7 @@ def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
     code = code_of(number)
     if code is Code.NOT_LEADER:
         return NotLeader(message, leader_hint=leader_hint)
-    return error_for(code, _with_number(number, message))
-
-
-def row_error_from_pb(pb: tserver_pb2.RowErrorPB) -> RowError:
-    """Why a row was not written."""
-    return RowError(pb.row, code_of(pb.code), _with_number(pb.code, pb.message))
+    return error_for(code, with_number(number, message))
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from stele.model import keys as key_bytes
 from stele.model.block import plain_rows, vetted_rows
-from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.runs import Mask, Positions, Run, concat, concat_batches, sorted_newest_first
@@ -350,11 +350,21 @@ class MemTable:
         return [(ordinal, *found[ordinal]) for ordinal in sorted(found, reverse=True)]
 
     def sorted_run(self, chunks: Sequence[Chunk], count: int, rows: int) -> Run:
-        """The first `count` chunks as one sorted run; the last one made is kept for the next scan."""
+        """The first `count` chunks as one sorted run; the last one made is kept for the next scan.
+
+        Raises:
+            Retryable: NOT_READY, they are more than an array holds, until they are flushed.
+        """
         with self._lock:
             if self._sorted is not None and self._sorted[0] == rows:
                 return self._sorted[1]
-        run = sorted_newest_first(concat([c.run() for c in chunks[:count]]))
+        try:
+            run = sorted_newest_first(concat([c.run() for c in chunks[:count]]))
+        except pa.ArrowInvalid as exc:
+            raise Retryable(
+                f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
+                code=Code.NOT_READY,
+            ) from exc
         with self._lock:
             self._sorted = (rows, run)
         return run

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.checksum import MASK, checksum
-from stele.model.errors import Rejected
+from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_bytes
 from stele.model.ids import OpId
 from stele.model.predicate import ScanSpec
@@ -180,11 +180,13 @@ class View:
 
     # --- point reads -----------------------------------------------------------------------------------------------
 
-    def get(self, keys: pa.BinaryArray, column_ids: Sequence[int] = ()) -> pa.RecordBatch:
+    def get(
+        self, keys: pa.BinaryArray, column_ids: Sequence[int] = (), *, bytes_max: int | None = None
+    ) -> pa.RecordBatch:
         """The rows with these encoded keys that are there, in key order, each once.
 
         Raises:
-            Rejected: unknown columns.
+            Rejected: unknown columns; TOO_LARGE, rows of more than `bytes_max` together.
             Corrupt: a file is damaged.
         """
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
@@ -200,7 +202,7 @@ class View:
             self._get_from_file(file, left, found, wanted, schema)
             left = [k for k in left if k not in found]
         place = [self.schema.column_ids.index(int(c.id)) for c in wanted]
-        rows = []
+        rows, size = [], 0
         for key in values:
             row = found.get(key)
             if row is not None:
@@ -210,6 +212,12 @@ class View:
                 )
                 arrays = [row.column(at) for at in place] if whole else row.columns
                 rows.append(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
+                size += rows[-1].nbytes
+                if bytes_max is not None and size > bytes_max:
+                    raise Rejected(
+                        f"rows of {size} bytes and more in one read; at most {bytes_max}: read fewer at once",
+                        code=Code.TOO_LARGE,
+                    )
         return concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=schema)
 
     def _get_from_memory(self, key: bytes, found: dict[bytes, pa.RecordBatch | None]) -> None:

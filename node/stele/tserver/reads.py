@@ -16,9 +16,12 @@ from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.foreign import read_batch
 from stele.model.ids import OpId
 from stele.model.schema import COLUMNS_MAX
+from stele.rpc.channels import MESSAGE_BYTES_MAX
 
 T = TypeVar("T")
 
+VALUES_MAX = 65_536
+"""Keys times columns of one point read."""
 KEYS_MAX = 1_024
 """Of one point read: each is looked up by itself, in some 70 us."""
 READS_AT_ONCE = 4
@@ -52,6 +55,9 @@ async def point_read(
     schema = machine.schema
     if len(column_ids) > COLUMNS_MAX:
         raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
+    if len(set(column_ids)) != len(column_ids):
+        raise Rejected("a column stands twice; expected each once")
+    columns = len(column_ids) or len(schema.columns)
     view = machine.view(snapshot)
 
     def read() -> bytes:
@@ -63,8 +69,14 @@ async def point_read(
                 f"{batch.num_rows} keys in one read; at most {KEYS_MAX}: scan, or read them by parts",
                 code=Code.TOO_LARGE,
             )
+        if batch.num_rows * columns > VALUES_MAX:
+            raise Rejected(
+                f"{batch.num_rows} keys and {columns} columns in one read, at most {VALUES_MAX} values: scan, or read them "
+                "by parts",
+                code=Code.TOO_LARGE,
+            )
         with view:
-            rows = view.get(key_array(batch, schema), column_ids)
+            rows = view.get(key_array(batch, schema), column_ids, bytes_max=MESSAGE_BYTES_MAX)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)

@@ -6,7 +6,7 @@ machine that another may come back to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from stele_operator.api.cluster import MachineSpread, TabletClusterSpec
 from stele_operator.plan.fates import Member, State
@@ -26,17 +26,22 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
 
 
 def choose_zones(
-    o: Observation, spec: TabletClusterSpec, role: Role, count: int, staying: Iterable[Claim]
+    o: Observation,
+    spec: TabletClusterSpec,
+    role: Role,
+    count: int,
+    staying: Iterable[Claim],
+    everyone: Collection[Member],
 ) -> list[str]:
     """A zone for each of `count` new members; empty strings where the spec names none.
 
     `staying`: claims of the members they join. Whoever is on its way out holds no zone, or its replacement would go to
-    another one, where a member is already.
+    another one, where a member is already. But a machine that one of `everyone` may come back to is no room (`keeps_off`).
     """
     if not spec.zones:
         return [""] * count
     taken = dict.fromkeys(spec.zones, 0)
-    room = _room(o, spec, role)
+    room = _room(o, spec, role, everyone)
     for claim in staying:
         if claim.role == role and claim.zone in taken:
             taken[claim.zone] += 1
@@ -51,12 +56,16 @@ def choose_zones(
     return chosen
 
 
-def _room(o: Observation, spec: TabletClusterSpec, role: Role) -> dict[str, int] | None:
+def _room(
+    o: Observation, spec: TabletClusterSpec, role: Role, everyone: Collection[Member]
+) -> dict[str, int] | None:
     """Live machines per zone that could take a member of the role; None where machines cannot be read."""
     if o.machines is None:
         return None
     alone = never_share(spec, role)
     occupied = {p.machine for p in o.pods if p.role == role} if alone else set()
+    if alone:
+        occupied |= {m.machine for m in everyone if m.role == role and _may_come_back(m)}
     room: dict[str, int] = {}
     for machine in o.machines:
         if machine.ready and machine.schedulable and machine.name not in occupied:

@@ -176,7 +176,7 @@ def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -
         return []
     there = {c.name for c in o.claims}
     missing = [m for m in identity.first_masters if m.name not in there]
-    zones = choose_zones(o, spec, "master", len(missing), o.claims)
+    zones = choose_zones(o, spec, "master", len(missing), o.claims, ())
     reason = "a first master of the cluster"
     return [
         CreateClaim(
@@ -415,7 +415,7 @@ def _newcomers(
     actions.append(replace_identity(o, replace(identity, next_serial=serials), reason))
     staying = [m.claim for m in everyone if m.active and m.claim is not None]
     for role in ROLES:
-        for n, zone in enumerate(choose_zones(o, spec, role, missing[role], staying)):
+        for n, zone in enumerate(choose_zones(o, spec, role, missing[role], staying, everyone)):
             name, node_id = (
                 naming.member_name(o.cluster.name, role, identity.next_serial[role] + n),
                 next(fresh),
