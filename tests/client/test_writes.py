@@ -433,3 +433,16 @@ async def test_a_time_that_python_has_no_value_for_is_its_number(tmp_path: Path)
         assert await table.scan(lower=(FAR_US,)).count() == 1
         batches = [batch async for batch in table.scan(ordered=True).batches()]
         assert sum(batch.num_rows for batch in batches) == 2
+
+
+async def test_a_write_that_may_have_been_done_is_not_called_too_large(tmp_path: Path) -> None:
+    """Another program's leader may have done it. Called too large it was sent again in halves, under other numbers."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))
+        tablet.before.extend([lambda: None, *[lambda: Rejected("too large", code=Code.TOO_LARGE)] * 5])
+        with pytest.raises(Retryable) as caught:
+            await table.put({"id": 1, "name": "one"})
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        assert len({a.sequence for a in tablet.attempts}) == 1
