@@ -61,6 +61,9 @@ class LackingNode(TestNode):
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         scans = getattr(work, "__name__", "") == "_scan"
+        if scans:
+            # Its log makes a segment meanwhile, and gives descriptors back as it does.
+            await wait_until(lambda: self.log.wanted_sequence() is None)
         if scans and self.before:
             self._descriptors.take()
         found = await super().in_thread(work, *args)
