@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from stele.cli import app
-from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
-from stele.cli.load import Source
-from stele.cli.processes import master_run, node_options, parse_first_masters
-from stele.cli.schema_file import table_from_file, table_from_options
-from stele.client import AsyncClient
-from stele.client.where import parse_where
-from stele.model.errors import Advice, Rejected, SteleError
 from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
-from stele.tserver import options
-from tests.client.small import SmallCluster, small_cluster
-
-Run = Callable[..., Awaitable[tuple[int, str, str]]]
-
-SCHEMA = Schema.make(
-    [
-        ("id", "int64"),
-        ("name", "string", True),
-        ("v", "double", True),
-        ("at", "timestamp", True),
-        ("price", "decimal(10,2)", True),
-        ("ok", "bool", True),
-    ],
-    ["id"],
-)
-
-
-def runner(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs commands in a thread, as a process of their own would: what they print, and how they end."""
-
-    def run(arguments: tuple[str, ...]) -> tuple[int, str, str]:
-        out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
-        with (
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            pytest.raises(SystemExit) as ended,
-        ):
-            app.run(arguments)
-        read = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-        return int(ended.value.code or 0), read[0], read[1]
-
-    async def in_thread(*arguments: str) -> tuple[int, str, str]:
-        return await asyncio.to_thread(run, arguments)
-
-    monkeypatch.setenv("STELE_MASTERS", cluster.master_address)
-    return in_thread
+from tests.client.commands import runner
+from tests.client.small import small_cluster
 
 
 async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,47 +73,6 @@ async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: py
         )
 
 
-async def test_rows_that_are_refused_are_told_and_the_others_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        run = runner(cluster, monkeypatch)
-        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
-        table = await client.open_table("t")
-        await table.put({"id": 2})
-        (tmp_path / "t.csv").write_text("id,n\n1,1\n2,2\n3,3\n")
-        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"), "--op", "insert")
-        assert (code, out.split(" ", 1)[0]) == (2, "2")
-        assert "t.csv line 3: ALREADY_PRESENT" in err
-        (tmp_path / "bad.csv").write_text("id,n\n1,many\n9,9\n")
-        code, out, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
-        assert (code, out.split(" ", 1)[0]) == (2, "1")
-        assert (
-            "bad.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32\nstele: INVALID_ARGUMENT: 1 of 2"
-            in err
-        )
-
-
-async def test_rows_that_were_written_before_a_load_ended_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were told as "0 rows written", and the bad lines not at all."""
-
-    async with small_cluster(tmp_path) as (cluster, client):
-        run = runner(cluster, monkeypatch)
-        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
-        await client.open_table("t")
-        (tablet,) = cluster.tablets.values()
-        tablet.before.extend([lambda: None] * 3)
-        tablet.before.append(lambda: Rejected("no more"))
-        lines = "".join(f"{number},\n" for number in range(50_000))
-        (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
-        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
-        assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
-        assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
-        assert "no more" in err
-
-
 async def test_a_snapshot_of_0_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node takes 0 in a ticket as its tablet's latest, which is another time for each tablet."""
     async with small_cluster(tmp_path) as (cluster, client):
@@ -175,49 +87,6 @@ async def test_a_snapshot_of_0_is_now(tmp_path: Path, monkeypatch: pytest.Monkey
             assert len(asked) == 4
             assert len(set(asked)) == 1
             assert asked[0] >= before
-
-
-@pytest.mark.parametrize("suffix", ["arrow", "arrows"])
-def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, suffix: str) -> None:
-    """`table scan --format arrow` writes a stream, whatever the file is called."""
-    path, rows = tmp_path / f"rows.{suffix}", pa.table({"id": [1, 2]})
-    for writer in (pa.ipc.new_file, pa.ipc.new_stream):
-        with writer(path, rows.schema) as sink:
-            sink.write_table(rows)
-        assert pa.Table.from_batches(Source(str(path), SCHEMA, ()).batches()) == rows
-    for junk in (b"", b"id\n1\n", b"ARROW1\0\0junk", path.read_bytes()[:20]):
-        path.write_bytes(junk)
-        with pytest.raises(Rejected, match=f"rows.{suffix}: neither an Arrow file nor an Arrow stream"):
-            list(Source(str(path), SCHEMA, ()).batches())
-
-
-@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
-def test_an_arrow_file_with_broken_insides_is_refused(tmp_path: Path, writer: Any) -> None:
-    """An offset that points elsewhere ended the program that read it."""
-    path = tmp_path / "rows.arrow"
-    offsets = np.array([0, 4, 1 << 30, 12], np.int32)
-    names = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 3))
-    with writer(path, pa.schema([("name", pa.string())])) as sink:
-        sink.write_batch(pa.RecordBatch.from_arrays([names], names=["name"]))
-    with pytest.raises(Rejected, match=r"rows.arrow: .*offset"):
-        list(Source(str(path), SCHEMA, ()).batches())
-
-
-@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
-async def test_a_string_of_an_arrow_file_that_is_not_utf8_is_refused_by_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
-) -> None:
-    path = tmp_path / "rows.arrow"
-    names = pa.array([b"good", b"b\xffd", b"fine"]).view(pa.string())
-    with writer(path, pa.schema([("id", pa.int64()), ("name", pa.string())])) as sink:
-        for first in (0, 3):
-            batch = [pa.array(range(first, first + 3)), names if first else pa.array(["a", "b", "c"])]
-            sink.write_batch(pa.RecordBatch.from_arrays(batch, names=["id", "name"]))
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA)
-        code, _, err = await runner(cluster, monkeypatch)("table", "load", "t", str(path))
-        assert code == 2 and "is no string (not UTF-8)" in err and "id=4" in err, err
-        assert (await table.scan(["id"], ordered=True).to_table())["id"].to_pylist() == [0, 1, 2, 3, 5]
 
 
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,227 +221,3 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         told = json.loads((await run("tablet", "describe", one.tablet_id, "--json"))[1])
         assert told["tabletId"] == one.tablet_id
         assert told["committedConfig"]["peers"][2]["nodeId"] == cluster.nodes[2].identity.node_id
-
-
-async def test_shared_options_stand_before_the_command_or_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
-        run = runner(cluster, monkeypatch)
-        here = ("--masters", cluster.master_address)
-        wrong = ("--masters", "127.0.0.1:1", "--timeout", "0.2")
-        monkeypatch.setenv("STELE_MASTERS", "127.0.0.1:1")  # what is given counts more
-        for arguments in (
-            (*here, "table", "scan", "t", "--count"),
-            ("table", *here, "scan", "t", "--count"),
-            ("table", "scan", "t", "--count", *here),
-            (*wrong, "table", *here, "scan", "t", "--count"),
-            (*wrong, "table", "scan", "t", "--count", *here),
-        ):
-            assert await run(*arguments) == (0, "0\n", ""), arguments
-        assert json.loads((await run(*here, "--json", "table", "list"))[1])[0]["name"] == "t"
-        code, _, err = await run("--timeout", "0.2", "table", "scan", "t")
-        assert (code, err.partition(" (")[0]) == (75, "stele: UNAVAILABLE: no master answers at 127.0.0.1:1")
-        for arguments, line in (
-            (("--json", "table", "scan", "t"), "stele table scan takes no --json before the command"),
-            ((*here, "node", "run"), "stele node run takes no --masters before the command"),
-            (("--timeout", "0", "ksck"), "Invalid value for '--timeout': 0.0 is not in the range x>0"),
-        ):
-            code, _, err = await run(*arguments)
-            assert code == 2 and err.startswith(f"stele: {line}"), err
-
-
-async def test_next_steps_are_in_the_words_of_who_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
-        run = runner(cluster, monkeypatch)
-        for call, arguments, python, shell in (
-            (
-                client.open_table("x"),
-                ("table", "scan", "x"),
-                "list_tables() shows",
-                "`stele table list` shows",
-            ),
-            (
-                client.describe("x"),
-                ("table", "describe", "x"),
-                "list_tables() shows",
-                "`stele table list` shows",
-            ),
-            (client.describe("x"), ("tablet", "list", "--table", "x"), "list_tables()", "`stele table list`"),
-            (client.keyspace("x"), ("kv", "list", "x"), "create_keyspace('x')", "`stele kv create x`"),
-            (client.keyspace("t"), ("kv", "list", "t"), "open_table('t')", "`stele table scan t`"),
-            (
-                AsyncClient("127.0.0.1:1", first_contact_s=0.2).list_tables(),
-                ("table", "scan", "t", "--timeout", "0.2", "--masters", "127.0.0.1:1"),
-                "; check the masters given",
-                "; check --masters",
-            ),
-        ):
-            with pytest.raises(SteleError) as caught:
-                await call
-            assert python in str(caught.value) and "stele " not in str(caught.value)
-            code, _, err = await run(*arguments)
-            assert code == exit_code(caught.value) and shell in err and "()" not in err, err
-    for advice in Advice:
-        assert told(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
-    with pytest.raises(Rejected, match="no masters given; give the HOST:PORT of some of them"):
-        AsyncClient("")
-
-
-def test_exit_codes_are_those_of_the_processes() -> None:
-    wanted = {value for name, value in vars(options).items() if name.startswith("EXIT_")}
-    assert set(PROCESS_EXIT_CODES) == wanted
-    assert all(f"{code} {EXIT_CODES[code]}" in listed(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130))
-
-
-async def test_no_master_is_one_line_and_try_again_later() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stele.cli", "ksck", "--masters", "127.0.0.1:1", "--timeout", "0.2"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 75
-    assert err.decode().startswith(
-        "stele: UNAVAILABLE: no master answers at 127.0.0.1:1 (connection refused)"
-    )
-    assert err.count(b"\n") == 1
-
-
-async def test_a_process_with_a_bad_setting_says_what_to_do(tmp_path: Path) -> None:
-    for arguments, wanted in (
-        (("--data-dir", str(tmp_path), "--node-id", "x", "--cluster-id", "y"), "--node-id"),
-        (("--data-dir", str(tmp_path)), "--node-id"),
-    ):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stele.cli", "node", "run", *arguments), stderr=asyncio.subprocess.PIPE
-        )
-        _, err = await process.communicate()
-        assert process.returncode == 2
-        assert wanted in err.decode()
-
-
-def test_conditions() -> None:
-    text = (
-        "id >= -3 AND name = 'it''s' and v < 1.5e3 AND at > '2013-01-01T05:00:00' AND price != 3.10 AND ok = TRUE "
-        "AND name IS NULL AND name IS NOT NULL AND id IN (1, 2,3)"
-    )
-    found = parse_where(text, SCHEMA)
-    assert [(c, o) for c, o, _ in found] == [
-        ("id", ">="),
-        ("name", "="),
-        ("v", "<"),
-        ("at", ">"),
-        ("price", "!="),
-        ("ok", "="),
-        ("name", "is_null"),
-        ("name", "is_not_null"),
-        ("id", "in"),
-    ]
-    assert [found[i][2] for i in (0, 1, 2, 5, 8)] == [-3, "it's", 1500.0, True, [1, 2, 3]]
-    assert str(found[3][2]) == "2013-01-01 05:00:00+00:00"
-    assert parse_where("v >= .5 AND v <> -.5e1", SCHEMA) == [("v", ">=", 0.5), ("v", "!=", -5.0)]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "ends too early; expected COLUMN OPERATOR VALUE"),
-        ("id", "ends too early"),
-        ("id =", "ends too early"),
-        ("id = 1 and", "ends too early"),
-        ("id = 1 OR id = 2", "conditions are joined by AND; there is no OR (for several values"),
-        ("id = 1 || id = 2", "there is no OR"),
-        ("id = 1 & id = 2", "conditions are joined by AND, not &"),
-        ("id = 1 && id = 2", "conditions are joined by AND, not &&"),
-        ("id = 1, v = 2", "conditions are joined by AND, not by commas"),
-        ("id = 1 v = 2", "expected AND before v"),
-        ("id >= 1 <= 5", "expected AND before <="),
-        ("id = 1;", "leave out the ;"),
-        ("(id = 1)", "conditions stand without parentheses, joined by AND"),
-        ("NOT id = 1", "there is no NOT; turn the operator round, != for ="),
-        ("colour = 1", "no column colour; expected one of id, name"),
-        ("1 = id", "1 where a column is expected; write COLUMN OPERATOR VALUE"),
-        ('"id" = 1', "the name of a column stands without quotes"),
-        ("`id` = 1", "the name of a column stands without quotes"),
-        ("id == 1", "use = instead of =="),
-        ("id => 1", "use >= instead of =>"),
-        ("id =< 1", "use <= instead of =<"),
-        ("id ~ 1", "~ after id; expected =, !=, <, <=, >, >=, IN, IS NULL or IS NOT NULL"),
-        ("name like 'U%'", "there is no LIKE; text that begins with U is name >= 'U' AND name < 'V'"),
-        ("id between 1 and 5", "there is no BETWEEN; use id >= LOW AND id <= HIGH"),
-        ("id not in (1, 2)", "there is no NOT IN; use id != A AND id != B"),
-        ("id IN (1", "ends too early"),
-        ("id IN 1", "expected ( after IN, like id IN (7)"),
-        ("id IN ()", ") where a value of id is expected, like 7"),
-        ("id IN (1 2)", "expected , or ) in the list after IN"),
-        ("id IS 1", "expected IS NULL or IS NOT NULL after id"),
-        ("name = null", "null compares with nothing; use name IS NULL or IS NOT NULL"),
-        ("name = UA", "UA is no string; column name is compared with one like 'UA'; text stands in ''"),
-        ('name = "UA"', "\"UA\": text stands in '', like 'UA'"),
-        ("name = 'UA", "a ' has no end; text stands in '', and a ' within it is written ''"),
-        ("name = 'it's'", "a ' has no end"),
-        ("id = 'one'", "'one' is no int64; column id is compared with one like 7"),
-        ("id > 1.5", "1.5 is no int64"),
-        ("id > v", "v is a column; id is compared with a value, not with a column"),
-        (
-            "at > 2013-01-01",
-            "2013 is no timestamp; column at is compared with one like '2026-01-31T12:00:00Z'",
-        ),
-        ("at = 'soon'", "'soon' is no timestamp"),
-        ("ok = 1", "1 is no bool; column ok is compared with one like true"),
-        ("price = 'x'", "'x' is no decimal(10,2); column price is compared with one like 1.5"),
-    ],
-)
-def test_conditions_that_are_not_understood(text: str, words: str) -> None:
-    with pytest.raises(Rejected, match="where ") as caught:
-        parse_where(text, SCHEMA)
-    assert words in str(caught.value)
-
-
-def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("columns: [{name: id, type: int65}, {name: id, type: string}]\nprimaryKey: [id]\n")
-    with pytest.raises(Rejected, match=r"(?s)int65.*twice"):
-        table_from_file(str(bad))
-    for text in (
-        "[1]",
-        "columns: 3",
-        "columns: [{name: id}]\nprimaryKey: [id]",
-        "{",
-        "columns: []\nprimaryKey: []",
-    ):
-        bad.write_text(text)
-        with pytest.raises(Rejected, match=r"bad\.yaml"):
-            table_from_file(str(bad))
-    bad.write_text(
-        "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
-    )
-    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: default 1.5 is no int64"):
-        table_from_file(str(bad))
-    with pytest.raises(Rejected, match="--column id"):
-        table_from_options("t", ["id"], "id", [])
-    with pytest.raises(Rejected, match="missing, or names no column"):
-        table_from_options("t", ["id:int64"], "id", ["no:8"])
-    with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
-        parse_first_masters("a=b")
-    assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
-
-
-def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --masters it would tell nobody, and be silent to whoever leads."""
-    a, b = "a" * 32, "b" * 32
-    given = f"--data-dir d --node-id {a} --cluster-id {a} --first-masters {a}=h1:1,{b}=h2:2".split()
-    monkeypatch.delenv("STELE_MASTERS", raising=False)
-
-    def masters(*more: str) -> tuple[str, ...]:
-        values = dict(master_run.make_context("run", [*given, *more]).params)
-        first = parse_first_masters(values.pop("first_masters"))
-        del values["log_format"], values["log_level"]
-        return node_options(values, "master", first_masters=first).masters
-
-    assert masters() == ("h1:1", "h2:2")
-    assert masters("--masters", "h3:3") == ("h3:3",)

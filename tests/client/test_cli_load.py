@@ -1,0 +1,102 @@
+"""`stele table load`: what is read, what is refused, what is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.cli.load import Source
+from stele.model.errors import Rejected
+from stele.model.schema import Schema
+from tests.client.commands import runner
+from tests.client.small import small_cluster
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
+
+
+async def test_rows_that_are_refused_are_told_and_the_others_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        table = await client.open_table("t")
+        await table.put({"id": 2})
+        (tmp_path / "t.csv").write_text("id,n\n1,1\n2,2\n3,3\n")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"), "--op", "insert")
+        assert (code, out.split(" ", 1)[0]) == (2, "2")
+        assert "t.csv line 3: ALREADY_PRESENT" in err
+        (tmp_path / "bad.csv").write_text("id,n\n1,many\n9,9\n")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
+        assert (code, out.split(" ", 1)[0]) == (2, "1")
+        assert (
+            "bad.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32\nstele: INVALID_ARGUMENT: 1 of 2"
+            in err
+        )
+
+
+async def test_rows_that_were_written_before_a_load_ended_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were told as "0 rows written", and the bad lines not at all."""
+
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        await client.open_table("t")
+        (tablet,) = cluster.tablets.values()
+        tablet.before.extend([lambda: None] * 3)
+        tablet.before.append(lambda: Rejected("no more"))
+        lines = "".join(f"{number},\n" for number in range(50_000))
+        (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
+        assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
+        assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
+        assert "no more" in err
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "arrows"])
+def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, suffix: str) -> None:
+    """`table scan --format arrow` writes a stream, whatever the file is called."""
+    path, rows = tmp_path / f"rows.{suffix}", pa.table({"id": [1, 2]})
+    for writer in (pa.ipc.new_file, pa.ipc.new_stream):
+        with writer(path, rows.schema) as sink:
+            sink.write_table(rows)
+        assert pa.Table.from_batches(Source(str(path), SCHEMA, ()).batches()) == rows
+    for junk in (b"", b"id\n1\n", b"ARROW1\0\0junk", path.read_bytes()[:20]):
+        path.write_bytes(junk)
+        with pytest.raises(Rejected, match=f"rows.{suffix}: neither an Arrow file nor an Arrow stream"):
+            list(Source(str(path), SCHEMA, ()).batches())
+
+
+@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
+def test_an_arrow_file_with_broken_insides_is_refused(tmp_path: Path, writer: Any) -> None:
+    """An offset that points elsewhere ended the program that read it."""
+    path = tmp_path / "rows.arrow"
+    offsets = np.array([0, 4, 1 << 30, 12], np.int32)
+    names = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"abcd" * 3))
+    with writer(path, pa.schema([("name", pa.string())])) as sink:
+        sink.write_batch(pa.RecordBatch.from_arrays([names], names=["name"]))
+    with pytest.raises(Rejected, match=r"rows.arrow: .*offset"):
+        list(Source(str(path), SCHEMA, ()).batches())
+
+
+@pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
+async def test_a_string_of_an_arrow_file_that_is_not_utf8_is_refused_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any
+) -> None:
+    path = tmp_path / "rows.arrow"
+    names = pa.array([b"good", b"b\xffd", b"fine"]).view(pa.string())
+    with writer(path, pa.schema([("id", pa.int64()), ("name", pa.string())])) as sink:
+        for first in (0, 3):
+            batch = [pa.array(range(first, first + 3)), names if first else pa.array(["a", "b", "c"])]
+            sink.write_batch(pa.RecordBatch.from_arrays(batch, names=["id", "name"]))
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA)
+        code, _, err = await runner(cluster, monkeypatch)("table", "load", "t", str(path))
+        assert code == 2 and "is no string (not UTF-8)" in err and "id=4" in err, err
+        assert (await table.scan(["id"], ordered=True).to_table())["id"].to_pylist() == [0, 1, 2, 3, 5]

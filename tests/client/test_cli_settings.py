@@ -1,0 +1,166 @@
+"""Options, settings and definitions: where they may stand, and what is said of bad ones; exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
+from stele.cli.processes import master_run, node_options, parse_first_masters
+from stele.cli.schema_file import table_from_file, table_from_options
+from stele.client import AsyncClient
+from stele.model.errors import Advice, Rejected, SteleError
+from stele.model.schema import Schema
+from stele.tserver import options
+from tests.client.commands import runner
+from tests.client.small import small_cluster
+
+
+async def test_shared_options_stand_before_the_command_or_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
+        run = runner(cluster, monkeypatch)
+        here = ("--masters", cluster.master_address)
+        wrong = ("--masters", "127.0.0.1:1", "--timeout", "0.2")
+        monkeypatch.setenv("STELE_MASTERS", "127.0.0.1:1")  # what is given counts more
+        for arguments in (
+            (*here, "table", "scan", "t", "--count"),
+            ("table", *here, "scan", "t", "--count"),
+            ("table", "scan", "t", "--count", *here),
+            (*wrong, "table", *here, "scan", "t", "--count"),
+            (*wrong, "table", "scan", "t", "--count", *here),
+        ):
+            assert await run(*arguments) == (0, "0\n", ""), arguments
+        assert json.loads((await run(*here, "--json", "table", "list"))[1])[0]["name"] == "t"
+        code, _, err = await run("--timeout", "0.2", "table", "scan", "t")
+        assert (code, err.partition(" (")[0]) == (75, "stele: UNAVAILABLE: no master answers at 127.0.0.1:1")
+        for arguments, line in (
+            (("--json", "table", "scan", "t"), "stele table scan takes no --json before the command"),
+            ((*here, "node", "run"), "stele node run takes no --masters before the command"),
+            (("--timeout", "0", "ksck"), "Invalid value for '--timeout': 0.0 is not in the range x>0"),
+        ):
+            code, _, err = await run(*arguments)
+            assert code == 2 and err.startswith(f"stele: {line}"), err
+
+
+async def test_next_steps_are_in_the_words_of_who_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
+        run = runner(cluster, monkeypatch)
+        for call, arguments, python, shell in (
+            (
+                client.open_table("x"),
+                ("table", "scan", "x"),
+                "list_tables() shows",
+                "`stele table list` shows",
+            ),
+            (
+                client.describe("x"),
+                ("table", "describe", "x"),
+                "list_tables() shows",
+                "`stele table list` shows",
+            ),
+            (client.describe("x"), ("tablet", "list", "--table", "x"), "list_tables()", "`stele table list`"),
+            (client.keyspace("x"), ("kv", "list", "x"), "create_keyspace('x')", "`stele kv create x`"),
+            (client.keyspace("t"), ("kv", "list", "t"), "open_table('t')", "`stele table scan t`"),
+            (
+                AsyncClient("127.0.0.1:1", first_contact_s=0.2).list_tables(),
+                ("table", "scan", "t", "--timeout", "0.2", "--masters", "127.0.0.1:1"),
+                "; check the masters given",
+                "; check --masters",
+            ),
+        ):
+            with pytest.raises(SteleError) as caught:
+                await call
+            assert python in str(caught.value) and "stele " not in str(caught.value)
+            code, _, err = await run(*arguments)
+            assert code == exit_code(caught.value) and shell in err and "()" not in err, err
+    for advice in Advice:
+        assert told(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
+    with pytest.raises(Rejected, match="no masters given; give the HOST:PORT of some of them"):
+        AsyncClient("")
+
+
+def test_exit_codes_are_those_of_the_processes() -> None:
+    wanted = {value for name, value in vars(options).items() if name.startswith("EXIT_")}
+    assert set(PROCESS_EXIT_CODES) == wanted
+    assert all(f"{code} {EXIT_CODES[code]}" in listed(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130))
+
+
+async def test_no_master_is_one_line_and_try_again_later() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stele.cli", "ksck", "--masters", "127.0.0.1:1", "--timeout", "0.2"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 75
+    assert err.decode().startswith(
+        "stele: UNAVAILABLE: no master answers at 127.0.0.1:1 (connection refused)"
+    )
+    assert err.count(b"\n") == 1
+
+
+async def test_a_process_with_a_bad_setting_says_what_to_do(tmp_path: Path) -> None:
+    for arguments, wanted in (
+        (("--data-dir", str(tmp_path), "--node-id", "x", "--cluster-id", "y"), "--node-id"),
+        (("--data-dir", str(tmp_path)), "--node-id"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "node", "run", *arguments), stderr=asyncio.subprocess.PIPE
+        )
+        _, err = await process.communicate()
+        assert process.returncode == 2
+        assert wanted in err.decode()
+
+
+def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("columns: [{name: id, type: int65}, {name: id, type: string}]\nprimaryKey: [id]\n")
+    with pytest.raises(Rejected, match=r"(?s)int65.*twice"):
+        table_from_file(str(bad))
+    for text in (
+        "[1]",
+        "columns: 3",
+        "columns: [{name: id}]\nprimaryKey: [id]",
+        "{",
+        "columns: []\nprimaryKey: []",
+    ):
+        bad.write_text(text)
+        with pytest.raises(Rejected, match=r"bad\.yaml"):
+            table_from_file(str(bad))
+    bad.write_text(
+        "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
+    )
+    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: default 1.5 is no int64"):
+        table_from_file(str(bad))
+    with pytest.raises(Rejected, match="--column id"):
+        table_from_options("t", ["id"], "id", [])
+    with pytest.raises(Rejected, match="missing, or names no column"):
+        table_from_options("t", ["id:int64"], "id", ["no:8"])
+    with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
+        parse_first_masters("a=b")
+    assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
+
+
+def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --masters it would tell nobody, and be silent to whoever leads."""
+    a, b = "a" * 32, "b" * 32
+    given = f"--data-dir d --node-id {a} --cluster-id {a} --first-masters {a}=h1:1,{b}=h2:2".split()
+    monkeypatch.delenv("STELE_MASTERS", raising=False)
+
+    def masters(*more: str) -> tuple[str, ...]:
+        values = dict(master_run.make_context("run", [*given, *more]).params)
+        first = parse_first_masters(values.pop("first_masters"))
+        del values["log_format"], values["log_level"]
+        return node_options(values, "master", first_masters=first).masters
+
+    assert masters() == ("h1:1", "h2:2")
+    assert masters("--masters", "h3:3") == ("h3:3",)

@@ -1,0 +1,99 @@
+"""Conditions as text: what is understood, and what is said of what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from stele.client.where import parse_where
+from stele.model.errors import Rejected
+from stele.model.schema import Schema
+
+SCHEMA = Schema.make(
+    [
+        ("id", "int64"),
+        ("name", "string", True),
+        ("v", "double", True),
+        ("at", "timestamp", True),
+        ("price", "decimal(10,2)", True),
+        ("ok", "bool", True),
+    ],
+    ["id"],
+)
+
+
+def test_conditions() -> None:
+    text = (
+        "id >= -3 AND name = 'it''s' and v < 1.5e3 AND at > '2013-01-01T05:00:00' AND price != 3.10 AND ok = TRUE "
+        "AND name IS NULL AND name IS NOT NULL AND id IN (1, 2,3)"
+    )
+    found = parse_where(text, SCHEMA)
+    assert [(c, o) for c, o, _ in found] == [
+        ("id", ">="),
+        ("name", "="),
+        ("v", "<"),
+        ("at", ">"),
+        ("price", "!="),
+        ("ok", "="),
+        ("name", "is_null"),
+        ("name", "is_not_null"),
+        ("id", "in"),
+    ]
+    assert [found[i][2] for i in (0, 1, 2, 5, 8)] == [-3, "it's", 1500.0, True, [1, 2, 3]]
+    assert str(found[3][2]) == "2013-01-01 05:00:00+00:00"
+    assert parse_where("v >= .5 AND v <> -.5e1", SCHEMA) == [("v", ">=", 0.5), ("v", "!=", -5.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "ends too early; expected COLUMN OPERATOR VALUE"),
+        ("id", "ends too early"),
+        ("id =", "ends too early"),
+        ("id = 1 and", "ends too early"),
+        ("id = 1 OR id = 2", "conditions are joined by AND; there is no OR (for several values"),
+        ("id = 1 || id = 2", "there is no OR"),
+        ("id = 1 & id = 2", "conditions are joined by AND, not &"),
+        ("id = 1 && id = 2", "conditions are joined by AND, not &&"),
+        ("id = 1, v = 2", "conditions are joined by AND, not by commas"),
+        ("id = 1 v = 2", "expected AND before v"),
+        ("id >= 1 <= 5", "expected AND before <="),
+        ("id = 1;", "leave out the ;"),
+        ("(id = 1)", "conditions stand without parentheses, joined by AND"),
+        ("NOT id = 1", "there is no NOT; turn the operator round, != for ="),
+        ("colour = 1", "no column colour; expected one of id, name"),
+        ("1 = id", "1 where a column is expected; write COLUMN OPERATOR VALUE"),
+        ('"id" = 1', "the name of a column stands without quotes"),
+        ("`id` = 1", "the name of a column stands without quotes"),
+        ("id == 1", "use = instead of =="),
+        ("id => 1", "use >= instead of =>"),
+        ("id =< 1", "use <= instead of =<"),
+        ("id ~ 1", "~ after id; expected =, !=, <, <=, >, >=, IN, IS NULL or IS NOT NULL"),
+        ("name like 'U%'", "there is no LIKE; text that begins with U is name >= 'U' AND name < 'V'"),
+        ("id between 1 and 5", "there is no BETWEEN; use id >= LOW AND id <= HIGH"),
+        ("id not in (1, 2)", "there is no NOT IN; use id != A AND id != B"),
+        ("id IN (1", "ends too early"),
+        ("id IN 1", "expected ( after IN, like id IN (7)"),
+        ("id IN ()", ") where a value of id is expected, like 7"),
+        ("id IN (1 2)", "expected , or ) in the list after IN"),
+        ("id IS 1", "expected IS NULL or IS NOT NULL after id"),
+        ("name = null", "null compares with nothing; use name IS NULL or IS NOT NULL"),
+        ("name = UA", "UA is no string; column name is compared with one like 'UA'; text stands in ''"),
+        ('name = "UA"', "\"UA\": text stands in '', like 'UA'"),
+        ("name = 'UA", "a ' has no end; text stands in '', and a ' within it is written ''"),
+        ("name = 'it's'", "a ' has no end"),
+        ("id = 'one'", "'one' is no int64; column id is compared with one like 7"),
+        ("id > 1.5", "1.5 is no int64"),
+        ("id > v", "v is a column; id is compared with a value, not with a column"),
+        (
+            "at > 2013-01-01",
+            "2013 is no timestamp; column at is compared with one like '2026-01-31T12:00:00Z'",
+        ),
+        ("at = 'soon'", "'soon' is no timestamp"),
+        ("ok = 1", "1 is no bool; column ok is compared with one like true"),
+        ("price = 'x'", "'x' is no decimal(10,2); column price is compared with one like 1.5"),
+    ],
+)
+def test_conditions_that_are_not_understood(text: str, words: str) -> None:
+    with pytest.raises(Rejected, match="where ") as caught:
+        parse_where(text, SCHEMA)
+    assert words in str(caught.value)
