@@ -269,8 +269,8 @@ class SimReplica:
             self.world.at(at, self._wake, self.life)
 
     def _wake(self, life: int) -> None:
-        if life != self.life or self.core is None:
-            return
+        if life != self.life or self.core is None or self._wake_at > self.world.now:
+            return  # of another life, or another is set: each that set one more would never end
         if self.world.now < self.stalled_until:
             self.world.at(self.stalled_until, self._wake, life)
             return
