@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from stele.consensus.replica import Replica, ReplicaState
@@ -27,6 +28,35 @@ class Links(Network):
         entries = isinstance(message, UpdateRequest) and bool(message.entries)
         if self.passes(from_, to_, entries):
             super().send(sender, to, tablet, from_, to_, message, quiet)
+
+
+async def test_a_snapshot_waits_for_the_writes_below_it_that_are_under_way(group_of: MakeGroup) -> None:
+    network = Links()
+    group, _ = await group_of(3, network=network)
+    for _ in range(
+        20
+    ):  # a slow machine may depose the leader meanwhile, or leave the write without a timestamp
+        network.passes = lambda sender, to, entries: True
+        await group.write(rows([1]))
+        leader = await group.leader()
+        term = leader.term
+        network.passes = lambda sender, to, entries: not entries
+        with contextlib.suppress(SteleError):
+            written = leader.submit(rows([777]))
+            written.add_done_callback(lambda done: done.exception())
+            await asyncio.sleep(0.02)
+        if not leader._proposals._in_log:
+            continue
+        (proposal,) = leader._proposals._in_log.values()
+        asked = asyncio.create_task(leader.snapshot_ready(proposal.timestamp, 30_000))
+        await asyncio.wait([asked], timeout=0.2)
+        if (leader.role, leader.term) == (Role.LEADER, term):
+            break
+    assert not asked.done()
+    network.passes = lambda sender, to, entries: True
+    await asked
+    assert 777 in table(leader, proposal.timestamp)
+    await written
 
 
 async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_of_no_snapshot_yet(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import (
     Committed,
     Effect,
+    HardState,
     PeerNeedsCopy,
     Persist,
     ProposalRefused,
@@ -249,6 +251,40 @@ def test_where_answers_come_late_heartbeats_go_beside_the_entries() -> None:
         accept(core, 3, core.log.last_index, now=now)
         empty += [now for update in updates(effects, 2) if not update.entries]
     assert empty and max(b - a for a, b in zip([0, *empty], [*empty, 300])) <= 120
+
+
+def test_a_vote_in_a_term_that_it_knew_already_is_on_disk_before_it_is_given() -> None:
+    """Forgotten in a restart, it could be given again, and the term have two leaders."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), leader_hint=None), random.Random(1))
+    core.step(Start(0))
+    settle(core, core.step(Received(ReplicaId(2), VoteResponse(7, False, False, 1, True), 5)))
+    assert (core.term, core.voted_for) == (7, None)
+    effects = core.step(Received(ReplicaId(3), VoteRequest(7, OpId(0, 0), False, True, ""), 5))
+    (persist,) = [e for e in effects if isinstance(e, Persist)]
+    assert persist.hard_state == HardState(7, ReplicaId(3))
+    (answer,) = [e for e in effects if isinstance(e, Send)]
+    assert isinstance(answer.message, VoteResponse) and answer.message.granted
+    assert answer.after == persist.id
+
+
+def test_what_was_compared_with_one_leader_is_not_with_the_next() -> None:
+    """A follower commits only what is known to be the new leader's, though it holds more."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), leader_hint=None), random.Random(1))
+    core.step(Start(0))
+    settle(core, core.step(Received(ReplicaId(2), UpdateRequest(1, OPID_NONE, entries(1, 1, 1), 0), 5)))
+    assert core.log.last_index == 3
+    core.step(Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), (), 3), 900))
+    assert (core.term, core.commit_index) == (2, 1)
+
+
+def test_the_log_is_held_for_the_voter_that_lags_most() -> None:
+    """Followers go by this too: the next leader could not bring the voter up to date without a copy."""
+    core = leader_in_step()
+    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(5)]))
+    accept(core, 2, 6, preceding=1)
+    assert (core.commit_index, core.all_replicated_index) == (6, 1)
+    accept(core, 3, 4, preceding=1)
+    assert core.all_replicated_index == 4
 
 
 def test_a_learner_does_not_vote_in_its_own_right() -> None:

@@ -72,6 +72,20 @@ def test_learners_confirm_no_read() -> None:
     assert [e.context for e in accept(core, 2, 1, read=1) if isinstance(e, ReadReady)] == [7]
 
 
+def test_what_confirmed_one_read_confirms_none_that_was_asked_later() -> None:
+    """Neither those who answered the round before, nor a late answer to it: another may lead meanwhile."""
+    core = leader_in_step()
+
+    def ready(effects: list[Effect]) -> list[int]:
+        return [e.context for e in effects if isinstance(e, ReadReady)]
+
+    assert ready(core.step(RequestRead(7))) == []
+    assert ready(accept(core, 2, 1, read=1)) == [7]
+    assert ready(core.step(RequestRead(8))) == []
+    assert ready(accept(core, 3, 1, read=1)) == []
+    assert ready(accept(core, 3, 1, read=2)) == [8]
+
+
 def test_of_two_that_have_caught_up_one_is_promoted_at_a_time() -> None:
     core = with_learners(4, 5, promote=True)
     accept(core, 3, 1)

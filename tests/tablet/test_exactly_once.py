@@ -38,6 +38,21 @@ def test_a_retry_gets_the_first_outcome_whatever_lies_between(tmp_path: Path) ->
             assert len(rows_of(view.scan())) == 1
 
 
+def test_a_flush_keeps_no_outcome_of_a_later_write(tmp_path: Path) -> None:
+    """Its replay after a restart would be taken for a retry, and an acknowledged row be lost."""
+    store = new_store(tmp_path / "t")
+    store.apply(write_entry(1, _insert(1), client_id=ONE, sequence=1))
+    job = store.begin_flush()
+    assert job is not None
+    later = write_entry(2, _insert(2), client_id=ONE, sequence=2)
+    store.apply(later)
+    job.write()
+    reopened = TabletStore.open(tmp_path / "t", FOREVER)
+    assert not reopened.apply(later).duplicate
+    with reopened.view() as view:
+        assert len(rows_of(view.scan())) == 2
+
+
 def test_another_payload_under_a_used_sequence_is_refused(tmp_path: Path) -> None:
     store = new_store(tmp_path / "t")
     store.apply(write_entry(1, _insert(1), client_id=ONE, sequence=1))

@@ -50,6 +50,21 @@ def test_a_batch_is_done_whole_or_not_at_all(tmp_path: Path) -> None:
     assert store.changed_at(b"a") == 3
 
 
+def test_a_flush_keeps_nothing_of_a_later_write(tmp_path: Path) -> None:
+    """Its replay after a restart would be taken for a retry."""
+    store = KeySpace.create(tmp_path / "k")
+    store.apply(replace_entry(1, b"a", b"1"))
+    job = store.begin_flush()
+    assert job is not None
+    later = entry_of(2, [KeyOperation(KeyOp.REPLACE, b"b", b"2")], client_id=b"1" * 16, sequence=2)
+    store.apply(later)
+    job.write()
+    reopened = KeySpace.open(tmp_path / "k")
+    assert reopened.list() == [(b"a", b"1")]
+    assert not reopened.apply(later).duplicate
+    assert reopened.read(b"b") == b"2"
+
+
 def test_list_goes_by_prefix_and_page(tmp_path: Path) -> None:
     store = KeySpace.create(tmp_path / "k")
     for index, key in enumerate([b"t/b", b"t/a", b"u", b"t/c", b"s"], start=1):
