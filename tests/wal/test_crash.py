@@ -6,6 +6,7 @@ open and within a collection), and what the disk keeps. Nothing is concurrent he
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from stele.model.errors import SteleError
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
 from stele.wal import Log, StreamLog
 from tests.wal.simfs import PowerOff, SimFiles
-from tests.wal.support import CONFIG, SMALL, LoopSide, key, loaded, open_still
+from tests.wal.support import CONFIG, SMALL, LoopSide, fill, key, loaded, open_still
 from tests.wal.twin import Twin, TwinStream
 
 SEEDS = int(os.environ.get("STELE_WAL_SEEDS", "60"))
@@ -232,3 +233,21 @@ def test_power_cuts(block: int) -> None:
         except BaseException as exc:
             exc.add_note(f"seed {seed}")
             raise
+
+
+def test_a_start_that_is_cut_short_anywhere_loses_nothing() -> None:
+    """What the old tail holds beyond its synced mark stands in a new segment, before the old one is given away."""
+    for cut in range(3):
+        files = SimFiles()
+        log = open_still(files)
+        fill(log, 3, 100)
+        files = files.crash(random.Random(cut))
+        for after in range(40):
+            trying = files.copy()
+            trying.fail_after = after
+            with contextlib.suppress(PowerOff, OSError):
+                open_still(trying)
+            for seed in range(3):
+                again = open_still(trying.copy().crash(random.Random(seed)))
+                assert not again.recovery.failed
+                assert [e.index for e in loaded(again.stream(key())).entries] == [1, 2, 3], (cut, after, seed)

@@ -244,6 +244,12 @@ def test_mode_never_syncs_hard_state_only() -> None:
     stream.append_vote(2, ReplicaId(1))
     log.turn()
     assert files.syncs == syncs + 1
+    stream.append_entries((entry(1, 2),))
+    log.turn()
+    assert files.syncs == syncs + 1
+    log.sync(lambda: done.append(2))
+    log.turn()
+    assert (done, files.syncs) == ([1, 2], syncs + 2)
 
 
 def test_mode_interval_syncs_after_a_while(tmp_path: Path) -> None:

@@ -177,6 +177,25 @@ def test_a_start_that_rises_carries_its_configuration() -> None:
     assert open_still(files).stream(key()).config == later
 
 
+def test_a_start_that_rises_to_a_configuration_has_that_one() -> None:
+    """Where it is the last entry of what is collected; with the one before, voters would be counted wrongly."""
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    fill(log, 8)
+    later = Configuration(9, CONFIG.peers[:2])
+    stream.append_entries((Entry(1, 9, EntryKind.CONFIG, 0, encode_configuration(later)),))
+    log.turn()
+    fill(log, 3, 12_000)  # each in a segment of its own
+    stream.set_flushed(12)
+    stream.anchor("peer-2", 10)
+    log.collect()
+    assert stream.start.index == 9
+    assert stream.config == later
+    log.close()
+    assert open_still(files).stream(key()).config == later
+
+
 def test_hard_state_outlives_its_segments() -> None:
     files = SimFiles()
     log = open_still(files)
