@@ -9,7 +9,8 @@ import pytest
 
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
-from stele.driver.steps import WAITS, BeginIntent, Blocked, CancelCopy, RemovePeer, RetireNode
+from stele.driver.situation import judge
+from stele.driver.steps import WAITS, BeginIntent, Blocked, CancelCopy, RemovePeer, RetireNode, WaitPromotion
 from stele.driver.view import ClusterView, CopyView, NodeState
 from stele.model.config import MemberType
 from stele.model.ids import NodeId, ReplicaId
@@ -138,6 +139,32 @@ def test_a_node_is_drained_and_retires() -> None:
         ),
     ]
     assert node.state is NodeState.RETIRED
+
+
+def test_a_draining_voter_stays_until_its_successor_votes() -> None:
+    """Removed before, the tablet could lose no other replica."""
+    cluster, t = one()
+    node_of(cluster, t, 1).state = NodeState.DRAINING
+    while len(t.config.peers) == 3:
+        cluster.advance()
+        for step in plan(cluster.view(), POLICY):
+            if not isinstance(step, WAITS):
+                cluster.apply(step)
+    for _ in range(3):
+        assert [type(step) for step in plan(cluster.view(), POLICY)] == [WaitPromotion]
+    assert "RemovePeer" in story(cluster) and cluster.healthy()
+
+
+def test_no_voter_goes_whose_rows_a_majority_of_the_others_lacks() -> None:
+    cluster, t = one()
+    peers = t.config.peers
+    witness = replace(peers[2], member_type=MemberType.WITNESS)
+    t.config = replace(t.config, peers=(*peers[:2], witness))
+    t.replicas[witness.replica_id].has_data = False
+    view = cluster.view()
+    (tablet,) = view.tablets
+    situation = judge(tablet, view, POLICY, {n.node_id: n for n in view.nodes})
+    assert [situation.can_remove(m) for m in situation.members] == [False, False, True]
 
 
 def test_a_leader_that_must_go_is_not_told_to_wait_for_a_voter_that_lags() -> None:
