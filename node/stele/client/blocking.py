@@ -30,6 +30,7 @@ from stele.model.errors import Closed, Rejected
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc import forks
 from stele.rpc.contact import FIRST_CONTACT_S
 from stele.rpc.threads import main_thread_ended
 
@@ -54,6 +55,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
+        forks.ensure_own()
         self._loop = asyncio.new_event_loop()
         # Entered again by whom it holds: the garbage collector may end a scan wherever memory is taken, in here too.
         self._lock = threading.RLock()
@@ -70,7 +72,8 @@ class Client:
         """Run a coroutine of the asynchronous client on the client's loop, and wait for it. An interrupt cancels it.
 
         Raises:
-            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; once the interpreter ends.
+            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; once the interpreter ends; in a
+                process forked from the client's.
             Closed: after `close`.
         """
         if self._inside:
@@ -86,7 +89,7 @@ class Client:
     def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run what ends something, and wait for it unless this is the client's own thread, where the garbage collector may
         ask for it. Once the client was closed all has ended, and with the interpreter, which may ask as well."""
-        if sys.is_finalizing():
+        if sys.is_finalizing() or forks.forked():
             coroutine.close()
             return
         with contextlib.suppress(Closed):
@@ -103,6 +106,9 @@ class Client:
         if sys.is_finalizing():  # the client's thread runs no more
             coroutine.close()
             raise main_thread_ended()
+        if forks.forked():  # nor here
+            coroutine.close()
+            forks.ensure_own()
         with self._lock:
             if self._closing:
                 coroutine.close()
@@ -115,7 +121,7 @@ class Client:
         a session were not written and its `flush` has not told of them; the client is closed then."""
         if self._inside:
             raise Rejected(_INSIDE)
-        if sys.is_finalizing():  # it has ended
+        if sys.is_finalizing() or forks.forked():  # its thread has ended, or is the parent's
             return
         with self._lock:
             first, self._closing = not self._closing, True

@@ -64,9 +64,11 @@ class Streams:
 
         Raises:
             Closed: after `close`.
+            Rejected: the client belongs to another event loop.
         """
         if self.closed:
             raise Closed()
+        self.pool.ensure_loop()
         stream = self._streams.get((node_id, address))
         if stream is None:
             stream = self._streams[node_id, address] = NodeStream(self.pool, node_id, address)

@@ -13,8 +13,9 @@ from typing import Any
 
 import grpc
 
-from stele.model.errors import Closed, Code, Retryable
+from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.ids import ClusterId
+from stele.rpc import forks
 from stele.rpc.errors import from_rpc_error, was_answered
 from stele.rpc.identity import CLUSTER_KEY, Identity
 from stele.rpc.resolve import resolve_one
@@ -55,10 +56,16 @@ async def dial(address: str) -> grpc.aio.Channel:
 
 
 class ChannelPool:
-    """Channels by address. One per process and event loop."""
+    """Channels by address. One per process and event loop: the first that uses it.
+
+    Raises:
+        Rejected: this process was forked from one that has used gRPC.
+    """
 
     def __init__(self, identity: Identity) -> None:
+        forks.use()
         self.identity = identity
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[tuple[str, type], Any] = {}
@@ -122,7 +129,9 @@ class ChannelPool:
             SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`, in which
                 a name that is to be looked up has to be found too.
             Closed: after `close`, and if it ended the call: the server may have done what it was asked.
+            Rejected: see `ensure_loop`.
         """
+        self.ensure_loop()
         stub = self._stubs.get((address, stub_class))
         if stub is None or self.closed:
             began = asyncio.get_running_loop().time()
@@ -173,6 +182,20 @@ class ChannelPool:
         for channel in channels:
             await channel.close()
         await asyncio.gather(*self._closing)
+
+    def ensure_loop(self) -> None:
+        """Called on an event loop by whatever belongs to the same one as these channels.
+
+        Raises:
+            Rejected: they belong to another.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise Rejected(
+                "this client belongs to another event loop, the first that it was used in; make one for each asyncio.run"
+            )
 
     def _ensure_open(self) -> None:
         if self.closed:

@@ -23,6 +23,7 @@ import structlog
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
+from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
 from stele.rpc.logging import OncePer
@@ -85,6 +86,7 @@ def keep_grpc() -> None:
     took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc); that thread then brings the process down. So there is
     one object, which connects to nobody, that is never freed.
     """
+    forks.use()
     _never_free(fl.FlightClient("grpc+tcp://127.0.0.1:9"))
 
 
