@@ -20,12 +20,12 @@ from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
 from stele.rpc.client_stream import request_ids_of
-from stele.rpc.connection import FrameReader
+from stele.rpc.connection import FramedConnection, FrameReader
 from stele.rpc.frames import client_requests, client_responses, frame, peer_frame
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
 from stele.rpc.listener import StreamListener
-from stele.rpc.peers import PeerOptions, PeerTransport
+from stele.rpc.peers import PeerOptions, PeerTransport, _Link
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import (
     ConsensusServiceServicer,
@@ -160,6 +160,26 @@ async def refused(sender: Node, to: str) -> str:
         sender.transport.send(NodeId(to), message(1))
         await until(lambda: any(line["event"] == "no stream to peer" for line in lines))
     return next(str(line["error"]) for line in lines if line["event"] == "no stream to peer")
+
+
+async def test_a_peer_that_stays_away_is_told_of_once_in_a_while() -> None:
+    """Each second, for each peer and channel, it filled the log."""
+    async with pair() as (first, second):
+        await second.close()
+        dialled = 0
+        dial = _Link._dial
+
+        async def counted(link: _Link) -> FramedConnection:
+            nonlocal dialled
+            dialled += 1
+            return await dial(link)
+
+        with structlog.testing.capture_logs() as lines, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_Link, "_dial", counted)
+            while dialled < 10:
+                first.transport.send(second.identity.node_id, message(1))
+                await asyncio.sleep(0.01)
+        assert len([line for line in lines if line["event"] == "no stream to peer"]) == 1
 
 
 async def test_a_peer_of_another_cluster_gets_nothing() -> None:

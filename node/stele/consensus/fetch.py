@@ -35,7 +35,7 @@ PART = ".part"
 _PIECE_BYTES = 8 << 20
 """So much of a chunk is synced at a time, while more of it arrives."""
 SILENT_MAX_S = 30.0
-"""A source that gives nothing for so long is given up: there may be another, and what has arrived stays."""
+"""A source that gives nothing for so long is given up: there may be another."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 

@@ -23,6 +23,7 @@ from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.frames import peer_frame
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
+from stele.rpc.logging import OncePer
 from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
@@ -130,6 +131,7 @@ class _Link:
         self._frames = metrics.peer_frames.cell(channel, "sent")
         self._bytes = metrics.peer_bytes.cell(channel, "sent")
         self._log = log.bind(peer=node_id, channel=channel)
+        self._tells = OncePer()
         self._task = self._loop.create_task(self._run())
 
     @property
@@ -196,7 +198,8 @@ class _Link:
                 stood_at = self._loop.time()
                 await self._until_lost(connection)
             except SteleError as exc:
-                self._log.info("no stream to peer", error=str(exc), address=self._address())
+                if stood_at or self._tells("no stream", exc.code):
+                    self._log.info("no stream to peer", error=str(exc), address=self._address())
             except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
                 self._log.exception("stream to peer failed; it is dialled again")
             self._clear()
