@@ -14,7 +14,7 @@ from stele.tablet import runs
 from stele.tablet.compaction import CompactionJob, run_job
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.tablet.view import View
-from tests.tablet.twin import Twin, flush, new_store, rows_in
+from tests.tablet.twin import Twin, block_of, flush, new_store, rows_in, write_entry
 
 STEPS = 60
 
@@ -137,3 +137,31 @@ def test_a_merge_of_the_newest_files_keeps_the_deletes_that_older_ones_need(tmp_
     assert (len(store.files), store.rows_estimate) == (1, 3)
     with store.view() as view:
         assert rows_in(view) == twin.at(store.last_timestamp)
+
+
+@pytest.mark.parametrize("how", ["flush", "merge"])
+def test_what_was_dropped_is_not_read_once_history_is_longer(tmp_path: Path, how: str) -> None:
+    """The mark stands in the manifest: no setting and no clock brings back what lies below it."""
+    short, long = StoreOptions(history_us=0), StoreOptions(history_us=1 << 50)
+    store = new_store(tmp_path / "t", short if how == "flush" else long)
+    first = store.apply(write_entry(1, _row(1))).timestamp
+    if how == "merge":
+        flush(store)
+    store.apply(write_entry(2, _row(2)))
+    flush(store)
+    if how == "merge":
+        assert len(rows_in(store.view(first))) == 1
+        store.close()
+        store = TabletStore.open(tmp_path / "t", short)
+        job = store.plan_compaction(full=True)
+        assert job is not None
+        store.install_compaction(run_job(job))
+    store.close()
+    store = TabletStore.open(tmp_path / "t", long)
+    with pytest.raises(Rejected, match="below the history mark"):
+        store.view(first)
+    store.close()
+
+
+def _row(w: int) -> bytes:
+    return block_of([{"k": "k", "n": 1, "v": None, "w": w, "d": None}], RowOp.UPSERT)
