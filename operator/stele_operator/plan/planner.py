@@ -1,7 +1,8 @@
 """One pass: from an observation to actions, findings and how soon to look again. Called by reconcile and by tests.
 
 Pure. Invariant: what is unknown is never taken for gone: no claim is released and no table dropped for its absence
-from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes.
+from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes, though what
+is wrong with it is found all the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from stele.driver.policy import Policy
 from stele_operator.api.scalars import byte_count, seconds
 from stele_operator.plan import formation, tables, upkeep
-from stele_operator.plan.actions import Action
+from stele_operator.plan.actions import Action, CreateTable
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
@@ -67,13 +68,11 @@ def make_plan(o: Observation) -> Plan:
     faults = o.cluster.faults or cluster_faults(o)
     retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
-        findings = [Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))]
-        return Plan(retaining, tuple(findings), everyone, health, None, QUIET_S)
+        why = Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))
+        return Plan(retaining, _held(o, why, everyone, health), everyone, health, None, QUIET_S)
     if spec.paused:
-        finding = Finding(
-            Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed"
-        )
-        return Plan(retaining, (finding,), everyone, health, None, QUIET_S)
+        why = Finding(Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed")
+        return Plan(retaining, _held(o, why, everyone, health), everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
@@ -88,27 +87,48 @@ def make_plan(o: Observation) -> Plan:
     for more_actions, more_findings in steps:
         actions.extend(more_actions)
         findings.extend(more_findings)
-    if o.cluster.unknown:
-        findings.append(Finding(Kind.REMARK, OPERATOR_OLDER, overlooked(o.cluster.unknown)))
-    policy = _policy(o, everyone, findings)
+    findings += _older(o)
+    too_many = _too_many(o, everyone)
+    policy = _policy(o, everyone, bool(too_many))
+    findings[:0] = too_many
     wait_s = _wait_s(o, everyone, actions, health.counts)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
 
-def _policy(o: Observation, everyone: tuple[Member, ...], findings: list[Finding]) -> Policy | None:
+def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:
+    """What is found of a cluster to which nothing is done, `why` first: what goes wrong meanwhile is to be known all the
+    same. Only of what is under way nothing is told."""
+    found = [why, *_too_many(o, everyone), *upkeep.find_members(o, everyone)]
+    actions, of_groups = tables.plan_tables(o, everyone, health)
+    unmade = [a.group for a in actions if isinstance(a, CreateTable)]
+    message = f"TabletCluster {o.cluster.name}: {why.message}"
+    found += [f for f in of_groups if f.kind is not Kind.NOT_READY or f.group not in unmade]
+    found += [Finding(Kind.NOT_READY, why.reason, message, group) for group in unmade]
+    found += _older(o)
+    return tuple(f for f in found if f is why or f.kind is not Kind.RECONCILING)
+
+
+def _older(o: Observation) -> list[Finding]:
+    return [Finding(Kind.REMARK, OPERATOR_OLDER, overlooked(o.cluster.unknown))] if o.cluster.unknown else []
+
+
+def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
+    spec, in_use = o.cluster.spec, lost_in_use(o, everyone)
+    if spec is None or len(in_use) <= spec.healing.maxLostNodes:
+        return []
+    names = ", ".join(m.name for m in in_use)
+    message = (
+        f"{len(in_use)} nodes are lost at once ({names}), more than healing.maxLostNodes={spec.healing.maxLostNodes}; "
+        "bring their machines back, or raise maxLostNodes to let their tablets be healed from what is left"
+    )
+    return [Finding(Kind.STALLED, "TooManyLost", message)]
+
+
+def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Policy | None:
     """What the driver may do. With too many lost at once nothing is given up and nothing is healed."""
     spec = o.cluster.spec
     if o.catalog is None or spec is None:
         return None
-    in_use = lost_in_use(o, everyone)
-    too_many = len(in_use) > spec.healing.maxLostNodes
-    if too_many:
-        names = ", ".join(m.name for m in in_use)
-        message = (
-            f"{len(in_use)} nodes are lost at once ({names}), more than healing.maxLostNodes={spec.healing.maxLostNodes}; "
-            "bring their machines back, or raise maxLostNodes to let their tablets be healed from what is left"
-        )
-        findings.insert(0, Finding(Kind.STALLED, "TooManyLost", message))
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
     copies = spec.budget.copies
     return Policy(

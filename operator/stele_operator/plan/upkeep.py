@@ -81,22 +81,12 @@ def plan_members(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> Result:
     """Claims and pods of all members."""
-    actions: list[Action] = []
-    findings: list[Finding] = [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
-    if differ := masters_differ(o, spec):
-        findings.append(Finding(Kind.STALLED, "MastersDiffer", differ))
-    findings += _masters_lost(o, identity)
-    findings += _claims_going(everyone)
-    actions.extend(_first_claims(o, spec, identity))
+    actions: list[Action] = list(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
-    due = {m.role for m in everyone if m.claim is not None and _due(o, spec, m.claim)}
-    needing = {role: in_danger(o, role) for role in due}
+    needing = _needing(o, spec, everyone)
     for member in everyone:
         actions.extend(_one(o, spec, identity, member, everyone, needing))
-        findings.extend(_findings(o, spec, member, needing))
-    findings += _disks_low(spec, everyone)
-    findings += _clocks_wrong(everyone)
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -106,7 +96,33 @@ def plan_members(
             )
     if identity.formed and o.catalog is not None:
         actions.extend(_newcomers(o, spec, identity, everyone))
-    return actions, findings
+    return actions, find_members(o, everyone)
+
+
+def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
+    """What is the matter with members, whether or not anything may be done about it."""
+    findings: list[Finding] = []
+    spec, identity = o.cluster.spec, o.identity
+    if identity is None or identity.owner_uid != o.cluster.uid:
+        return findings  # what is there may be an earlier cluster's, on its way out
+    if spec is not None:
+        findings += [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
+        if differ := masters_differ(o, spec):
+            findings.append(Finding(Kind.STALLED, "MastersDiffer", differ))
+    findings += _masters_lost(o, identity)
+    findings += _claims_going(everyone)
+    for member in everyone:
+        findings.extend(_findings(member))
+    if spec is not None:
+        findings += _kept_longer(o, spec, everyone)
+    findings += _disks_low(spec, everyone)
+    findings += _clocks_wrong(everyone)
+    return findings
+
+
+def _needing(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> Needing:
+    due = {m.role for m in everyone if m.claim is not None and _due(o, spec, m.claim)}
+    return {role: in_danger(o, role) for role in due}
 
 
 def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
@@ -138,14 +154,14 @@ def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
     return [Finding(Kind.STALLED, "ClaimsGoing", message)]
 
 
-def _disks_low(spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
+def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> list[Finding]:
     """Members that refuse writes for want of space. How much is free is not said: it is another number in each pass."""
     found = []
     for member in everyone:
         if member.node is not None and member.node.disk_low and member.state in (State.READY, State.STARTING):
-            size = manifests.storage_of(spec, member.role).size
+            now = f" (now {manifests.storage_of(spec, member.role).size})" if spec is not None else ""
             message = (
-                f"{member.name} refuses writes, its disk is nearly full: raise {member.role}s.storage.size (now {size}), which "
+                f"{member.name} refuses writes, its disk is nearly full: raise {member.role}s.storage.size{now}, which "
                 "needs a StorageClass that allows expansion, or delete tables"
             )
             found.append(Finding(Kind.DEGRADED, "DiskFull", message, member=member.name))
@@ -376,15 +392,19 @@ def _due(o: Observation, spec: TabletClusterSpec, claim: Claim) -> bool:
     return long_ago and not claim.deleting
 
 
-def _kept_longer(o: Observation, spec: TabletClusterSpec, member: Member, needing: Needing) -> list[Finding]:
-    """A volume that is due to go, and may be the last to hold what others have lost since."""
-    if member.claim is None or not _due(o, spec, member.claim) or not needing[member.role]:
-        return []
-    message = (
-        f"{member.name} was released {spec.healing.keepFor} ago; its claim stays until every tablet has a leader and can lose "
-        f"a voter: {some([tablet_name(t) for t in needing[member.role]])}"
-    )
-    return [Finding(Kind.RECONCILING, "ClaimKept", message)]
+def _kept_longer(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
+    """Volumes that are due to go, and may be the last to hold what others have lost since."""
+    found, needing = [], _needing(o, spec, everyone)
+    for member in everyone:
+        if member.state is not State.RETIRED or member.claim is None or not _due(o, spec, member.claim):
+            continue
+        if needing[member.role]:
+            message = (
+                f"{member.name} was released {spec.healing.keepFor} ago; its claim stays until every tablet has a leader and "
+                f"can lose a voter: {some([tablet_name(t) for t in needing[member.role]])}"
+            )
+            found.append(Finding(Kind.RECONCILING, "ClaimKept", message))
+    return found
 
 
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
@@ -426,7 +446,7 @@ def _newcomers(
     return actions
 
 
-def _findings(o: Observation, spec: TabletClusterSpec, member: Member, needing: Needing) -> list[Finding]:
+def _findings(member: Member) -> list[Finding]:
     title = "Master" if member.role == "master" else "Node"
     match member.state:
         case State.LOST | State.DRAINING:
@@ -445,7 +465,5 @@ def _findings(o: Observation, spec: TabletClusterSpec, member: Member, needing: 
         case State.PENDING | State.STARTING:
             why = f" ({member.why})" if member.why else ""
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
-        case State.RETIRED:
-            return _kept_longer(o, spec, member, needing)
         case _:
             return []
