@@ -19,7 +19,9 @@ from stele_operator.masters import MasterLink
 from stele_operator.plan.actions import (
     Action,
     ConfirmFormation,
+    CreateClaim,
     CreateObject,
+    CreatePod,
     CreateTable,
     DeleteObject,
     DeletePod,
@@ -42,6 +44,15 @@ class Outcome:
     action: Action
     error: str = ""
     changed_under: bool = False
+
+
+def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
+    """Why pods and claims could not be made, by kind and name."""
+    return {
+        (x.action.kind, x.action.name): x.error
+        for x in outcomes
+        if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under
+    }
 
 
 def _shared(has: Json, wanted: Json) -> bool:

@@ -159,6 +159,7 @@ def parse_identity(raw: Json) -> Identity:
                 FirstMaster(name, node_id) for name, node_id in json.loads(data["firstMasters"])
             ),
             formed=json.loads(data["formed"]) if data.get("formed") else {},
+            first_serial=_first_serials(data),
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(
@@ -170,6 +171,11 @@ def parse_identity(raw: Json) -> Identity:
             "IdentityBroken",
             f"ConfigMap {raw['metadata']['name']} is not as it was written ({exc!r}): {advice}",
         ) from exc
+
+
+def _first_serials(data: Json) -> dict[Role, int]:
+    keys: dict[Role, str] = {"master": "ownMaster", "node": "ownNode"}
+    return {role: int(data[key]) for role, key in keys.items() if key in data}
 
 
 def _role(metadata: Json) -> Role | None:
@@ -251,7 +257,13 @@ def parse_pod(raw: Json) -> Pod | None:
     waiting = state.get("waiting") or {}
     scheduled = conditions.get("PodScheduled") or {}
     unschedulable = scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else ""
-    waits = " ".join(str(waiting[k]) for k in ("reason", "message") if waiting.get(k))
+    # A gate, or a scheduler that failed, is no lack of machines; no container waits before a pod is scheduled.
+    barred = scheduled if scheduled.get("status") == "False" and not unschedulable else {}
+    told = waiting or barred
+    waits = " ".join(str(told[k]) for k in ("reason", "message") if told.get(k))
+    created_s = seconds_of(metadata.get("creationTimestamp"))
+    readiness = conditions.get("Ready") or {}
+    reason = str(ended.get("reason") or status.get("reason") or "")
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -262,17 +274,19 @@ def parse_pod(raw: Json) -> Pod | None:
         machine=raw["spec"].get("nodeName", ""),
         ip=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
-        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        ready=readiness.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
-        created_s=seconds_of(metadata.get("creationTimestamp")),
+        created_s=created_s,
         spec_hash=annotations.get(naming.ANNOTATION_HASH, ""),
         running="running" in state,
         restarts=int(container.get("restartCount", 0)),
         exit_code=ended.get("exitCode"),
         exit_message=str(ended.get("message") or status.get("message") or "").strip()[:300],
+        exit_reason="" if reason in ("Error", "Completed") else reason,
         waiting="" if waits == "ContainerCreating" else waits[:300],
         unschedulable=unschedulable[:300],
         keeps_off=tuple(m for m in annotations.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
+        unready_since_s=max(created_s, seconds_of(readiness.get("lastTransitionTime"))),
     )
 
 

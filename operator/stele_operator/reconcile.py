@@ -19,7 +19,7 @@ import structlog
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.act import Actor, Outcome
+from stele_operator.act import Actor, Outcome, refusals
 from stele_operator.heal import Healer
 from stele_operator.kube import UNREACHABLE, Kube, KubeError
 from stele_operator.masters import MasterLink
@@ -31,7 +31,7 @@ from stele_operator.observe import (
     parse_group,
 )
 from stele_operator.plan import Observation, Plan, make_plan
-from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.actions import CreateClaim, CreatePod, CreateTable, DeleteTable, SetFinalizers
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.planner import BUSY_S, QUIET_S
@@ -143,6 +143,9 @@ class ClusterTask:
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
         view = o.catalog.view if o.catalog is not None else None
+        refused = refusals(outcomes)
+        if refused:  # what there is to tell has changed, not what there is to do
+            plan = make_plan(replace(o, refused=refused))
         await self._tell(raw, o, outcomes)
         resting = self._healer.rests(view, plan.policy)
         # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
@@ -253,14 +256,11 @@ class ClusterTask:
         for outcome in outcomes:
             action = outcome.action
             if outcome.error and not outcome.changed_under:
-                await self._say(
-                    raw,
-                    o,
-                    action,
-                    f"{type(action).__name__}Failed",
-                    f"{action.reason}: {outcome.error}",
-                    True,
-                )
+                kind, about = type(action).__name__, action.reason
+                if isinstance(action, CreateClaim | CreatePod):
+                    about = action.role  # the status tells of each member
+                text = f"{action.reason}: {outcome.error}"
+                await self._say(raw, o, action, f"{kind}Failed", text, True, about)
             elif not outcome.error and action.event:
                 await self._say(raw, o, action, action.event, action.reason, False)
 
@@ -297,15 +297,22 @@ class ClusterTask:
         self._told = found
 
     async def _say(
-        self, raw: Json, o: Observation, action: Any, reason: str, message: str, warning: bool
+        self,
+        raw: Json,
+        o: Observation,
+        action: Any,
+        reason: str,
+        message: str,
+        warning: bool,
+        about: str = "",
     ) -> None:
         if isinstance(action, CreateTable | DeleteTable | SetFinalizers):
             group = o.group(action.group)
             if group is not None:
-                about = _group_raw(o, group.name, group.uid)
-                await self._reporter.event("TabletGroup", about, reason, message, o.now_s, warning)
+                raw = _group_raw(o, group.name, group.uid)
+                await self._reporter.event("TabletGroup", raw, reason, message, o.now_s, warning, about)
                 return
-        await self._reporter.event("TabletCluster", raw, reason, message, o.now_s, warning)
+        await self._reporter.event("TabletCluster", raw, reason, message, o.now_s, warning, about)
 
 
 def _unreachable(exc: Exception) -> bool:

@@ -93,12 +93,22 @@ class Reporter:
             log.info("healing not written, the end of the pass writes it", error=str(exc))
 
     async def event(
-        self, kind: str, raw: Json, reason: str, message: str, now_s: float, warning: bool = False
+        self,
+        kind: str,
+        raw: Json,
+        reason: str,
+        message: str,
+        now_s: float,
+        warning: bool = False,
+        about: str = "",
     ) -> None:
-        """Say something about a custom resource. The same again is counted up, at most once a minute."""
+        """Say something about a custom resource. The same again is counted up, at most once a minute. `about`: what makes
+        it the same, where its message may be another each time; the newest then stands."""
         metadata = raw["metadata"]
         text = message[:_MESSAGE_MAX]
-        mark = hashlib.blake2b(f"{metadata['uid']}/{reason}/{text}".encode(), digest_size=8).hexdigest()
+        mark = hashlib.blake2b(
+            f"{metadata['uid']}/{reason}/{about or text}".encode(), digest_size=8
+        ).hexdigest()
         if 0 <= now_s - self._sent.get(mark, -_REPEAT_AFTER_S) < _REPEAT_AFTER_S:
             return
         self._sent[mark] = now_s
@@ -130,16 +140,17 @@ class Reporter:
         try:
             await self._kube.create("Event", namespace, body)
         except Conflict:
-            await self._again(namespace, name, when)
+            await self._again(namespace, name, text, when)
         except KubeError as exc:
             # An event tells; it decides nothing. The status says the same.
             log.info("event not written", reason=reason, error=str(exc))
 
-    async def _again(self, namespace: str, name: str, when: str) -> None:
+    async def _again(self, namespace: str, name: str, text: str, when: str) -> None:
         try:
             there = await self._kube.get("Event", namespace, name)
             if there is not None:
-                patch = {"count": int(there.get("count") or 1) + 1, "lastTimestamp": when}
+                count = int(there.get("count") or 1) + 1
+                patch = {"count": count, "lastTimestamp": when, "message": text}
                 await self._kube.patch("Event", namespace, name, patch)
         except KubeError as exc:
             log.info("event not counted", name=name, error=str(exc))

@@ -41,6 +41,9 @@ class Door:
         self._server, self._session = server, session
         self._namespaced, self._everywhere = chart_rules()
         self.refused: list[str] = []
+        self.forbidden: dict[tuple[str, str], str] = {}
+        """Resources, and how the names begin, of which none may be created, as a quota or a webhook has it; and a sentence."""
+        self.forbade: list[str] = []
         self.url = ""
 
     def _allows(self, request: web.Request) -> bool:
@@ -68,15 +71,29 @@ class Door:
             self.refused.append(f"{verb} {request.path}")
         return allowed
 
+    def _forbids(self, request: web.Request, body: bytes) -> str:
+        if request.method != "POST" or request.path.endswith("/events"):
+            return ""
+        name = str(yaml.safe_load(body)["metadata"].get("name", ""))
+        for (resource, begin), sentence in self.forbidden.items():
+            if request.path.endswith(f"/{resource}") and name.startswith(begin):
+                self.forbade.append(name)
+                return sentence
+        return ""
+
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if not self._allows(request):
             told = {"kind": "Status", "reason": "Forbidden", "message": self.refused[-1], "code": 403}
+            return web.json_response(told, status=403)
+        body = await request.read()
+        if self.forbidden and (sentence := self._forbids(request, body)):
+            told = {"kind": "Status", "reason": "Forbidden", "message": sentence, "code": 403}
             return web.json_response(told, status=403)
         headers = {
             k: v for k, v in request.headers.items() if k in ("Authorization", "Accept", "Content-Type")
         }
         async with self._session.request(
-            request.method, f"{self._server}{request.path_qs}", headers=headers, data=await request.read()
+            request.method, f"{self._server}{request.path_qs}", headers=headers, data=body
         ) as answer:
             response = web.StreamResponse(
                 status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "")}

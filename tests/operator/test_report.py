@@ -96,6 +96,24 @@ async def test_an_event_that_repeats_is_counted(tmp_path: Path) -> None:
         assert event["count"] == 6
 
 
+async def test_an_event_about_the_same_is_one_whatever_it_says(tmp_path: Path) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster")
+        reporter = Reporter(made.kube, "test")
+        for now_s, text, about in (
+            (0, "node-7 is refused, used: 8", "node"),
+            (1, "node-8 is refused, used: 8", "node"),
+            (2, "master-3 is refused", "master"),
+            (61, "node-9 is refused, used: 9", "node"),
+        ):
+            await reporter.event("TabletCluster", raw, "CreateClaimFailed", text, now_s, True, about)
+        found = await made.events("TabletCluster")
+        assert sorted((e["message"], e["count"]) for e in found) == [
+            ("master-3 is refused", 1),
+            ("node-9 is refused, used: 9", 2),
+        ]
+
+
 async def test_a_watch_that_owes_a_change_is_dead_and_a_quiet_one_is_not(tmp_path: Path) -> None:
     async with bench(tmp_path, machines=1) as made:
         now = [1000.0]

@@ -16,6 +16,7 @@ from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
 from stele_operator import observe
+from stele_operator.act import Outcome, refusals
 from stele_operator.plan import Observation, Plan, make_plan
 from stele_operator.plan.actions import (
     Action,
@@ -56,6 +57,10 @@ def merged(there: Any, patch: Any) -> Any:
     return result
 
 
+class Forbidden(Exception):
+    """The API server does not take it: a quota, or an admission rule."""
+
+
 class World:
     """Five machines by default, n1 to n5, in zones z1 to z3."""
 
@@ -80,6 +85,8 @@ class World:
         """How many masters the cluster is formed with, and has on record ever after."""
         self.silent: set[str] = set()
         """Names of pods whose process says nothing."""
+        self.forbidden: dict[tuple[str, str], str] = {}
+        """Kinds, and how the names begin, of which no new object is taken; and the API server's sentence."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -131,6 +138,9 @@ class World:
                     if action.must_be_new:
                         raise Refused(f"{action.name} exists")
                     return
+                for (kind, begin), sentence in self.forbidden.items():
+                    if kind == action.kind and action.name.startswith(begin):
+                        raise Forbidden(sentence.format(name=action.name))
                 self._new(action.kind, action.manifest)
             case PatchObject():
                 raw = self._seen(action.kind, action.name, action.uid, action.resource_version)
@@ -402,9 +412,16 @@ class World:
 
     def step(self, prefix: int | None = None) -> Plan:
         """One pass, of which only the first `prefix` actions happen; then the world goes on for a second."""
-        plan = make_plan(self.observe())
+        seen = self.observe()
+        plan = make_plan(seen)
+        outcomes = []
         for action in plan.actions[: len(plan.actions) if prefix is None else prefix]:
-            self.apply(action)
+            try:
+                self.apply(action)
+            except Forbidden as exc:
+                outcomes.append(Outcome(action, str(exc)))
+        if outcomes:
+            plan = make_plan(replace(seen, refused=refusals(outcomes)))
         self.heal(plan)
         self.settle()
         self.now_s += 1

@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.naming import LABEL_ROLE
+from stele_operator.plan.observation import Role
 
 Json = dict[str, Any]
+
+
+def _role(manifest: Json) -> Role:
+    return "master" if manifest["metadata"]["labels"][LABEL_ROLE] == "master" else "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,22 @@ class CreatePod(CreateObject):
 
     event = "PodCreated"
 
+    @property
+    def role(self) -> Role:
+        """Of the member that it is of."""
+        return _role(self.manifest)
+
 
 @dataclass(frozen=True, slots=True)
 class CreateClaim(CreateObject):
     """Make a claim, with the node's identity on it."""
 
     event = "ClaimCreated"
+
+    @property
+    def role(self) -> Role:
+        """Of the member that it is of."""
+        return _role(self.manifest)
 
 
 @dataclass(frozen=True, slots=True)

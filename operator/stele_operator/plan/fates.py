@@ -18,6 +18,8 @@ from stele_operator.plan.observation import ROLES, Claim, Identity, Machine, Obs
 
 SILENT_S = 3.0
 """Three heartbeats missed."""
+START_PATIENCE_S = 60.0
+"""A pod that is not ready for longer than this does not only take its time."""
 
 
 class Fate(StrEnum):
@@ -124,7 +126,7 @@ def _member(
     too_long = silent_s >= max(SILENT_S, time_out_s(fate, healing, o.machines is not None))
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate, too_long)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
-        fate, why = Fate.NONE, _waiting(pod)
+        fate, why = Fate.NONE, _waiting(o, claim, pod)
     if state is State.RETIRED:  # nobody starts it again, whatever its machine does
         fate, why = Fate.NONE, "nothing counts on it any more"
     given_up = node is not None and node.state is not NodeState.RETIRED and fate is not Fate.NONE and too_long
@@ -180,7 +182,7 @@ def _fate(
         return Fate.MACHINE_LOST, f"machine {name} is not ready"
     if pod is not None and pod.running and not pod.deleting:
         return Fate.MACHINE_SILENT, f"its pod runs on {name or 'a machine'}, the masters do not hear it"
-    return Fate.RESTARTING, _waiting(pod) or "its pod is being started again"
+    return Fate.RESTARTING, _waiting(o, claim, pod) or "its pod is being started again"
 
 
 def _machine(claim: Claim | None, pod: Pod | None, node: NodeView | None) -> str:
@@ -197,14 +199,23 @@ def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> 
     return any(r.format_id != identity.formed[node_id] for r in mine)
 
 
-def _waiting(pod: Pod | None) -> str:
+def _waiting(o: Observation, claim: Claim | None, pod: Pod | None) -> str:
     if pod is None:
-        return ""
+        error = o.refused.get(("Pod", claim.name)) if claim is not None else None
+        return f"its pod cannot be made: {error}" if error else ""
     if pod.unschedulable:
         return f"no machine takes it: {pod.unschedulable}"
-    if pod.waiting:
-        return pod.waiting
-    return f"ended with {pod.exit_code}: {pod.exit_message}" if pod.exit_message and not pod.running else ""
+    if pod.ready:
+        return ""
+    return "; ".join(text for text in (pod.waiting, _last_end(pod)) if text)
+
+
+def _last_end(pod: Pod) -> str:
+    if not pod.exit_code and not pod.exit_message:
+        return ""
+    code = f"ended with {pod.exit_code}" if pod.exit_code is not None else "ended"
+    word = f" ({pod.exit_reason})" if pod.exit_reason else ""
+    return f"{code}{word}: {pod.exit_message}" if pod.exit_message else f"{code}{word}"
 
 
 def _retired(claim: Claim | None, node: NodeView | None) -> bool:

@@ -87,6 +87,7 @@ def _new(o: Observation, spec: TabletClusterSpec, serials: dict[Role, int]) -> I
         cluster_id=o.fresh_ids[0],
         owner_uid=o.cluster.uid,
         next_serial={"master": first + count, "node": int(serials["node"])},
+        first_serial=serials,
         first_masters=masters,
     )
 

@@ -48,6 +48,8 @@ def identity_data(identity: Identity) -> dict[str, str]:
         "ownerUID": identity.owner_uid,
         "nextMaster": str(identity.next_serial["master"]),
         "nextNode": str(identity.next_serial["node"]),
+        "ownMaster": str(identity.own_from("master")),
+        "ownNode": str(identity.own_from("node")),
         "firstMasters": json.dumps([[m.name, m.node_id] for m in identity.first_masters]),
         "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
     }

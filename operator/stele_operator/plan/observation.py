@@ -6,7 +6,7 @@ Invariant: nothing here is remembered from an earlier pass. Times are seconds si
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from stele.driver.view import ClusterView
@@ -87,7 +87,8 @@ class FirstMaster:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ConfigMap `<cluster>-identity`. `formed` maps each first master's UUID to its format id; empty: not formed."""
+    """The ConfigMap `<cluster>-identity`. `formed` maps each first master's UUID to its format id; empty: not formed.
+    `first_serial`: of each role, the first that is known to be set aside for this cluster and not for an earlier one."""
 
     resource_version: str
     cluster_id: str
@@ -95,6 +96,19 @@ class Identity:
     next_serial: dict[Role, int]
     first_masters: tuple[FirstMaster, ...]
     formed: dict[str, str] = field(default_factory=dict)
+    first_serial: dict[Role, int] = field(default_factory=dict)
+
+    def own_from(self, role: Role) -> int:
+        """The first serial of a role that may be this cluster's to use though it is set aside already."""
+        return self.first_serial.get(role, self.next_serial[role])
+
+    def with_more(self, count: Mapping[Role, int]) -> Identity:
+        """The same with so many more serials of each role set aside."""
+        return replace(
+            self,
+            next_serial={role: self.next_serial[role] + count[role] for role in ROLES},
+            first_serial={role: self.own_from(role) for role in ROLES},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +162,14 @@ class Pod:
     restarts: int = 0
     exit_code: int | None = None
     exit_message: str = ""
+    exit_reason: str = ""
+    """Kubernetes' own word for that end, where it says more than that there was one: OOMKilled, Evicted."""
     waiting: str = ""
     unschedulable: str = ""
     keeps_off: tuple[str, ...] = ()
     """Machines that it was made not to take."""
+    unready_since_s: float = 0.0
+    """When it was made, or was last ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +271,8 @@ class Observation:
     master_reports: tuple[MasterReport, ...] = ()
     catalog: Catalog | None = None
     catalog_problem: str = ""
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Why a pod or claim could not be made in this very pass, by kind and name: empty until it was tried."""
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may make: chance is an argument."""
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan.actions import Action, CreateTable, DeleteTable, SetFinalizers
-from stele_operator.plan.fates import Member, State
+from stele_operator.plan.fates import START_PATIENCE_S, Member, State
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health
 from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import group_faults, table_differences
-
-_START_PATIENCE_S = 60.0
 
 
 def table_of(o: Observation, group: GroupObject) -> Table | None:
@@ -216,12 +214,12 @@ def _staying(
 def _may_still_start(o: Observation, member: Member) -> bool:
     """Worth waiting for: tablets placed on the nodes that came first would all sit there."""
     if member.state is State.STARTING:
-        return member.pod is None or o.now_s - member.pod.created_s < _START_PATIENCE_S
+        return member.pod is None or o.now_s - member.pod.created_s < START_PATIENCE_S
     pending_s = o.now_s - (
         member.pod.created_s if member.pod else member.claim.created_s if member.claim else 0.0
     )
     return (
         member.state is State.PENDING
-        and pending_s < _START_PATIENCE_S
+        and pending_s < START_PATIENCE_S
         and not (member.pod and member.pod.unschedulable)
     )

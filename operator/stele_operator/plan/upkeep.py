@@ -8,7 +8,6 @@ let go, and what was let go is deleted only while every tablet has what it shoul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from stele.driver.view import TabletView
@@ -30,7 +29,7 @@ from stele_operator.plan.actions import (
     RetireClaim,
 )
 from stele_operator.plan.budgets import Budget, some, tablet_name
-from stele_operator.plan.fates import Fate, Member, State
+from stele_operator.plan.fates import START_PATIENCE_S, Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import going, in_danger, masters_wanted
@@ -96,7 +95,7 @@ def plan_members(
             )
     if identity.formed and o.catalog is not None:
         actions.extend(_newcomers(o, spec, identity, everyone))
-    return actions, find_members(o, everyone)
+    return actions, [*find_members(o, everyone), *_claims_refused(o, actions)]
 
 
 def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
@@ -112,7 +111,7 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     findings += _masters_lost(o, identity)
     findings += _claims_going(everyone)
     for member in everyone:
-        findings.extend(_findings(member))
+        findings.extend(_findings(o, member))
     if spec is not None:
         findings += _kept_longer(o, spec, everyone)
     findings += _disks_low(spec, everyone)
@@ -123,6 +122,20 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
 def _needing(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> Needing:
     due = {m.role for m in everyone if m.claim is not None and _due(o, spec, m.claim)}
     return {role: in_danger(o, role) for role in due}
+
+
+def _claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
+    """Members that are not there yet, so that nothing else could tell of them."""
+    return [
+        Finding(
+            Kind.DEGRADED,
+            f"{_TITLES[a.role]}Pending",
+            f"{a.name}: its claim cannot be made: {o.refused[a.kind, a.name]}",
+            member=a.name,
+        )
+        for a in actions
+        if isinstance(a, CreateClaim) and (a.kind, a.name) in o.refused
+    ]
 
 
 def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
@@ -422,32 +435,46 @@ def _newcomers(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> list[Action]:
     """Members that are missing: their serials set aside first, then their claims; the next pass registers them."""
-    actions: list[Action] = []
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
     missing = {
         role: max(0, wanted[role] - sum(m.role == role and m.active for m in everyone)) for role in ROLES
     }
     if not any(missing.values()):
-        return actions
-    serials = {role: identity.next_serial[role] + missing[role] for role in ROLES}
-    reason = f"serials for {missing['master']} masters and {missing['node']} nodes"
-    actions.append(replace_identity(o, replace(identity, next_serial=serials), reason))
+        return []
+    serials = {role: _unused(o, identity, role)[: missing[role]] for role in ROLES}
+    more = {role: missing[role] - len(serials[role]) for role in ROLES}
+    actions: list[Action] = []
+    if any(more.values()):
+        reason = f"serials for {more['master']} masters and {more['node']} nodes"
+        actions.append(replace_identity(o, identity.with_more(more), reason))
     staying = [m.claim for m in everyone if m.active and m.claim is not None]
     for role in ROLES:
-        for n, zone in enumerate(choose_zones(o, spec, role, missing[role], staying, everyone)):
-            name, node_id = (
-                naming.member_name(o.cluster.name, role, identity.next_serial[role] + n),
-                next(fresh),
-            )
+        begin = identity.next_serial[role]
+        chosen = [*serials[role], *range(begin, begin + more[role])]
+        zones = choose_zones(o, spec, role, missing[role], staying, everyone)
+        for serial, zone in zip(chosen, zones, strict=True):
+            name, node_id = naming.member_name(o.cluster.name, role, serial), next(fresh)
             why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
             manifest = manifests.claim(o.cluster, spec, role, name, node_id, identity.cluster_id, zone)
             actions.append(CreateClaim(why, manifest))
     return actions
 
 
-def _findings(member: Member) -> list[Finding]:
-    title = "Master" if member.role == "master" else "Node"
+def _unused(o: Observation, identity: Identity, role: Role) -> list[int]:
+    """Serials that are set aside, and with which nothing was ever made: else a claim that is refused would take a new one in
+    each pass. Whoever had a pod is on the masters' record for ever, and with it its name."""
+    used = {m.name for m in identity.first_masters} | {c.name for c in o.claims} | {p.name for p in o.pods}
+    used |= set(o.catalog.names.values()) if o.catalog is not None else set()
+    aside = range(identity.own_from(role), identity.next_serial[role])
+    return [n for n in aside if naming.member_name(o.cluster.name, role, n) not in used]
+
+
+_TITLES: Mapping[Role, str] = {"master": "Master", "node": "Node"}
+
+
+def _findings(o: Observation, member: Member) -> list[Finding]:
+    title = _TITLES[member.role]
     match member.state:
         case State.LOST | State.DRAINING:
             doing = "lost" if member.state is State.LOST else "being taken out"
@@ -457,13 +484,25 @@ def _findings(member: Member) -> list[Finding]:
         case State.SILENT:
             message = f"{member.name} is not heard ({member.fate.value}: {member.why})"
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
-        case State.PENDING if member.pod is not None and member.pod.unschedulable:
-            message = f"{member.name}: {member.why}"
-            if member.pod.keeps_off:
-                message += f" (left to those who ran there: {some(member.pod.keeps_off)})"
+        case State.PENDING | State.STARTING if waits := _waits(o, member):
+            message = f"{member.name}: {waits}"
             return [Finding(Kind.DEGRADED, f"{title}Pending", message, member=member.name)]
         case State.PENDING | State.STARTING:
             why = f" ({member.why})" if member.why else ""
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
         case _:
             return []
+
+
+def _waits(o: Observation, member: Member) -> str:
+    """What keeps a member from starting, if it is more than that starting takes its time; else empty."""
+    pod, new = member.pod, member.state is State.PENDING  # one that has run is silent soon, and told as that
+    if pod is None:
+        return member.why if new and ("Pod", member.name) in o.refused else ""
+    if new and pod.unschedulable:
+        off = f" (left to those who ran there: {some(pod.keeps_off)})" if pod.keeps_off else ""
+        return f"{member.why}{off}"
+    if o.now_s - pod.unready_since_s < START_PATIENCE_S:
+        return ""
+    why = member.why or f"kubectl describe pod {pod.name} may say why"
+    return f"its pod has not been ready for more than {START_PATIENCE_S:.0f} s: {why}"
