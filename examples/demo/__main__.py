@@ -210,7 +210,7 @@ class Demo:
         degraded = condition(self._until_replaced(), "Degraded")
         if degraded["status"] != "True":
             return
-        if degraded["reason"] == "NodePending":
+        if degraded["reason"] == "NodePending" and "no machine takes it" in degraded["message"]:
             node = degraded["message"].partition(":")[0]
             why = (
                 f"{node}, which takes the lost node's place, waits for a machine that runs no other node, "
