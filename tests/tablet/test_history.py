@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from stele.consensus.timestamps import encode_ceiling
 from stele.model.block import RowOp
+from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
 from stele.tablet import runs
 from stele.tablet.compaction import CompactionJob, run_job
+from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.tablet.view import View
-from tests.tablet.twin import Twin, block_of, flush, new_store, rows_in, write_entry
+from tests.tablet.twin import START_US, Twin, block_of, flush, new_store, rows_in, write_entry
 
 STEPS = 60
 
@@ -161,6 +164,22 @@ def test_what_was_dropped_is_not_read_once_history_is_longer(tmp_path: Path, how
     with pytest.raises(Rejected, match="below the history mark"):
         store.view(first)
     store.close()
+
+
+@pytest.mark.parametrize("ordinary", [True, False], ids=["table", "key space"])
+def test_a_flush_keeps_the_ceiling(tmp_path: Path, ordinary: bool) -> None:
+    """The log may be gone below it: the next leader would give out timestamps that were served already."""
+    store = new_store(tmp_path / "t") if ordinary else KeySpace.create(tmp_path / "t")
+    ceiling = (START_US + 7_000_000) << 12
+    store.apply(Entry(1, 1, EntryKind.CEILING, 0, encode_ceiling(ceiling)))
+    job = store.begin_flush()
+    assert job is not None
+    job.write()
+    store.finish_flush(job)
+    store.close()
+    again = TabletStore.open(tmp_path / "t", StoreOptions()) if ordinary else KeySpace.open(tmp_path / "t")
+    assert again.max_ceiling == ceiling
+    again.close()
 
 
 def _row(w: int) -> bytes:
