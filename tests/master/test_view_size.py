@@ -56,7 +56,8 @@ def status(row: TabletRecord, number: int) -> common_pb2.ReplicaStatusPB:
         rows_estimate=1 << 40,
         has_data=True,
         peers=[
-            common_pb2.PeerHealthPB(replica_id=r, match_index=1 << 50, last_heard_ms=1 << 20) for r in others
+            common_pb2.PeerHealthPB(replica_id=r, match_index=1 << 50, last_heard_ms=1 << 20, unreached=True)
+            for r in others
         ],
         tablet_incarnation=1,
     )

@@ -19,6 +19,7 @@ from stele.raft.effects import (
     ConfigChanged,
     Effect,
     PeerNeedsCopy,
+    PeerReached,
     Persist,
     ProposalLost,
     ProposalRefused,
@@ -190,6 +191,8 @@ class Group:
                 say(f"{me} has handed over")
             case PeerNeedsCopy(replica_id, cause):
                 say(f"{me} finds that n{replica_id} needs a copy: {cause}")
+            case PeerReached(replica_id, reached):
+                say(f"{me} finds that n{replica_id} {'answers again' if reached else 'does not answer'}")
             case ReadLog(to, first_index, _):
                 say(f"{me} reads its log from {first_index} for n{to}")
                 entries = []

@@ -18,6 +18,7 @@ from stele.raft.effects import (
     Effect,
     HardState,
     PeerNeedsCopy,
+    PeerReached,
     Persist,
     ProposalRefused,
     Proposed,
@@ -58,9 +59,9 @@ def initial(count: int, log: tuple[Entry, ...] = (), commit: int = 0) -> Initial
     return InitialState(term, None, OPID_NONE, configuration(count), log, commit, leader_hint=ReplicaId(1))
 
 
-def lead(core: RaftCore) -> list[Effect]:
+def lead(core: RaftCore, now: int = 0) -> list[Effect]:
     """Let replica 1 win with the votes of 2, all on a disk that is done at once."""
-    effects = core.step(Start(0))
+    effects = core.step(Start(now))
     effects += vote(core, pre_vote=True)
     effects += settle(core, effects)
     effects += vote(core, pre_vote=False)
@@ -347,3 +348,36 @@ def test_the_log_view_is_a_list_with_a_short_memory(steps: list[int], rng: rando
         assert [view.term_at(i) for i in range(1, len(twin) + 1)] == [e.term for e in twin]
         assert view.tail() == tuple(twin[view.tail_first - 1 :])
         assert view.unhanded_bytes == sum(e.size_bytes for e in twin[view.handed_index :])
+
+
+def reached(effects: list[Effect]) -> list[tuple[int, bool]]:
+    return [(e.replica_id, e.reached) for e in effects if isinstance(e, PeerReached)]
+
+
+def unreached(core: RaftCore) -> list[int]:
+    return [p.replica_id for p in core.status().peers if p.unreached]
+
+
+def test_a_peer_that_does_not_answer_for_long_is_told_of_once_and_so_is_its_first_answer() -> None:
+    core = leader_in_step(RaftOptions(unreached_ms=2_000))
+    told: list[tuple[int, bool]] = []
+    for now in range(75, 4_000, 75):
+        told += reached(accept(core, 2, 1, now=now))
+        told += reached(core.step(Tick(now)))
+        assert (unreached(core) == [3]) == (now > 2_005)
+    assert told == [(3, False)]
+    assert reached(accept(core, 3, 1, now=4_000)) == [(3, True)] and unreached(core) == []
+    assert reached(core.step(Tick(4_100))) == []
+
+
+def test_a_new_leader_believes_of_nobody_that_it_does_not_answer() -> None:
+    """However late it is elected: silence counts from when it began to ask. A replica that has FAILED says so itself."""
+    core = RaftCore(RaftOptions(unreached_ms=2_000), ReplicaId(1), initial(3), random.Random(1))
+    lead(core, 100_000)
+    failed = UpdateResponse(core.term, False, OpId(0, 0), failed=True)
+    for now in range(100_000, 101_900, 75):
+        told = reached(accept(core, 2, 1, now=now)) + reached(core.step(Tick(now)))
+        assert told == [] and unreached(core) == []
+    core.step(Received(ReplicaId(3), failed, 101_900))
+    for now in range(101_900, 104_500, 75):
+        assert reached(accept(core, 2, 1, now=now)) + reached(core.step(Tick(now))) == []

@@ -20,6 +20,7 @@ from stele.raft.effects import (
     ConfigChanged,
     Effect,
     PeerNeedsCopy,
+    PeerReached,
     Persist,
     ProposalLost,
     ProposalRefused,
@@ -332,6 +333,10 @@ class SimReplica:
             case TransferDone() | ChangeCommitted():
                 world.trace("{}: {}", self.replica_id, type(effect).__name__)
                 world.clients.over(self.replica_id, effect.context)
+            case PeerReached(replica_id, reached):
+                world.trace(
+                    "{} finds that {} {}", self.replica_id, replica_id, "answers" if reached else "is silent"
+                )
             case PeerNeedsCopy(replica_id):
                 world.driver.copy_to(replica_id, self.replica_id)
             case ConfigChanged(config, committed):

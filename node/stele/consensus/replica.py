@@ -71,7 +71,6 @@ class Replica(ReadPart):
         self._flushing = asyncio.Lock()
         self._flushes = Whole()
         self.needs_copy: dict[ReplicaId, str] = {}
-        self.leading_since_ms = 0
         self.last_applied_ms = 0
         self.committed_elsewhere = 0
         """What a leader last said to be committed since this replica FAILED, and so acknowledges nothing."""
@@ -388,6 +387,12 @@ class Replica(ReadPart):
                     self._log.warning("peer needs a copy", peer=replica_id, cause=cause)
                     self.needs_copy[replica_id] = cause
                     self.host.changed(self)  # the masters hear of it from this leader alone
+            case fx.PeerReached(replica_id, reached):
+                if reached:
+                    self._log.info("peer answers again", peer=replica_id)
+                else:
+                    self._log.warning("peer does not answer", peer=replica_id)
+                self.host.changed(self)
 
     def _error(self, code: Code, message: str) -> SteleError:
         if code is Code.NOT_LEADER:
@@ -433,7 +438,6 @@ class Replica(ReadPart):
         self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
         if self.role is Role.LEADER and not led:
             self._begin_writes()
-            self.leading_since_ms = self._runtime.now_ms() if self._runtime is not None else 0
         elif led and self.role is not Role.LEADER:
             error = self._not_leader()
             self._end_writes(error)

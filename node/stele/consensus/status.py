@@ -61,14 +61,14 @@ def replica_status(replica: Replica) -> common_pb2.ReplicaStatusPB:
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
     now_ms = replica.runtime.now_ms() if replica.runtime is not None else 0
     for peer in status.peers:
-        heard = peer.last_heard_ms
         pb.peers.append(
             common_pb2.PeerHealthPB(
                 replica_id=peer.replica_id,
                 match_index=peer.match_index,
-                last_heard_ms=now_ms - heard if heard is not None else now_ms - replica.leading_since_ms,
+                last_heard_ms=max(0, now_ms - peer.last_heard_ms),
                 failed=peer.failed,
                 needs_copy=peer.state is PeerState.SNAPSHOT,
+                unreached=peer.unreached,
             )
         )
     return pb

@@ -12,7 +12,7 @@ from stele.model.errors import Code
 from stele.model.ids import ReplicaId
 from stele.raft.core_base import NEVER_MS
 from stele.raft.core_election import ElectionPart
-from stele.raft.effects import PeerNeedsCopy, ReadLog, Role
+from stele.raft.effects import PeerNeedsCopy, PeerReached, ReadLog, Role
 from stele.raft.events import LogRead, PeerFailed
 from stele.raft.messages import UpdateRequest, UpdateResponse
 from stele.raft.progress import Progress
@@ -191,8 +191,10 @@ class LeaderPart(ElectionPart):
         if response.failed:
             # It abstains: neither its copy nor its word counts any more.
             progress.failed = True
+            self._tell_reached(progress, True)
             return
         progress.failed = False
+        self._tell_reached(progress, True)
         progress.connected = True
         progress.heard_ms = self._now_ms
         progress.has_data = response.has_data
@@ -204,6 +206,11 @@ class LeaderPart(ElectionPart):
             self._on_peer_moved(progress)
         else:
             self._on_gap(progress, response)
+
+    def _tell_reached(self, progress: Progress, reached: bool) -> None:
+        if progress.unreached is reached:
+            progress.unreached = not reached
+            self._out.append(PeerReached(progress.replica_id, reached))
 
     def _on_peer_moved(self, progress: Progress) -> None:
         raise NotImplementedError
@@ -274,6 +281,8 @@ class LeaderPart(ElectionPart):
                 gone = progress.replica_id
                 continue
             progress.look(self._last_for(progress), now)
+            if not progress.failed and now - progress.last_heard_ms > self.options.unreached_ms:
+                self._tell_reached(progress, False)
             replicates = progress.state is PeerState.REPLICATE
             if replicates and progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
                 progress.probe_from(progress.match + 1)

@@ -181,6 +181,14 @@ class PeerNeedsCopy:
     cause: str
 
 
+@record
+class PeerReached:
+    """A peer that this leader believed to answer has not done so for `unreached_ms` (`reached` false), or does again."""
+
+    replica_id: ReplicaId
+    reached: bool
+
+
 Effect = (
     Persist
     | Send
@@ -198,4 +206,5 @@ Effect = (
     | TransferDone
     | TransferFailed
     | PeerNeedsCopy
+    | PeerReached
 )

@@ -17,12 +17,13 @@ class RaftOptions:
     `inflight_bytes_max` bounds what is on its way to one peer, `batch_bytes_max` one message (a larger entry goes
     alone), `probe_bytes_max` a message to a peer whose log is not yet known. `tail_bytes_max` is how much of the log is
     kept in memory, what is not yet committed aside; that is bounded by `uncommitted_bytes_max`, past which proposals
-    are THROTTLED.
+    are THROTTLED. `unreached_ms`: a peer that has not answered its leader for so long is told of; nothing else follows.
     """
 
     heartbeat_ms: int = 75
     election_min_ms: int = 300
     election_max_ms: int = 600
+    unreached_ms: int = 5_000
     inflight_bytes_max: int = 4 << 20
     batch_bytes_max: int = 512 << 10
     probe_bytes_max: int = 64 << 10

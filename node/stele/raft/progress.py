@@ -36,6 +36,7 @@ class Progress:
         "round_start_ms",
         "round_target",
         "state",
+        "unreached",
         "updated_ms",
         "window_bytes",
         "window_bytes_max",
@@ -58,6 +59,7 @@ class Progress:
         self.behind_since_ms: int | None = None  # since when it lacks something and match stood still
         self.connected = True
         self.failed = False
+        self.unreached = False
         self.has_data = False
         self.reading = 0  # first index asked of the owner's log, 0: none
         self.departing_until_ms: int | None = None
@@ -69,7 +71,12 @@ class Progress:
 
     def heard_since(self, since_ms: int) -> bool:
         """Whether it has answered, as a sound replica, since then; a new peer has until its first answer is due."""
-        return not self.failed and (self.base_ms if self.heard_ms is None else self.heard_ms) >= since_ms
+        return not self.failed and self.last_heard_ms >= since_ms
+
+    @property
+    def last_heard_ms(self) -> int:
+        """When it last answered; before its first answer, when the leader began to ask it."""
+        return self.base_ms if self.heard_ms is None else self.heard_ms
 
     def reachable(self, since_ms: int) -> bool:
         """Whether it has really answered since then, and its connection stands."""
@@ -156,8 +163,9 @@ class Progress:
             self.match,
             self.next,
             self.inflight_bytes,
-            self.heard_ms,
+            self.last_heard_ms,
             self.reachable(since_ms),
+            self.unreached,
             self.failed,
             self.has_data,
         )

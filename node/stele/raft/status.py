@@ -23,15 +23,17 @@ class PeerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A peer as the leader sees it. `last_heard_ms` is None before its first answer in this term."""
+    """A peer as the leader sees it. `last_heard_ms`: when it last answered; before its first answer in this term, when the
+    leader began to ask it. `unreached`: that is long ago (`RaftOptions.unreached_ms`)."""
 
     replica_id: ReplicaId
     state: PeerState
     match_index: int
     next_index: int
     inflight_bytes: int
-    last_heard_ms: int | None
+    last_heard_ms: int
     reachable: bool
+    unreached: bool
     failed: bool
     has_data: bool
 

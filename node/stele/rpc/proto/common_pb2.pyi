@@ -620,6 +620,7 @@ class PeerHealthPB(_message.Message):
     LAST_HEARD_MS_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     NEEDS_COPY_FIELD_NUMBER: _builtins.int
+    UNREACHED_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     match_index: _builtins.int
     last_heard_ms: _builtins.int
@@ -628,6 +629,8 @@ class PeerHealthPB(_message.Message):
     """the replica said of itself that it is FAILED"""
     needs_copy: _builtins.bool
     """the leader's log no longer reaches back to it"""
+    unreached: _builtins.bool
+    """it has not answered this leader for some seconds; older leaders never say so"""
     def __init__(
         self,
         *,
@@ -636,10 +639,11 @@ class PeerHealthPB(_message.Message):
         last_heard_ms: _builtins.int = ...,
         failed: _builtins.bool = ...,
         needs_copy: _builtins.bool = ...,
+        unreached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "last_heard_ms", b"last_heard_ms", "match_index", b"match_index", "needs_copy", b"needs_copy", "replica_id", b"replica_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "last_heard_ms", b"last_heard_ms", "match_index", b"match_index", "needs_copy", b"needs_copy", "replica_id", b"replica_id", "unreached", b"unreached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
