@@ -89,6 +89,25 @@ def far_behind(found: View) -> None:
     found.tablets[0].replicas[0].status.peers.add(replica_id=3, needs_copy=True)
 
 
+def out_of_reach(found: View) -> None:
+    """Its node answers the masters, and none of its peers; only the leader knows, which told it once."""
+    leader = found.tablets[0].replicas[0]
+    leader.age_ms = 50_000
+    leader.status.peers.add(replica_id=2, last_heard_ms=40)
+    leader.status.peers.add(replica_id=3, last_heard_ms=5_040, unreached=True)
+
+
+def without_a_leader(found: View) -> None:
+    """It says nothing new, as it hears nothing."""
+    found.tablets[0].replicas[2].status.state = common_pb2.CONFIGURING
+    found.tablets[0].replicas[2].age_ms = 41_000
+
+
+def just_started(found: View) -> None:
+    without_a_leader(found)
+    found.tablets[0].replicas[2].age_ms = 9_000
+
+
 def nearly_full(found: View) -> None:
     """Its leaders have gone elsewhere, so every tablet looks well."""
     for node in found.nodes:
@@ -138,6 +157,19 @@ def of_a_newer_version(found: View) -> None:
             "NOT HEALTHY",
             "replica 3 on flights-node-3 (10.0.0.3:7050) is behind what its leader's",
         ),
+        (
+            out_of_reach,
+            1,
+            "NOT HEALTHY",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) is out of its leader's reach: it has not answered for 55 s",
+        ),
+        (
+            without_a_leader,
+            1,
+            "NOT HEALTHY",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) has found no leader for 41 s",
+        ),
+        (just_started, 0, "OK", ""),
         (of_a_newer_version, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is 99"),
         (lambda found: None, 0, "OK", "flights-node-1"),
         (retired, 0, "OK", ""),

@@ -51,7 +51,8 @@ class Refused(Exception):
 
 @dataclass
 class ModelNode:
-    """A node and whether it answers; `gone` ones never come back, copies to `hangs` ones never get further."""
+    """A node and whether it answers; `gone` ones never come back, copies to `hangs` ones never get further, `cut` ones are
+    heard by the masters, copy and take orders, and no replica hears theirs."""
 
     node_id: NodeId
     machine: str
@@ -60,6 +61,7 @@ class ModelNode:
     alive: bool = True
     gone: bool = False
     hangs: bool = False
+    cut: bool = False
     state: NodeState = NodeState.ACTIVE
 
 
@@ -140,7 +142,15 @@ class Cluster:
         return ClusterView(nodes, tablets, intents, Claim("test", self.epoch, 1 << 60))
 
     def _tablet_view(self, t: ModelTablet) -> TabletView:
-        reports = tuple(self._report(rid, r) for rid, r in t.replicas.items())
+        silence = {
+            p.replica_id: 120_000
+            for p in t.config.peers
+            if t.leader and not self.reaches(t.leader, p.node_id)
+        }
+        reports = tuple(
+            replace(self._report(rid, r), unreached_ms=silence if r.node_id == t.leader else {})
+            for rid, r in t.replicas.items()
+        )
         return TabletView(
             t.tablet_id, TableId("f" * 32), "t", "RUNNING", t.config, 1, t.leader, t.rf, reports
         )
@@ -159,7 +169,13 @@ class Cluster:
         """Whether the peer's replica can vote and answer."""
         replica = t.replicas.get(peer.replica_id)
         answers = replica is not None and not replica.failed and not replica.tombstoned
-        return answers and self.nodes[peer.node_id].alive
+        node = self.nodes[peer.node_id]
+        return answers and node.alive and not node.cut
+
+    def reaches(self, leader: str, node_id: str) -> bool:
+        """Whether the leader on one node is answered by another."""
+        node = self.nodes[NodeId(node_id)]
+        return node_id == leader or (node.alive and not node.cut)
 
     def live_voters(self, t: ModelTablet, config: Configuration | None = None) -> list[Peer]:
         """Voters of the configuration that answer."""
@@ -359,7 +375,7 @@ class Cluster:
     # --- what goes wrong ---
 
     def may_die(self, node_id: str) -> bool:
-        """Whether every group keeps a majority, and its rows, without this node."""
+        """Whether every group keeps a majority, and its rows, without this node, or with it cut off from the others."""
         node = self.nodes[NodeId(node_id)]
         node.alive = False
         fine = all(self.has_quorum(t) for t in self.tablets.values())

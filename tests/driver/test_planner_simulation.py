@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stele.driver.planner import plan
 from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step
+from stele.driver.trials import CopyMemory
 from stele.driver.view import NodeState
 from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
 
@@ -17,6 +18,8 @@ EVENTS = (
     "die",
     "return",
     "gone",
+    "cut",
+    "mend",
     "fail",
     "drain",
     "undrain",
@@ -60,6 +63,10 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
             node.alive = False
         case "gone" if cluster.may_die(node.node_id):
             node.alive, node.gone = False, True
+        case "cut" if cluster.may_die(node.node_id):
+            node.cut = True
+        case "mend":
+            node.cut = False
         case "return" if not node.gone:
             node.alive = True
         case "fail":
@@ -95,8 +102,10 @@ def heal(cluster: Cluster) -> None:
     for _ in range(5):
         name = node_name(len(cluster.nodes) + 1)
         cluster.nodes[name] = ModelNode(name, f"m{len(cluster.nodes) + 1}", "z9")
-    for _ in range(150):
-        steps = plan(cluster.view(), POLICY)
+    memory = CopyMemory()
+    for number in range(150):
+        view = cluster.view()
+        steps = plan(view, POLICY, memory.look(view, number * 1_000))
         for step in steps:
             attempt(cluster, step)
         cluster.advance()

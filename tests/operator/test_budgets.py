@@ -11,6 +11,7 @@ from stele.driver.view import NodeState, ReplicaState, ReplicaView, TabletView
 from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeletePod
+from stele_operator.plan.health import tablet_health
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World
 from tests.operator.worlds import made, names, node_of
@@ -48,19 +49,40 @@ def with_laggard(tablet: TabletView) -> TabletView:
     return replace(tablet, replicas=(report,))
 
 
+def with_one_out_of_reach(tablet: TabletView) -> TabletView:
+    """The tablet with its last replica on a node that is heard, and that the leader does not reach."""
+    leader = tablet.leader
+    assert leader is not None and leader != tablet.config.peers[-1]
+    silence = {tablet.config.peers[-1].replica_id: 6_000}
+    report = ReplicaView(leader.node_id, leader.replica_id, ReplicaState.RUNNING, unreached_ms=silence)
+    return replace(tablet, replicas=(report,))
+
+
+def with_one_that_finds_no_leader(tablet: TabletView) -> TabletView:
+    """The tablet with its last replica started long ago, and still without a leader."""
+    last = tablet.config.peers[-1]
+    report = ReplicaView(last.node_id, last.replica_id, ReplicaState.CONFIGURING, age_ms=31_000)
+    return replace(tablet, replicas=(report,))
+
+
 def without_one(tablet: TabletView) -> TabletView:
     """The tablet with a replica that its node has reported to be gone."""
     last = tablet.config.peers[-1]
     return replace(tablet, replicas=(ReplicaView(last.node_id, last.replica_id, ReplicaState.UNKNOWN),))
 
 
-@pytest.mark.parametrize("change", [with_failed, with_laggard, without_one])
-def test_no_node_may_go_while_a_replica_has_to_be_copied_anew(
+@pytest.mark.parametrize(
+    "change",
+    [with_failed, with_laggard, with_one_out_of_reach, with_one_that_finds_no_leader, without_one],
+)
+def test_no_node_may_go_while_a_replica_acknowledges_nothing(
     change: Callable[[TabletView], TabletView],
 ) -> None:
-    """Its node answers, but it acknowledges nothing."""
+    """Though its node answers."""
     world = made()
     world.tablets[0] = change(world.tablets[0])
+    health = tablet_health(world.observe()).counts
+    assert (health.total - health.healthy, health.under_replicated) == (1, 1)
     world.step()
     assert least(world) == 5
     assert drains(world)[:2] == ("True", "VoterLost")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.driver.view import LEADERLESS_MS
 from stele.model.clock import CLOCK_OFF_MAX_US
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
@@ -214,31 +215,45 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
 
 def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> dict[int, str]:
     """Why members of a tablet's configuration cannot be counted on, by replica_id; `known`: the nodes by their ids."""
-    reports = {(r.node_id, r.status.replica_id): r.status for r in pb.replicas}
-    lagging: set[int] = set()
+    reports = {(r.node_id, r.status.replica_id): r for r in pb.replicas}
+    by_leader: dict[int, str] = {}
     faults: dict[int, str] = {}
     for peer in pb.committed_config.peers:
-        status = reports.get((peer.node_id, peer.replica_id))
-        if status is not None and peer.node_id == pb.leader_node:
-            lagging = {p.replica_id for p in status.peers if p.needs_copy}
+        report = reports.get((peer.node_id, peer.replica_id))
+        if report is not None and peer.node_id == pb.leader_node:
+            by_leader = {
+                p.replica_id: fault for p in report.status.peers if (fault := _by_leader(p, report.age_ms))
+            }
         node = known.get(id_from_pb(peer.node_id))
-        if fault := _fault(node, status):
+        if fault := _fault(node, report):
             faults[peer.replica_id] = fault
-    behind = "is behind what its leader's log still has, it waits for a copy"
-    return {**dict.fromkeys(lagging, behind), **faults}
+    return {**by_leader, **faults}
 
 
-def _fault(node: NodeHealth | None, status: common_pb2.ReplicaStatusPB | None) -> str:
+def _by_leader(peer: common_pb2.PeerHealthPB, age_ms: int) -> str:
+    """What is wrong with a peer by its leader's report, which came `age_ms` ago."""
+    if peer.needs_copy:
+        return "is behind what its leader's log still has, it waits for a copy"
+    if peer.unreached:
+        silent_s = (peer.last_heard_ms + age_ms) / 1_000
+        return f"is out of its leader's reach: it has not answered for {silent_s:.0f} s, though its node is heard"
+    return ""
+
+
+def _fault(node: NodeHealth | None, report: master_pb2.ReplicaReportPB | None) -> str:
     if node is None or node.state != "alive":
         return "is on a silent node"
-    if status is None:
+    if report is None:
         return "was not reported yet"
+    status = report.status
     if status.state == common_pb2.FAILED:
         return f"FAILED: {status.error}"
     if status.state == common_pb2.REPLICA_STATE_UNSPECIFIED:
         return f"is gone: {status.error}"
     if status.state not in (common_pb2.RUNNING, common_pb2.CONFIGURING):
         return f"is {state_name(status)}"
+    if status.state == common_pb2.CONFIGURING and report.age_ms > LEADERLESS_MS:
+        return f"has found no leader for {report.age_ms / 1_000:.0f} s"
     return ""
 
 

@@ -23,9 +23,9 @@ class Copying:
         self._load = load
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
-        """Whom to copy from: the leader; another live data voter each second time."""
+        """Whom to copy from: the leader; another live data voter, that answers it, each second time."""
         first = s.leader() or s.data_voters[0]
-        others = [m for m in s.data_voters if m is not first]
+        others = [m for m in s.data_voters if m is not first and m.answers]
         times = self._trials.of(s.tablet.tablet_id, replica_id)
         if times % 2 and others:
             return others[times // 2 % len(others)].peer.node_id

@@ -36,7 +36,7 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Drive the cluster until cancelled, or (`until_healthy`) until there is nothing to do, nor will be for a node that is
-    silent already.
+    silent already, or a replica that its leader does not reach already.
 
     Raises:
         StaleEpoch: another driver has taken the claim.
@@ -44,7 +44,8 @@ async def run(
     pool = ChannelPool(Identity())
     name = holder or f"cli/{socket.gethostname()}/{os.getpid()}"
     executor = Executor(pool, masters, holder=name, on_progress=on_progress)
-    soon = replace(policy, dead_after_ms=min(policy.dead_after_ms, policy.lost_after_ms))
+    soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
+    soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0)
     told = ""
     try:
         while True:

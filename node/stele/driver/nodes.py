@@ -32,12 +32,13 @@ def _is_current(state: str) -> bool:
 
 
 def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
-    """Dead nodes of a role that a configuration still names and that are not declared lost; sorted."""
+    """Dead nodes of a role, and those that a leader does not reach, that a configuration still names and that are not
+    declared lost; sorted."""
     silent = {
         m.peer.node_id
         for s in situations
         if s.tablet.node_role == role
         for m in s.members
-        if m.dead and m.peer.node_id not in policy.lost
+        if (m.dead or m.unreached) and m.peer.node_id not in policy.lost
     }
     return tuple(sorted(silent))

@@ -74,7 +74,8 @@ class _Planner:
         self.view = view
         self.policy = policy
         self.epoch = view.claim.epoch if view.claim is not None else 0
-        self.load = Load(view, trials.avoid)
+        out_of_reach = {m.peer.node_id for s in situations for m in s.members if not m.answers}
+        self.load = Load(view, trials.avoid, frozenset(out_of_reach))
         self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.copies = sum(
@@ -158,11 +159,15 @@ class _Planner:
 
     def too_many_lost(self, s: Situation) -> Step | None:
         silent = self.silent[s.tablet.node_role]
-        if len(silent) <= self.policy.max_lost_nodes or not any(m.dead for m in s.members):
+        if len(silent) <= self.policy.max_lost_nodes or not any(m.dead or m.unreached for m in s.members):
             return None
         names = ", ".join(n[:8] for n in silent)
         limit = self.policy.max_lost_nodes
-        return _blocked(s, "TooManyLost", f"{len(silent)} nodes are silent ({names}), at most {limit} may be")
+        return _blocked(
+            s,
+            "TooManyLost",
+            f"{len(silent)} nodes are silent or out of reach ({names}), at most {limit} may be",
+        )
 
     def drop_target(self, s: Situation) -> Step | None:
         """The joining replica's node died, drains, or takes no copy, or the replica FAILED: start over with another."""
@@ -173,7 +178,8 @@ class _Planner:
         if joining is not None:
             if joining.live and joining.active:
                 return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
-            if joining.failed and not joining.dead and not joining.peer.votes:
+            of_no_use = joining.unreached or (joining.failed and not joining.peer.votes)
+            if of_no_use and not joining.dead:
                 # Removed and added again it would only fail again; as a leftover it is replaced by another.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"{joining.name} cannot join: {joining.fault}")

@@ -14,6 +14,9 @@ class Policy:
 
     dead_after_ms: int = 30_000
     """`witnessAfter`: silence after which a node's replicas are demoted and replaced."""
+    unreached_after_ms: int = 60_000
+    """And how long, if that is longer, a replica on a node that is heard may not answer its leader: longer, since such a
+    node may be busy opening its replicas, and one that cannot ends after 60 s."""
     lost: frozenset[str] = frozenset()
     lost_after_ms: int = 5_000
     """Silence that a node in `lost` must have kept before it counts as dead."""

@@ -54,15 +54,28 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
     return frozenset(n for n in ids if n in by_leader or replica_failed(tablet.report(n)))
 
 
+def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
+    """Members that their leader does not reach, whether or not their nodes are heard, and for how long it has not."""
+    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
+    node = view.node(tablet.leader_node)
+    if leader is None or node is None:
+        return {}
+    # It tells of each change; since its own node was last heard nobody knows.
+    return {n: max(0, ms - node.heartbeat_age_ms) for n, ms in leader.unreached_ms.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer with what is known of it. `active`: its node takes replicas (not DRAINING)."""
+    """A peer with what is known of it. `answers`: its leader does not say otherwise; `unreached`: it has said so for long.
+    `active`: its node takes replicas (not DRAINING)."""
 
     peer: Peer
     node: NodeView | None
     report: ReplicaView | None
     dead: bool
     failed: bool
+    answers: bool
+    unreached: bool
     active: bool
 
     @property
@@ -72,8 +85,8 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Heard, and not FAILED."""
-        return not self.dead and not self.failed and not self.unheard
+        """Heard, not FAILED, and not out of its leader's reach for long."""
+        return not (self.dead or self.failed or self.unheard or self.unreached)
 
     @property
     def name(self) -> str:
@@ -92,6 +105,8 @@ class Member:
         if self.failed:
             error = self.report.error if self.report is not None else ""
             return f"it has FAILED: {error}" if error else "it has FAILED"
+        if self.unreached:
+            return "its leader does not reach it, though its node is heard"
         return "its node is DRAINING" if not self.active else ""
 
 
@@ -160,14 +175,14 @@ class Situation:
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)
         left = [m for m in self.voters if m is not member]
-        live = [m for m in left if m.live]
+        live = [m for m in left if m.live and m.answers]
         data = [m for m in live if m.peer.member_type is MemberType.VOTER]
         return bool(left) and len(live) >= majority(len(left)) and len(data) >= majority(len(left))
 
     def can_demote(self, member: Member) -> bool:
         """Whether the voters left are a live majority, at least one of which holds the rows."""
         left = [m for m in self.voters if m is not member]
-        live = [m for m in left if m.live]
+        live = [m for m in left if m.live and m.answers]
         data = [m for m in live if m.peer.member_type is MemberType.VOTER]
         return bool(data) and len(live) >= majority(len(left))
 
@@ -179,6 +194,9 @@ class Situation:
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
     failed = failed_replicas(tablet)
+    # Nobody answers for one that is gone from its node, which may be well.
+    unreached = {n: ms for n, ms in unreached_ms(tablet, view).items() if n not in failed}
+    patience_ms = max(policy.unreached_after_ms, policy.dead_after_ms)
     members = []
     for peer in tablet.config.peers:
         node = nodes.get(peer.node_id)
@@ -189,6 +207,8 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
                 report=tablet.report(peer.replica_id),
                 dead=is_dead(node, policy),
                 failed=peer.replica_id in failed,
+                answers=peer.replica_id not in unreached,
+                unreached=unreached.get(peer.replica_id, 0) > patience_ms,
                 active=node is not None and node.state is NodeState.ACTIVE,
             )
         )

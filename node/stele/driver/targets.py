@@ -17,11 +17,18 @@ from stele.model.config import Peer
 class Load:
     """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state.
 
-    `avoid`: nodes to take only where there is no other.
+    `avoid`: nodes to take only where there is no other. `out_of_reach`: those of which some leader does not reach a replica,
+    never to be taken.
     """
 
-    def __init__(self, view: ClusterView, avoid: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        view: ClusterView,
+        avoid: frozenset[str] = frozenset(),
+        out_of_reach: frozenset[str] = frozenset(),
+    ) -> None:
         self.avoid = avoid
+        self.out_of_reach = out_of_reach
         self._replicas: Counter[str] = Counter()
         for tablet in view.tablets:
             if tablet.state in ("CREATING", "RUNNING"):
@@ -74,7 +81,8 @@ def choose_target(
     )
     bytes_needed = max((r.bytes_on_disk for r in situation.tablet.replicas), default=0)
     usable = (n for n in view.nodes if _usable(n, situation.tablet.node_role, bytes_needed, policy))
-    return _best((n for n in usable if n.host not in taken), zones, load)
+    free = (n for n in usable if n.host not in taken and n.node_id not in load.out_of_reach)
+    return _best(free, zones, load)
 
 
 def _host(nodes: dict[str, NodeView], node_id: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.driver.situation import unreached_ms
 from stele.driver.view import ClusterView, CopyView, Intent
 
 TRIES = 3
@@ -27,7 +28,7 @@ Key = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Trials:
     """`failures` of the copies under way; `stalled`: those found standing still now; `avoid`: nodes to which copies did
-    not come of late."""
+    not come of late, or whose new replicas their leaders did not reach."""
 
     failures: Mapping[Key, int] = field(default_factory=dict)
     stalled: frozenset[Key] = frozenset()
@@ -89,6 +90,9 @@ class CopyMemory:
                 self._consider_target(course, intent, now_ms)
             elif key in before:
                 self._courses[key] = before[key]
+            if tablet is not None and intent.replica_id in unreached_ms(tablet, view):
+                # Once the replica is removed nothing tells that its node, which is heard, is of no use to the others.
+                self._avoid[intent.target_node] = now_ms + _AVOID_MS
         self._avoid = {node: until for node, until in self._avoid.items() if now_ms < until}
         failures = {key: c.failures for key, c in self._courses.items() if c.failures}
         return Trials(failures, frozenset(stalled), frozenset(self._avoid))

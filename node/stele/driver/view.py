@@ -12,6 +12,9 @@ from enum import IntEnum
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 
+LEADERLESS_MS = 30_000
+"""A member that is being opened, or finds no leader, for longer is not counted on."""
+
 
 class NodeState(IntEnum):
     """A node's state in the catalog. Numbers are on the wire."""
@@ -96,6 +99,14 @@ class ReplicaView:
     age_ms: int = 0
     failed_peers: tuple[ReplicaId, ...] = ()
     """Leader only: peers that said that they are FAILED, or that its log can no longer bring up to date."""
+    unreached_ms: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
+    """Leader only: for how long those peers have not answered it that it says do not."""
+
+    @property
+    def leaderless(self) -> bool:
+        """Whether it has said for long that it is being opened, or knows of no leader."""
+        waits = self.state in (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
+        return waits and self.age_ms > LEADERLESS_MS
 
 
 @dataclass(frozen=True, slots=True)

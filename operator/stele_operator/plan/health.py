@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stele.driver.situation import failed_replicas
+from stele.driver.situation import failed_replicas, unreached_ms
 from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
@@ -50,13 +50,14 @@ def _heard(node: NodeView | None) -> bool:
 
 
 def live_voters(o: Observation, tablet: TabletView) -> int:
-    """Voters that hold the rows, on nodes that are heard, and that need not be copied anew."""
+    """Voters that hold the rows, on nodes that are heard, that answer their leader and need not be copied anew."""
     view = o.catalog.view if o.catalog else None
     if view is None:
         return 0
-    failed = failed_replicas(tablet)
+    leaderless = {r.replica_id for r in tablet.replicas if r.leaderless}
+    lost = {*failed_replicas(tablet), *unreached_ms(tablet, view), *leaderless}
     voters = (p for p in tablet.config.peers if p.member_type is MemberType.VOTER)
-    return sum(_heard(view.node(p.node_id)) and p.replica_id not in failed for p in voters)
+    return sum(_heard(view.node(p.node_id)) and p.replica_id not in lost for p in voters)
 
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
