@@ -103,6 +103,12 @@ def without_a_leader(found: View) -> None:
     found.tablets[0].replicas[2].age_ms = 41_000
 
 
+def neither_reached_nor_led(found: View) -> None:
+    """The leader's word tells more."""
+    out_of_reach(found)
+    without_a_leader(found)
+
+
 def just_started(found: View) -> None:
     without_a_leader(found)
     found.tablets[0].replicas[2].age_ms = 9_000
@@ -162,6 +168,12 @@ def of_a_newer_version(found: View) -> None:
             1,
             "NOT HEALTHY",
             "replica 3 on flights-node-3 (10.0.0.3:7050) is out of its leader's reach: it has not answered for 55 s",
+        ),
+        (
+            neither_reached_nor_led,
+            1,
+            "NOT HEALTHY",
+            "is out of its leader's reach: it has not answered for 55 s",
         ),
         (
             without_a_leader,

@@ -216,6 +216,7 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
 def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> dict[int, str]:
     """Why members of a tablet's configuration cannot be counted on, by replica_id; `known`: the nodes by their ids."""
     reports = {(r.node_id, r.status.replica_id): r for r in pb.replicas}
+    leaderless: dict[int, str] = {}
     by_leader: dict[int, str] = {}
     faults: dict[int, str] = {}
     for peer in pb.committed_config.peers:
@@ -227,7 +228,9 @@ def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) 
         node = known.get(id_from_pb(peer.node_id))
         if fault := _fault(node, report):
             faults[peer.replica_id] = fault
-    return {**by_leader, **faults}
+        elif report is not None and _leaderless(report):
+            leaderless[peer.replica_id] = f"has found no leader for {report.age_ms / 1_000:.0f} s"
+    return {**leaderless, **by_leader, **faults}
 
 
 def _by_leader(peer: common_pb2.PeerHealthPB, age_ms: int) -> str:
@@ -252,9 +255,11 @@ def _fault(node: NodeHealth | None, report: master_pb2.ReplicaReportPB | None) -
         return f"is gone: {status.error}"
     if status.state not in (common_pb2.RUNNING, common_pb2.CONFIGURING):
         return f"is {state_name(status)}"
-    if status.state == common_pb2.CONFIGURING and report.age_ms > LEADERLESS_MS:
-        return f"has found no leader for {report.age_ms / 1_000:.0f} s"
     return ""
+
+
+def _leaderless(report: master_pb2.ReplicaReportPB) -> bool:
+    return report.status.state == common_pb2.CONFIGURING and report.age_ms > LEADERLESS_MS
 
 
 def state_name(status: common_pb2.ReplicaStatusPB) -> str:

@@ -1,6 +1,7 @@
 """How well the tablets, and the volumes under them, are. Called by the rest of plan; pure.
 
-Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive.
+Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive
+and answer it.
 """
 
 from __future__ import annotations
