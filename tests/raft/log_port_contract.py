@@ -16,9 +16,10 @@ from typing import Protocol
 
 import pytest
 
-from stele.model.config import Configuration, Peer
+from stele.model.config import Configuration, Peer, encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
+from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
 from stele.raft.effects import HardState, Persist
 from stele.raft.ports import LoadedLog, LogPort, fold_records, write_persist
 
@@ -130,6 +131,45 @@ class LogPortContract:
 
         check(loaded(log))
         self._after_restarts(logs, check)
+
+    def test_what_the_store_holds_is_told_and_not_given(self, logs: LogUnderTest) -> None:
+        log = logs.open()
+        log.append_entries(entries((1, 1), (1, 2), (1, 3)))
+        log.append_entries(
+            (entry(2, 3), Entry(2, 4, EntryKind.CONFIG, 0, encode_configuration(LATER_CONFIG)))
+        )
+        log.append_entries(entries((3, 5), (3, 6)))
+        told: list[tuple[int, SkippedRecord, int]] = [
+            (0, NOTHING_SKIPPED, 6),
+            (1, SkippedRecord((OpId(1, 1),), ()), 5),
+            (3, SkippedRecord((OpId(1, 2), OpId(2, 3)), ()), 3),
+            (5, SkippedRecord((OpId(1, 2), OpId(2, 4), OpId(3, 5)), ((4, LATER_CONFIG),)), 1),
+            (9, SkippedRecord((OpId(1, 2), OpId(2, 4), OpId(3, 6)), ((4, LATER_CONFIG),)), 0),
+        ]
+
+        def check_all(log: LogPort) -> None:
+            whole = loaded(log)
+            for above, skipped, given in told:
+                state = fold_records(log.load(above))
+                assert state.skipped == skipped
+                assert state.entries == whole.entries[len(whole.entries) - given :]
+                assert (state.hard_state, state.start, state.last) == (
+                    whole.hard_state,
+                    whole.start,
+                    whole.last,
+                )
+
+        logs.settle()
+        check_all(log)
+        logs.close()
+        check_all(logs.open())
+        logs.crash()
+        log = logs.open()
+        check_all(log)
+        log.end_snapshot(OpId(2, 3), CONFIG)
+        logs.settle()
+        assert fold_records(log.load(3)).skipped == NOTHING_SKIPPED
+        assert fold_records(log.load(4)).skipped == SkippedRecord((OpId(2, 4),), ((4, LATER_CONFIG),))
 
     def test_pop_drops_a_suffix(self, logs: LogUnderTest) -> None:
         log = logs.open()

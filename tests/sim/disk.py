@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
-from stele.model.config import Configuration
-from stele.model.entry import Entry
+from stele.model.config import Configuration, decode_configuration
+from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft.ports import (
     Done,
     EntryRecord,
     LogRecord,
     PromoteRecord,
+    SkippedRecord,
     SnapshotRecord,
     TermRecord,
     VoteRecord,
@@ -92,12 +94,24 @@ class SimLog:
     def end_snapshot(self, opid: OpId, config: Configuration, done: Done | None = None) -> None:
         self._push(lambda image: image.snapshot(opid, config), done)
 
-    def load(self) -> Iterator[LogRecord]:
+    def load(self, above: int = 0) -> Iterator[LogRecord]:
         image = self._current()
         if image.config is not None:
             yield SnapshotRecord(image.start, image.config)
         yield image.hard
-        for entry in image.entries:
+        skipped = [entry for entry in image.entries if entry.index <= above]
+        if skipped:
+            yield SkippedRecord(
+                tuple(
+                    one.opid
+                    for one, after in zip_longest(skipped, skipped[1:])
+                    if after is None or after.term != one.term
+                ),
+                tuple(
+                    (e.index, decode_configuration(e.payload)) for e in skipped if e.kind is EntryKind.CONFIG
+                ),
+            )
+        for entry in image.entries[len(skipped) :]:
             yield EntryRecord(entry)
 
     # The disk

@@ -149,7 +149,7 @@ class SimReplica:
 
     def start(self, hint: ReplicaId | None) -> None:
         """Read the disk, build a core, start it."""
-        loaded = fold_records(self.log.load())
+        loaded = fold_records(self.log.load(self.flushed.index))
         config = loaded.config
         assert config is not None
         self.life += 1
@@ -166,6 +166,7 @@ class SimReplica:
             witness_without_data=not self.has_data,
             failed=self.failed,
             leader_hint=hint,
+            skipped=loaded.skipped,
         )
         rng = random.Random(f"{self.world.plan.seed}/{self.replica_id}/{self.life}")
         self.core = self.world.core_class(self.world.plan.options, self.replica_id, initial, rng)

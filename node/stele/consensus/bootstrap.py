@@ -86,7 +86,7 @@ def initial_state(
         Corrupt: log and store do not meet.
     """
     start = loaded.start
-    last = loaded.entries[-1].opid if loaded.entries else start
+    last = loaded.last
     if flushed < start and not witness:
         raise Corrupt(
             f"the log begins after {start}, the store ends at {flushed}: entries between are missing; "
@@ -98,7 +98,7 @@ def initial_state(
             "copy the replica anew"
         )
     if flushed.index > start.index:
-        there = loaded.entries[flushed.index - start.index - 1].opid
+        there = loaded.opid_at(flushed.index)
         if there != flushed:
             raise Corrupt(f"the log has {there} where the store has {flushed}; copy the replica anew")
     return InitialState(
@@ -110,6 +110,7 @@ def initial_state(
         commit_index=max(flushed.index, start.index),
         witness_without_data=witness,
         leader_hint=hint,
+        skipped=loaded.skipped,
     )
 
 
@@ -143,7 +144,9 @@ async def start_replica(
         witness = superblock.data_state is not DataState.READY
         if not witness:
             machine = await host.in_thread(open_machine, superblock, directory)
-        loaded = await host.in_thread(lambda: fold_records(stream.load()))
+        # Of what the store holds, which may be a gibibyte, nothing is replayed: the log tells its terms and configurations.
+        held = machine.flushed.index if machine is not None else 0
+        loaded = await host.in_thread(lambda: fold_records(stream.load(held)))
         flushed = machine.flushed if machine is not None else loaded.start
         hint = superblock.leader_hint if loaded.hard_state.term == 0 else None
         if loaded.hard_state.voted_for == superblock.replica_id:

@@ -109,6 +109,8 @@ class Replica(ReadPart):
         else:
             self._applier.committed_index = initial.commit_index
         self._remember(initial.config)
+        for _, config in initial.skipped.configs:
+            self._remember(config)
         for entry in initial.entries:
             if entry.kind is EntryKind.CEILING:
                 self.timestamps.in_log(decode_ceiling(entry.payload))

@@ -50,4 +50,18 @@ class SnapshotRecord:
     config: Configuration
 
 
-LogRecord = TermRecord | VoteRecord | PromoteRecord | EntryRecord | SnapshotRecord
+@dataclass(frozen=True, slots=True)
+class SkippedRecord:
+    """Entries that the log has and does not give, as the store holds them; the first follows the log's start.
+
+    `terms`: the last entry of each run of one term, in order. `configs`: the configurations among them, with their index.
+    """
+
+    terms: tuple[OpId, ...]
+    configs: tuple[tuple[int, Configuration], ...]
+
+
+NOTHING_SKIPPED = SkippedRecord((), ())
+
+
+LogRecord = TermRecord | VoteRecord | PromoteRecord | EntryRecord | SnapshotRecord | SkippedRecord

@@ -46,7 +46,12 @@ class CoreBase:
         self.term = initial.term
         self.voted_for = initial.voted_for
         self.log = LogView(
-            initial.log_start, initial.config, initial.entries, initial.commit_index, options.tail_bytes_max
+            initial.log_start,
+            initial.config,
+            initial.entries,
+            initial.commit_index,
+            options.tail_bytes_max,
+            initial.skipped,
         )
         # A copied tablet brings entries of terms that its new replica never took part in.
         raised = self.log.last_term > self.term

@@ -13,6 +13,7 @@ from enum import IntEnum
 from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
 from stele.model.record import record
 from stele.raft.messages import Message
 
@@ -21,10 +22,11 @@ from stele.raft.messages import Message
 class InitialState:
     """What a replica finds on its disk; not an event, but what comes before the first.
 
-    `log_start`: everything up to it is in the store; `config` is the configuration in force there. `entries` follow it
-    without a gap. `commit_index` is the highest index known committed; entries up to it count as handed out already,
-    so only later ones come as `Committed`. `leader_hint`: who should lead, or last did; if it is this replica, it
-    campaigns at once. `witness_without_data`: the log is here, the rows are still being copied.
+    `log_start`: everything up to it is in the store; `config` is the configuration in force there. What is `skipped`,
+    being in the store too, and then `entries` follow it without a gap. `commit_index` is the highest index known
+    committed; entries up to it count as handed out already, so only later ones come as `Committed`. `leader_hint`: who
+    should lead, or last did; if it is this replica, it campaigns at once. `witness_without_data`: the log is here, the
+    rows are still being copied.
     """
 
     term: int
@@ -36,6 +38,7 @@ class InitialState:
     witness_without_data: bool = False
     failed: bool = False
     leader_hint: ReplicaId | None = None
+    skipped: SkippedRecord = NOTHING_SKIPPED
 
 
 INITIAL_EMPTY = InitialState(0, None, OPID_NONE, Configuration(-1, ()))

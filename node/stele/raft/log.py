@@ -1,7 +1,7 @@
 """The core's picture of its own log: a byte-bounded tail of entries, the terms of all, the configurations in it.
 
 Used by the core only; writes nothing: `take_persist` says what the owner must write. Older entries than the tail are
-read back by the owner when a slow peer needs them.
+read back by the owner when a slow peer needs them; those that the store held at the start never come here.
 
 Invariants: handed_index <= durable_index <= issued_index <= last_index; the tail holds everything above handed_index;
 indexes are contiguous from start.index + 1.
@@ -17,6 +17,7 @@ from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import ensure
 from stele.model.ids import OpId
+from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
 
 
 class LogView:
@@ -29,6 +30,7 @@ class LogView:
         entries: Iterable[Entry],
         commit_index: int,
         tail_bytes_max: int,
+        skipped: SkippedRecord = NOTHING_SKIPPED,
     ) -> None:
         self.start = start
         self.tail_bytes_max = tail_bytes_max
@@ -48,11 +50,16 @@ class LogView:
         self._truncate_from: int | None = None
         self._in_flight: deque[tuple[int, int]] = deque()  # (persist id, last index it covers)
         self._batch: tuple[tuple[int, int, int], tuple[Entry, ...]] = ((0, 0, 0), ())
+        self._skip(skipped)
         for entry in entries:
             self.append(entry)
         ensure(
             start.index <= commit_index <= self.last_index,
             f"log: commit index {commit_index} lies outside of {start} to {self.last_index}",
+        )
+        ensure(
+            self.handed_index <= commit_index,
+            f"log: entries up to {self.handed_index} were skipped, and only {commit_index} is committed",
         )
         self.issued_index = self.durable_index = self.last_index
         self.hand_out(commit_index)
@@ -165,6 +172,19 @@ class LogView:
             self._configs.append((entry.index, config))
             return config
         return None
+
+    def _skip(self, skipped: SkippedRecord) -> None:
+        """Entries that are there, and handed out, but not in memory."""
+        for last in skipped.terms:
+            if last.index <= self.last_index or last.term < self.last_term:
+                ensure(False, f"log: entries up to {last} cannot follow {self.last_opid}")
+            if last.term != self.last_term:
+                self._span_terms.append(last.term)
+                self._span_firsts.append(self.last_index + 1)
+            self.last_index, self.last_term = last.index, last.term
+        self._configs += skipped.configs
+        self.handed_index = self.last_index
+        self._tail_first = self.last_index + 1
 
     def truncate(self, from_index: int) -> tuple[Entry, ...]:
         """Drop the suffix from `from_index` on; the entries dropped. What was not yet issued must be issued before."""

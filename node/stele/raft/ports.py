@@ -16,9 +16,11 @@ from stele.model.entry import Entry
 from stele.model.errors import ensure
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.model.logrecord import (
+    NOTHING_SKIPPED,
     EntryRecord,
     LogRecord,
     PromoteRecord,
+    SkippedRecord,
     SnapshotRecord,
     TermRecord,
     VoteRecord,
@@ -33,6 +35,7 @@ __all__ = [
     "LogPort",
     "LogRecord",
     "PromoteRecord",
+    "SkippedRecord",
     "SnapshotRecord",
     "TermRecord",
     "VoteRecord",
@@ -83,21 +86,46 @@ class LogPort(Protocol):
         another term there, is emptied. At or below the log's start it changes nothing.
         """
 
-    def load(self) -> Iterator[LogRecord]:
+    def load(self, above: int = 0) -> Iterator[LogRecord]:
         """What is in force: the snapshot if any, term and vote, and all entries in order of index.
 
-        Voided records do not appear; term records may, in rising order.
+        Voided records do not appear; term records may, in rising order. Entries up to `above`, which must be committed
+        and durable, are told by one SkippedRecord before the others, where there are any: nobody has to hold them.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """The fold of a log's records. `start` is OPID_NONE and `config` None for a log that never had a snapshot."""
+    """The fold of a log's records. `start` is OPID_NONE and `config` None for a log that never had a snapshot.
+
+    `skipped` stand between `start` and `entries`.
+    """
 
     hard_state: HardState
     start: OpId
     config: Configuration | None
     entries: tuple[Entry, ...]
+    skipped: SkippedRecord = NOTHING_SKIPPED
+
+    @property
+    def last(self) -> OpId:
+        """The last entry, or the start."""
+        return self.entries[-1].opid if self.entries else self._given_after
+
+    def opid_at(self, index: int) -> OpId | None:
+        """The entry at `index`, or the start; None where there is none."""
+        at = index - self._given_after.index - 1
+        if at >= 0:
+            return self.entries[at].opid if at < len(self.entries) else None
+        if index == self.start.index:
+            return self.start
+        if index < self.start.index:
+            return None
+        return OpId(next(last.term for last in self.skipped.terms if index <= last.index), index)
+
+    @property
+    def _given_after(self) -> OpId:
+        return self.skipped.terms[-1] if self.skipped.terms else self.start
 
 
 def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
@@ -108,6 +136,8 @@ def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
     """
     term, voted_for = 0, None
     start, config = OPID_NONE, None
+    skipped = NOTHING_SKIPPED
+    after = 0
     entries: list[Entry] = []
     for record in records:
         match record:
@@ -119,15 +149,20 @@ def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
                     term, voted_for = t, who
             case SnapshotRecord(opid, snapshot_config):
                 start, config = opid, snapshot_config
+                after = opid.index
                 entries = [e for e in entries if e.index > opid.index]
+            case SkippedRecord():
+                ensure(not entries, "log: entries are skipped behind others that are given")
+                skipped = record
+                after = record.terms[-1].index
             case EntryRecord(entry):
-                del entries[max(entry.index - start.index - 1, 0) :]
+                del entries[max(entry.index - after - 1, 0) :]
                 ensure(
-                    entry.index == start.index + len(entries) + 1,
-                    f"log: entry {entry.opid} after {start} and {len(entries)} entries leaves a gap",
+                    entry.index == after + len(entries) + 1,
+                    f"log: entry {entry.opid} after {after} and {len(entries)} entries leaves a gap",
                 )
                 entries.append(entry)
-    return LoadedLog(HardState(term, voted_for), start, config, tuple(entries))
+    return LoadedLog(HardState(term, voted_for), start, config, tuple(entries), skipped)
 
 
 def write_persist(log: LogPort, persist: Persist, done: Done | None) -> None:

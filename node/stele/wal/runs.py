@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from stele.model.ids import OpId
 
 _OFFSET_BITS = 40
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
@@ -75,6 +78,22 @@ class Runs:
             return
         del self._firsts[:at], self._places[:at], self._terms[:at]
         self._firsts[0] = max(self._firsts[0], start_index + 1)
+
+    def copy_to(self, index: int) -> Runs:
+        """Those that hold entries up to `index`, as they are now."""
+        found = Runs(min(index, self.last))
+        at = bisect_right(self._firsts, index)
+        found._firsts, found._places, found._terms = self._firsts[:at], self._places[:at], self._terms[:at]
+        return found
+
+    def ends(self) -> Iterator[OpId]:
+        """The last entry of each row of entries of one term, in order."""
+        firsts, terms = self._firsts, self._terms
+        for at in range(1, len(terms)):
+            if terms[at] != terms[at - 1]:
+                yield OpId(terms[at - 1], firsts[at] - 1)
+        if terms:
+            yield OpId(terms[-1], self.last)
 
     def find(self, index: int) -> int | None:
         """The position of the run that holds `index`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from stele.model.config import Configuration, encode_configuration
+from stele.model.config import Configuration, decode_configuration, encode_configuration
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, Rejected, ensure
 from stele.model.ids import OpId, ReplicaId, StreamKey
@@ -16,6 +16,7 @@ from stele.model.logrecord import (
     EntryRecord,
     LogRecord,
     PromoteRecord,
+    SkippedRecord,
     SnapshotRecord,
     TermRecord,
     VoteRecord,
@@ -166,12 +167,14 @@ class StreamLog:
             state.snapshot(opid, blob, keep)
             self._push(Kind.SNAPSHOT_END, int(keep), opid.term, opid.index, blob, done)
 
-    def load(self) -> Iterator[LogRecord]:
+    def load(self, above: int = 0) -> Iterator[LogRecord]:
         """As LogPort. Reads the disk: call it in a thread."""
         state = self._state
         with self._log.lock:
             self._check_live()
             hard, start, last, config = state.hard, state.start, state.last, state.config
+            runs = state.runs.copy_to(min(above, last.index))
+            configs = [at_blob for at_blob in state.configs if at_blob[0] <= runs.last]
         yield SnapshotRecord(start, config)
         if hard.voted_for is None:
             if hard.term:
@@ -180,7 +183,10 @@ class StreamLog:
             yield PromoteRecord(hard.term, hard.voted_for)
         else:
             yield VoteRecord(hard.term, hard.voted_for)
-        index = start.index + 1
+        terms = tuple(end for end in runs.ends() if end.index > start.index)
+        if terms:
+            yield SkippedRecord(terms, tuple((at, decode_configuration(blob)) for at, blob in configs))
+        index = terms[-1].index + 1 if terms else start.index + 1
         while index <= last.index:
             for entry in self.read_entries(index, _LOAD_BYTES):
                 if entry.index > last.index:
