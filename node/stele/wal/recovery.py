@@ -150,6 +150,7 @@ def _read_all(log: Log) -> _Found:
         data = _read(log, name)
         bytes_read += len(data)
         scan = scan_segment(data, sequence, directory / name)
+        del data  # or the next is read while this one is still held
         if scan.header is not None and scan.header.node_id != log.node_id:
             raise Rejected(
                 f"{scan.path}: belongs to node {scan.header.node_id}, not to {log.node_id}; mount its own volume",
@@ -199,6 +200,7 @@ def _replay_parts(
         for group in part.suffix:
             if group.kind == GroupKind.RECORDS:
                 suffix.append((group_body(group, data, group.offset), group.record_count))
+        del data  # as above
     replay.at_position()
     return suffix
 
