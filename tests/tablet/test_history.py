@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from stele.consensus.timestamps import encode_ceiling
@@ -16,8 +17,18 @@ from stele.tablet import runs
 from stele.tablet.compaction import CompactionJob, run_job
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
-from stele.tablet.view import View
-from tests.tablet.twin import START_US, Twin, block_of, flush, new_store, rows_in, write_entry
+from stele.tablet.view import View, key_array
+from tests.tablet.twin import (
+    SCHEMA,
+    START_US,
+    Twin,
+    block_of,
+    flush,
+    new_store,
+    rows_in,
+    rows_of,
+    write_entry,
+)
 
 STEPS = 60
 
@@ -182,5 +193,19 @@ def test_a_flush_keeps_the_ceiling(tmp_path: Path, ordinary: bool) -> None:
     again.close()
 
 
-def _row(w: int) -> bytes:
-    return block_of([{"k": "k", "n": 1, "v": None, "w": w, "d": None}], RowOp.UPSERT)
+def test_one_file_is_read_as_of_a_time_between_its_rows(tmp_path: Path) -> None:
+    """Keys that stand there once each, by scans and by their keys: at a row's own time it is there."""
+    store = new_store(tmp_path / "t", StoreOptions(history_us=1 << 50))
+    times = [store.apply(write_entry(n, _row(n, key=n))).timestamp for n in (1, 2, 3)]
+    flush(store)
+    for count, at in ((0, times[0] - 1), *enumerate(times, start=1)):
+        with store.view(HybridTime(at)) as view:
+            wanted = list(range(1, count + 1))
+            assert sorted(row["n"] for row in rows_of(view.scan())) == wanted
+            keys = pa.record_batch({"k": ["k"] * 3, "n": pa.array([1, 2, 3], SCHEMA.by_name["n"].arrow)})
+            assert view.get(key_array(keys, SCHEMA)).column("n").to_pylist() == wanted
+    store.close()
+
+
+def _row(w: int, key: int = 1) -> bytes:
+    return block_of([{"k": "k", "n": key, "v": None, "w": w, "d": None}], RowOp.UPSERT)
