@@ -397,9 +397,60 @@ async def test_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     unbounded, bounded = RateLimit(0), RateLimit(1000)
-    assert (unbounded.at_once(5000), bounded.at_once(5000), bounded.at_once(10)) == (5000, 1000, 10)
+    assert (unbounded.at_once(1 << 20), bounded.at_once(5000), RateLimit(70_000).at_once(1 << 20)) == (
+        1 << 20,
+        5000,
+        70_000,
+    )
     for _ in range(4):
         await unbounded.take(1 << 30)
         await bounded.take(1000)
     # Nobody really slept, so each is told to wait for all before it: 1, 2 and 3 s, less what the test itself takes.
     assert [round(seconds) for seconds in waits] == [1, 2, 3]
+
+
+async def test_a_slow_copy_asks_for_no_less_than_is_worth_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk was what a second lets through, however little: of 1 byte a second, each byte was a chunk, all made at once."""
+    assert RateLimit(1).at_once(32 << 20) == fetch.CHUNK_BYTES_MIN
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    source = Source()
+    await bring(source, tmp_path, rate=1000)
+    assert here(tmp_path) == FILES
+    assert len([name for name, _, length in source.asked if name == "big"]) == 6  # 5 chunks and a footer
+    assert sum(map(len, FILES.values())) / 1000 - 66 < max(waits) < 400  # and it is no faster
+
+
+async def test_chunks_are_made_when_it_is_their_turn(tmp_path: Path) -> None:
+    landing = fetch._Landing(CopyFile("huge", 1 << 50), tmp_path)
+    first, second = itertools.islice(fetch._chunks_of([landing], fetch.CHUNK_BYTES_MIN), 2)
+    assert (first.at, first.end, second.at) == (0, fetch.CHUNK_BYTES_MIN, fetch.CHUNK_BYTES_MIN)
+
+
+async def test_to_wait_for_the_rate_limit_is_no_silence_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, source, broken = asyncio.get_running_loop(), Source(), list[int]()
+    clock, later = loop.time, 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal later
+        later += seconds
+
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+        if name == "big" and at == 128_000 and not broken:
+            broken.append(at)
+            raise Retryable("the connection broke")
+        return at, data, crc
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(loop, "time", lambda: clock() + later)
+    source.change = change
+    await bring(source, tmp_path, rate=1000)  # 64 s for each chunk, and SILENT_MAX_S is 30
+    assert here(tmp_path) == FILES and broken

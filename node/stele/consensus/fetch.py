@@ -30,6 +30,8 @@ from stele.tablet.reading import sum_at
 
 T = TypeVar("T")
 CHUNK_BYTES = 32 << 20
+CHUNK_BYTES_MIN = 64 << 10
+"""However slow a copy is to be, so much is asked for at a time: a chunk costs some memory and several messages."""
 CHUNKS_AT_ONCE = 4
 PART = ".part"
 _PIECE_BYTES = 8 << 20
@@ -76,18 +78,21 @@ class RateLimit:
         self._free_at = 0.0
 
     def at_once(self, most: int) -> int:
-        """How many bytes to ask for at a time, so that they come evenly: what a second lets through, at most `most`."""
-        return min(most, self._rate) if self._rate else most
+        """How many bytes to ask for at a time, so that they come evenly: what a second lets through, at most `most`, and
+        CHUNK_BYTES_MIN at the least: `take` has the next ones wait for longer then.
+        """
+        return min(most, max(self._rate, CHUNK_BYTES_MIN)) if self._rate else most
 
-    async def take(self, size: int) -> None:
-        """Wait until `size` more bytes are due."""
+    async def take(self, size: int) -> bool:
+        """Wait until `size` more bytes are due. Returns whether they were not due yet."""
         if not self._rate:
-            return
+            return False
         now = asyncio.get_running_loop().time()
         wait = self._free_at - now
         self._free_at = max(now, self._free_at) + size / self._rate
         if wait > 0:
             await asyncio.sleep(wait)
+        return wait > 0
 
 
 class _Landing:
@@ -143,6 +148,14 @@ class _Chunk:
     settling: Future[None] | None = None
 
 
+def _chunks_of(landings: Iterable[_Landing], size: int) -> Iterator[_Chunk]:
+    """All chunks of these files, each made when it is its turn: a slow copy of large files has many."""
+    for landing in landings:
+        end = landing.file.size
+        for offset in range(0, end, size):
+            yield _Chunk(landing, offset, offset, min(offset + size, end))
+
+
 class Fetcher:
     """Brings the files of one session into `directory`, once. `progress(n)` is told of bytes as they are written.
 
@@ -184,15 +197,11 @@ class Fetcher:
         for stray in [p for p in self._directory.iterdir() if p.name not in wanted]:
             stray.unlink()
         landings = list[_Landing]()
-        chunks = asyncio.Queue[_Chunk]()
-        size = self._rate.at_once(CHUNK_BYTES)
         for file in session.files:
             if file is session.files[-1] or not await self._in_thread(self._have, file):
                 landing = _Landing(file, self._directory)
                 await whole(self._in_thread(landing.make_room))
                 landings.append(landing)
-                for offset in range(0, file.size, size):
-                    chunks.put_nowait(_Chunk(landing, offset, offset, min(offset + size, file.size)))
         self._moved_at = self._loop.time()
         try:
             left = iter(landings)
@@ -200,6 +209,7 @@ class Fetcher:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._know_sums(session.session_id, left))
             self._moved_at = self._loop.time()
+            chunks = _chunks_of(landings, self._rate.at_once(CHUNK_BYTES))
             async with asyncio.TaskGroup() as group:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._work(session.session_id, chunks))
@@ -241,12 +251,12 @@ class Fetcher:
 
         return self._sums(file.name, file.size, read)
 
-    async def _work(self, session_id: str, chunks: asyncio.Queue[_Chunk]) -> None:
+    async def _work(self, session_id: str, chunks: Iterator[_Chunk]) -> None:
         settling: Future[None] | None = None
-        while not chunks.empty():
-            chunk = chunks.get_nowait()
+        for chunk in chunks:
             chunk.settling = settling
-            await self._rate.take(chunk.end - chunk.at)
+            if await self._rate.take(chunk.end - chunk.at):
+                self._moved_at = self._loop.time()  # that nothing was asked for is no silence of the source
             await self._fetch_chunk(session_id, chunk)
             settling = chunk.settling
         if settling is not None:
