@@ -115,13 +115,16 @@ class Rules:
             for value in schema:
                 self._compile(value)
 
-    def check(self, value: Any, old: Any = MISSING) -> list[Cause]:
-        """Every rule that `value` breaks; `old` is the object before an update."""
-        return list(self._check(value, old, self._schema, "")) if self._compiled else []
+    def check(self, value: Any, old: Any = MISSING, ratchets: bool = True) -> list[Cause]:
+        """Every rule that `value` breaks; `old` is the object before an update. Unless it does not ratchet, what is as it
+        was may break rules that do not speak of the change: they may be younger than it.
+        """
+        return list(self._check(value, old, self._schema, "", ratchets)) if self._compiled else []
 
-    def _check(self, value: Any, old: Any, schema: Schema, path: str) -> Iterator[Cause]:
+    def _check(self, value: Any, old: Any, schema: Schema, path: str, ratchets: bool) -> Iterator[Cause]:
+        same = ratchets and old is not MISSING and value == old
         for rule in self._compiled.get(id(schema), ()):
-            if rule.transition and old is MISSING:
+            if (rule.transition and old is MISSING) or (same and not rule.transition):
                 continue
             yield from _evaluate(rule, value, old, schema, path)
         if isinstance(value, dict):
@@ -129,11 +132,11 @@ class Rules:
                 below = child(schema, key)
                 if below is not None:
                     before = old[key] if isinstance(old, dict) and key in old else MISSING
-                    yield from self._check(item, before, below, join(path, key))
+                    yield from self._check(item, before, below, join(path, key), ratchets)
         elif isinstance(value, list) and "items" in schema:
             for index, item in enumerate(value):
                 before = _correlate(item, old, schema)
-                yield from self._check(item, before, schema["items"], f"{path}[{index}]")
+                yield from self._check(item, before, schema["items"], f"{path}[{index}]", ratchets)
 
 
 def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
@@ -141,7 +144,7 @@ def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
     for name, below in (schema.get("properties") or {}).items():
         where = f"{path}.properties[{name}]"
         if "default" in below:
-            for cause in Rules(below).check(below["default"], below["default"]):
+            for cause in Rules(below).check(below["default"], below["default"], ratchets=False):
                 yield Cause(cause.reason, cause.message, f"{where}.default{cause.field.replace('<nil>', '')}")
         yield from faults_of_defaults(below, where)
     for word in ("items", "additionalProperties"):

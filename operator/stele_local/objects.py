@@ -13,7 +13,7 @@ Json = dict[str, Any]
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the API server's: no vowels, so no words
 _chance = random.SystemRandom()
 _UNITS: dict[str, int | Decimal] = {
-    "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+    "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
 _STEP = re.compile(
     r"\.?([^.\[\]\\]+(?:\\.[^.\[\]\\]*)*)|\[(\d+)\]|\['([^']+)'\]|\[\?\(@\.([\w.]+)\s*==\s*[\"']([^\"']*)[\"']\)\]|\[\*\]"

@@ -219,6 +219,7 @@ async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> Non
             ("table scan wide --count --timeout inf", 2, "above 0, of a year at most"),
             ("driver run --lost abc", 2, "--lost abc: expected all 32 digits of a node's id"),
             ("driver run --copies 0", 2, "--copies"),
+            ("driver run --dead-after 2", 2, "2.0 is not in the range 3<=x<=86400"),
             ("kv get keys $'\\xff' >&-", 2, "expected text that is UTF-8, or bytes"),
             ("table scan wide --snapshot 0001-01-01", 2, "--snapshot 0001-01-01: expected a hybrid time"),
             ("table scan wide --snapshot ²", 2, "--snapshot ²: expected a hybrid time"),

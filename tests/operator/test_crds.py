@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -118,6 +119,25 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.nodes.storage.size", "lots", "spec.nodes.storage.size"),
     ("cluster", "spec.healing.witnessAfter", "soon", "spec.healing.witnessAfter"),
     ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
+    ("cluster", "spec.budget.bytesPerSecond", "0", "bytesPerSecond must be at least 64Ki"),
+    ("cluster", "spec.budget.bytesPerSecond", 100, "bytesPerSecond must be at least 64Ki"),
+    ("cluster", "spec.budget.bytesPerSecond", "16Ei", "and at most 1Ei"),
+    ("cluster", "spec.nodes.storage.size", "100Mi", "storage.size must be at least 1Gi"),
+    ("cluster", "spec.masters.storage.size", "1", "storage.size must be at least 1Gi"),
+    ("cluster", "spec.nodes.resources", {"requests": {"memry": "2Gi"}}, "may name cpu, memory"),
+    ("cluster", "spec.masters.resources", {"limits": {"cpus": 2}}, "may name cpu, memory"),
+    (
+        "cluster",
+        "spec.nodes.resources",
+        {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}},
+        "limits.memory must not be less than",
+    ),
+    (
+        "cluster",
+        "spec.nodes.resources",
+        {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}},
+        "limits.cpu must not be less than",
+    ),
     ("cluster", "metadata.name", "a" * 41, "at most 40 characters"),
     ("cluster", "metadata.name", "dotted.name", "lower-case letters, digits and '-'"),
     ("cluster", "metadata.name", "2024-flights", "the first a letter"),
@@ -185,7 +205,63 @@ async def test_what_may_change_changes(kube: Kube) -> None:
             "nodes": {"replicas": 7, "storage": {"size": "3Gi"}},
             "paused": True,
             "image": "stele/node:2",
+            "budget": {"copies": 64, "bytesPerSecond": "64Ki"},
+            "masters": {
+                "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+            },
         }
     }
     await kube.patch("TabletCluster", "default", "flights", patch)
     await kube.delete("TabletCluster", "default", "flights", made["metadata"]["uid"], "")
+
+
+OLDER: list[tuple[str, Any, Any]] = [
+    ("budget", {"copies": 4, "bytesPerSecond": "0"}, {"bytesPerSecond": "1"}),
+    ("nodes", {"replicas": 3, "storage": {"size": "100Mi"}}, {"storage": {"size": "200Mi"}}),
+    ("masters", {"resources": {"requests": {"memry": "1Gi"}}}, {"resources": {"requests": {"cpus": "1"}}}),
+    (
+        "masters",
+        {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}},
+        {"resources": {"requests": {"cpu": 3}}},
+    ),
+]
+
+
+def without_rules(part: Any) -> Any:
+    """A definition as it was before there were rules."""
+    if isinstance(part, dict):
+        return {k: without_rules(v) for k, v in part.items() if k != "x-kubernetes-validations"}
+    return [without_rules(v) for v in part] if isinstance(part, list) else part
+
+
+@pytest.mark.parametrize(("part", "there", "worse"), OLDER, ids=["rate", "size", "name", "limit"])
+async def test_what_stands_in_a_cluster_stays_editable_when_a_rule_comes(
+    tmp_path: Path, part: str, there: Json, worse: Json
+) -> None:
+    """Its other fields change, and its status is written; only the field itself must then be as the rule says."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    async with LocalCluster(tmp_path, Settings(machines=1)) as local:
+        kube = Kube(await configuration(str(local.kubeconfig)))
+        try:
+            for path in sorted(DIRECTORY.glob("*.yaml")):
+                await kube._request("POST", definitions, body=without_rules(yaml.safe_load(path.read_text())))
+            while not await kube.serves_our_resources():
+                await asyncio.sleep(0.05)
+            body = {"apiVersion": "stele.dev/v1alpha1", "kind": "TabletCluster", "metadata": {"name": "old"}}
+            await kube.create("TabletCluster", "default", {**body, "spec": {part: there}})
+            for path in sorted(DIRECTORY.glob("*.yaml")):
+                now = yaml.safe_load(path.read_text())
+                place = f"{definitions}/{now['metadata']['name']}"
+                await kube._request("PATCH", place, body=now, content="application/merge-patch+json")
+            with pytest.raises(
+                KubeError, match=r"at least|may name|must not be less"
+            ):  # the rules are in force
+                await kube.create(
+                    "TabletCluster", "default", {**body, "metadata": {"name": "new"}, "spec": {part: there}}
+                )
+            await kube.patch("TabletCluster", "default", "old", {"spec": {"paused": True}})
+            await kube.patch("TabletCluster", "default", "old", {"status": {"replicas": 1}}, "status")
+            with pytest.raises(KubeError, match=r"at least|may name|must not be less"):
+                await kube.patch("TabletCluster", "default", "old", {"spec": {part: worse}})
+        finally:
+            await kube.close()

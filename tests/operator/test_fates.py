@@ -8,9 +8,11 @@ import pytest
 
 from stele.driver.view import NodeState
 from stele.model.ids import NodeId
+from stele.rpc.proto.consensus_pb2 import StartTabletCopyRequest
+from stele_operator.api.scalars import RATE_MAX, RATE_MIN
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeleteClaim, DeletePod, ReleaseClaim, RetireClaim
-from stele_operator.plan.fates import Fate, State, members
+from stele_operator.plan.fates import SILENT_S, Fate, State, members
 from tests.operator.worlds import made, node_of
 
 FATES = [
@@ -138,6 +140,36 @@ def test_nothing_is_given_up_before_its_time() -> None:
         ]
         assert not taken, f"after {n} s"
     assert plan.policy.dead_after_ms == 30_000
+
+
+@pytest.mark.parametrize("text", ["0s", "250ms", "2s"])
+def test_nobody_who_is_heard_counts_as_dead_however_short_the_patience(text: str) -> None:
+    """Between two heartbeats each node is silent for a second or two: all were, and nothing was ever healed."""
+    world = made()
+    world.cluster["spec"]["healing"] = {"witnessAfter": text}
+    policy = make_plan(world.observe()).policy
+    assert policy is not None
+    assert policy.dead_after_ms == SILENT_S * 1000
+
+
+@pytest.mark.parametrize(
+    ("rate", "asked", "copies", "each"),
+    [
+        ("100Mi", 4, 4, 25 << 20),
+        ("0", 4, 1, RATE_MIN),
+        ("100", 1, 1, RATE_MIN),
+        ("200Ki", 64, 3, (200 << 10) // 3),
+        ("16Ei", 1, 1, RATE_MAX),
+    ],
+)
+def test_of_a_small_budget_fewer_copies_are_made(rate: str, asked: int, copies: int, each: int) -> None:
+    """Whatever stands in a cluster from before there was a rule: a node that asked for single bytes died of it."""
+    world = made()
+    world.cluster["spec"]["budget"] = {"copies": asked, "bytesPerSecond": rate}
+    policy = make_plan(world.observe()).policy
+    assert policy is not None
+    assert (policy.max_copies, policy.bytes_per_second) == (copies, each)
+    StartTabletCopyRequest(bytes_per_second=policy.bytes_per_second)  # it can be sent
 
 
 def test_with_too_many_lost_healing_stops_and_says_so() -> None:

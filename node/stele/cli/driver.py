@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @click.option(
     "--dead-after",
     "dead_after_s",
-    type=click.FloatRange(min=0, max=86_400),
+    type=click.FloatRange(min=3, max=86_400),
     default=30.0,
     show_default=True,
-    help="Seconds of silence.",
+    help="Seconds of silence; a heartbeat comes each second.",
 )
 @click.option(
     "--copies", type=click.IntRange(min=1), default=4, show_default=True, help="Copies at once, at most."

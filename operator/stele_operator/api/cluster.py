@@ -68,6 +68,12 @@ class Storage(Model):
         default="10Gi",
         description="Size of each volume, 1Gi at least: with less than 256 MiB free a volume takes no writes, with less than "
         "512 MiB no copies. Can grow where the storage class allows expansion; a volume that is larger already stays so.",
+        json_schema_extra=with_rules(
+            rule(
+                "quantity(string(self)).compareTo(quantity('1Gi')) >= 0",
+                "storage.size must be at least 1Gi: a volume with less than 512 MiB free takes no copies",
+            )
+        ),
     )
     className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
@@ -75,8 +81,34 @@ class Storage(Model):
     )
 
 
+RESOURCE_NAMES = ("cpu", "memory", "ephemeral-storage")
+
+
+def _covers(name: str) -> dict[str, str]:
+    both = f"has(self.requests) && has(self.limits) && '{name}' in self.requests && '{name}' in self.limits"
+    more = (
+        f"quantity(string(self.limits['{name}'])).compareTo(quantity(string(self.requests['{name}']))) >= 0"
+    )
+    return rule(
+        f"!({both}) || {more}", f"resources.limits.{name} must not be less than resources.requests.{name}"
+    )
+
+
+def _named(part: str) -> dict[str, str]:
+    known = ", ".join(f"'{name}'" for name in RESOURCE_NAMES)
+    return rule(
+        f"!has(self.{part}) || self.{part}.all(name, name in [{known}])",
+        f"resources.{part} may name {', '.join(RESOURCE_NAMES)}, and nothing else",
+    )
+
+
 class Resources(Model):
     """What a container asks for and may use, as in any pod."""
+
+    # Kubernetes refuses such a pod, too, but not before the next one is made, which is when another was lost.
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
+    )
 
     requests: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
         default=None, description="What the scheduler sets aside: cpu, memory."
@@ -130,7 +162,8 @@ class Healing(Model):
 
     witnessAfter: Duration = Field(
         default="30s",
-        description="A node silent for this long is lost: its voters are demoted, witnesses stand in, copies are made.",
+        description="A node silent for this long is lost: its voters are demoted, witnesses stand in, copies are made. "
+        "Less than 3s, three heartbeats, counts as 3s.",
     )
     silentAfter: Duration = Field(
         default="5m",
@@ -166,7 +199,19 @@ class Budget(Model):
 
     copies: int = Field(default=4, ge=1, le=64, description="How many tablets are copied at once.")
     bytesPerSecond: Quantity = Field(
-        default="100Mi", description="What all copies together may move per second."
+        default="100Mi",
+        description="What all copies together may move per second, at least 64Ki: below that it counts as 64Ki. Of less "
+        "than 64Ki for each of `copies`, so many fewer are made at once.",
+        # 0 might mean none or all there is, so it is refused: a copy that never ends leaves its tablet without a voter to
+        # spare, and one that knows no limit takes the network from those who read and write.
+        json_schema_extra=with_rules(
+            rule(
+                "quantity(string(self)).compareTo(quantity('64Ki')) >= 0 && "
+                "quantity(string(self)).compareTo(quantity('1Ei')) <= 0",
+                "budget.bytesPerSecond must be at least 64Ki, and at most 1Ei: with less no copy would end, and there is no "
+                "value for no limit; where there is to be none, give more than the network has",
+            )
+        ),
     )
 
 

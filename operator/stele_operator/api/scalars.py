@@ -54,6 +54,15 @@ def byte_count(text: str) -> int:
     return int(exact.to_integral_value(rounding="ROUND_CEILING"))
 
 
+RATE_MIN = 64 << 10
+RATE_MAX = 1 << 60
+
+
+def bytes_per_second(text: str) -> int:
+    """Bytes in a quantity that is to be a rate: no less than RATE_MIN, no more than RATE_MAX, whatever stands there."""
+    return min(max(byte_count(text), RATE_MIN), RATE_MAX)
+
+
 def _checked_quantity(text: str) -> str:
     byte_count(text)
     return text

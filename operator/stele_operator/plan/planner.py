@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
-from stele_operator.api.scalars import byte_count, seconds
+from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import formation, tables, upkeep
 from stele_operator.plan.actions import Action, CreateTable
 from stele_operator.plan.budgets import Budget, plan_budgets
-from stele_operator.plan.fates import Member, State, members
+from stele_operator.plan.fates import SILENT_S, Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, tablet_health
 from stele_operator.plan.observation import Observation
@@ -130,13 +130,15 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     if o.catalog is None or spec is None:
         return None
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
-    copies = spec.budget.copies
+    rate = bytes_per_second(spec.budget.bytesPerSecond)
+    # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
+    copies = min(spec.budget.copies, rate // RATE_MIN)
     return Policy(
-        dead_after_ms=int(seconds(spec.healing.witnessAfter) * 1000),
+        dead_after_ms=int(max(SILENT_S, seconds(spec.healing.witnessAfter)) * 1000),
         lost=given_up,
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
-        bytes_per_second=max(1, byte_count(spec.budget.bytesPerSecond) // copies),
+        bytes_per_second=rate // copies,
     )
 
 
