@@ -1,9 +1,11 @@
-"""The operator's metrics, each declared here once, with a sentence. Set by reconcile, act and report; served by serve.
+"""The operator's metrics, each declared here once, with a sentence. Set by reconcile, act, heal and fleet; served by app.
 
-Invariant: a cluster that is gone leaves no series behind (`forget`).
+Invariant: a cluster that is gone leaves no series behind (`forget`), and what is not known of one has none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
@@ -21,13 +23,26 @@ ACTIONS = Counter(
     "stele_operator_actions_total", "Actions carried out, by kind and outcome.", ["action", "outcome"]
 )
 STEPS = Counter(
-    "stele_operator_driver_steps_total", "Steps of the driver, by title and outcome.", ["step", "outcome"]
+    "stele_operator_driver_steps_total",
+    "Steps that the driver took, by title and outcome; what only waits is none.",
+    ["step", "outcome"],
 )
 MEMBERS = Gauge(
     "stele_operator_members", "Nodes and masters by role and state.", [*_CLUSTER, "role", "state"]
 )
-TABLETS = Gauge("stele_operator_tablets", "Tablets by health.", [*_CLUSTER, "health"])
-HEALS = Gauge("stele_operator_heals", "Heals under way or waiting.", _CLUSTER)
+TABLETS = Gauge(
+    "stele_operator_tablets",
+    "Tablets by health (healthy, under_replicated, unavailable); none while no master leads.",
+    [*_CLUSTER, "health"],
+)
+HEALS = Gauge(
+    "stele_operator_heals", "Heals by state (under_way, blocked: may not go on now).", [*_CLUSTER, "state"]
+)
+CONDITION = Gauge(
+    "stele_operator_condition",
+    "1 while a condition of the TabletCluster is True, else 0, with its reason.",
+    [*_CLUSTER, "type", "reason"],
+)
 STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human.", _CLUSTER)
 WATCH_LAG_SECONDS = Gauge(
     "stele_operator_watch_lag_seconds", "For how long a change seen in a list has not come through the watch."
@@ -42,10 +57,34 @@ LAST_PASS = Gauge(
 )
 
 registry = REGISTRY
-_PER_CLUSTER = (PASSES, MEMBERS, TABLETS, HEALS, STALLED)
+_STATE = (MEMBERS, TABLETS, HEALS, STALLED, CONDITION)
+_reasons: dict[tuple[str, str], dict[str, str]] = {}
+
+
+def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]]) -> None:
+    """Set the conditions of a TabletCluster, as its status has them. One reason of each is shown: the one it has now."""
+    before = _reasons.setdefault((namespace, cluster), {})
+    for condition in found:
+        kind, reason = condition["type"], condition["reason"]
+        CONDITION.labels(namespace, cluster, kind, reason).set(condition["status"] == "True")
+        if before.get(kind, reason) != reason:
+            CONDITION.remove(namespace, cluster, kind, before[kind])
+        before[kind] = reason
+
+
+def no_tablets(namespace: str, cluster: str) -> None:
+    """Drop what was known of tablets: nobody can tell now."""
+    TABLETS.remove_by_labels({"namespace": namespace, "cluster": cluster})
+
+
+def gone(namespace: str, cluster: str) -> None:
+    """Drop what was known of a TabletCluster that is not there, though TabletGroups still name it."""
+    for metric in _STATE:
+        metric.remove_by_labels({"namespace": namespace, "cluster": cluster})
+    _reasons.pop((namespace, cluster), None)
 
 
 def forget(namespace: str, cluster: str) -> None:
-    """Drop the series of a cluster that is gone."""
-    for metric in _PER_CLUSTER:
-        metric.remove_by_labels({"namespace": namespace, "cluster": cluster})
+    """Drop all series of a cluster that nothing names any more."""
+    gone(namespace, cluster)
+    PASSES.remove_by_labels({"namespace": namespace, "cluster": cluster})

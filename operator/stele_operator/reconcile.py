@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
 
+from stele.driver.progress import Progress
+from stele.driver.steps import Blocked
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
@@ -198,6 +200,7 @@ class ClusterTask:
     async def _orphans(self) -> float | None:
         """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""
         await self._hang_up()
+        metrics.gone(self.namespace, self.name)
         groups = [
             g for g in await self._kube.list("TabletGroup", self.namespace) if cluster_of(g) == self.name
         ]
@@ -211,7 +214,7 @@ class ClusterTask:
                 await Actor(self._kube, self.namespace, None).carry_out(let_go(group, reason))
                 continue
             status = orphan_status(group, self.name, timestamp(now_s))
-            await self._reporter.status("TabletGroup", raw, {**(raw.get("status") or {}), **status}, now_s)
+            await self._reporter.status("TabletGroup", raw, status, now_s)
         return QUIET_S
 
     async def _try_report(self, raw: Json, o: Observation, report: Callable[[], Awaitable[None]]) -> bool:
@@ -230,8 +233,9 @@ class ClusterTask:
     async def _report_cluster(self, raw: Json, o: Observation, plan: Plan) -> None:
         now = timestamp(o.now_s)
         active = self._healer.progress
-        _measure(o, plan, len(active))
         status = cluster_status(o, plan, active, now)
+        _measure(o, plan, active)
+        metrics.conditions(self.namespace, self.name, status["conditions"])
         await self._tell_changes(raw, o, status)
         await self._reporter.status("TabletCluster", raw, status, o.now_s)
 
@@ -323,20 +327,25 @@ def _group_raw(o: Observation, name: str, uid: str) -> Json:
     return {"metadata": {"namespace": o.cluster.namespace, "name": name, "uid": uid}}
 
 
-def _measure(o: Observation, plan: Plan, active: int) -> None:
+def _measure(o: Observation, plan: Plan, heals: Sequence[Progress]) -> None:
     where = (o.cluster.namespace, o.cluster.name)
     for role in ("master", "node"):
         for state in State:
             count = sum(_is(m, role, state) for m in plan.members)
             metrics.MEMBERS.labels(*where, role, state.value).set(count)
-    counts = plan.tablets
-    for health, count in (
-        ("healthy", counts.healthy),
-        ("under_replicated", counts.under_replicated),
-        ("unavailable", counts.unavailable),
-    ):
-        metrics.TABLETS.labels(*where, health).set(count)
-    metrics.HEALS.labels(*where).set(active)
+    if o.catalog is None:
+        metrics.no_tablets(*where)
+    else:
+        counts = plan.tablets
+        for health, count in (
+            ("healthy", counts.healthy),
+            ("under_replicated", counts.under_replicated),
+            ("unavailable", counts.unavailable),
+        ):
+            metrics.TABLETS.labels(*where, health).set(count)
+    blocked = sum(p.kind == Blocked.__name__ for p in heals)
+    metrics.HEALS.labels(*where, "blocked").set(blocked)
+    metrics.HEALS.labels(*where, "under_way").set(len(heals) - blocked)
     metrics.STALLED.labels(*where).set(any(f.kind is Kind.STALLED for f in plan.findings))
 
 

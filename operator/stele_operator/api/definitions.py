@@ -162,6 +162,10 @@ _READY_COLUMNS = [
     _column("Ready", "string", _condition_path("Ready", "status"), "Whether it can be read and written."),
     _column("Reason", "string", _condition_path("Ready", "reason"), "Why."),
 ]
+_TROUBLE_COLUMNS = [
+    _column("Degraded", "string", _condition_path("Degraded", "reason"), "What is amiss."),
+    _column("Stalled", "string", _condition_path("Stalled", "reason"), "What waits for a human."),
+]
 _TAIL_COLUMNS = [
     _column("Healthy", "integer", ".status.tablets.healthy", "Tablets with all their voters alive."),
     _column("Tablets", "integer", ".status.tablets.total", "Tablets."),
@@ -242,7 +246,7 @@ def definitions() -> dict[str, Json]:
         _CLUSTER_STATUS,
         [
             *_READY_COLUMNS,
-            _column("Degraded", "string", _condition_path("Degraded", "reason"), "What is amiss."),
+            *_TROUBLE_COLUMNS,
             _column("Masters", "integer", ".status.readyMasters", "Masters that serve."),
             _column("Nodes", "integer", ".status.readyReplicas", "Nodes that serve."),
             *_TAIL_COLUMNS,
@@ -272,6 +276,7 @@ def definitions() -> dict[str, Json]:
         [
             _column("Cluster", "string", ".spec.clusterRef.name", "The TabletCluster that holds it."),
             *_READY_COLUMNS,
+            *_TROUBLE_COLUMNS,
             *_TAIL_COLUMNS,
         ],
         [],

@@ -131,7 +131,11 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
         _condition(
             "Ready", not not_ready, not_ready or ("Writable", "every tablet has a leader; tables can be made")
         ),
-        _condition("Reconciling", bool(reconciling), reconciling or _at_rest(o, found, degraded or stalled)),
+        _condition(
+            "Reconciling",
+            bool(reconciling),
+            reconciling or _at_rest(o, found, degraded or stalled or not_ready),
+        ),
         _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
         _drains(o, plan),
@@ -278,7 +282,7 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
 
 
 def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
-    """The status of a TabletGroup whose TabletCluster does not exist."""
+    """The status of a TabletGroup whose TabletCluster does not exist: which table it has, and nothing of its tablets."""
     why = ("ClusterNotFound", f"there is no TabletCluster {cluster} in this namespace")
     conditions = [
         _condition("Ready", False, why),
@@ -286,10 +290,13 @@ def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
         _condition("Degraded", False, ("Unknown", "nothing is known of it")),
         _condition("Stalled", False, ("NotStalled", "it goes on as soon as the TabletCluster is made")),
     ]
-    return {
+    status: Json = {
         "observedGeneration": group.generation,
         "conditions": _written(group.conditions, conditions, group.generation, now),
     }
+    if group.recorded_table:
+        status |= {"tableID": group.recorded_table, "clusterUUID": group.recorded_cluster}
+    return status
 
 
 def _condition(kind: str, holds: bool, why: Why) -> Condition:
