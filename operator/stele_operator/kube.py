@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -128,6 +130,20 @@ class Kube:
     def __init__(self, settings: Configuration) -> None:
         self._api: Any = ApiClient(configuration=settings)
         self.settings = settings
+        self._ahead_s: float | None = None
+        """By how much the API server's wall clock is ahead of our own clock that nobody sets."""
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the clock of the API server, which stamps what it makes, as of its last answer; until it has
+        answered, by our own. Times that were written down are compared with this one: on our machine's clock, a day wrong,
+        what was let go a moment ago would be due.
+        """
+        return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
+
+    def _hear(self, date: str | None) -> None:
+        with contextlib.suppress(ValueError):
+            if date:
+                self._ahead_s = parsedate_to_datetime(date).timestamp() - time.monotonic()
 
     async def close(self) -> None:
         """Close the connection."""
@@ -153,6 +169,7 @@ class Kube:
         try:
             response = await self._api.call_api(*parameters, _request_timeout=_TIMEOUT_S)
             raw = await response.read()
+            self._hear(response.getheader("Date"))
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             raise KubeError(0, UNREACHABLE, f"{method} {path}: {exc or type(exc).__name__}") from exc
         try:

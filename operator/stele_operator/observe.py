@@ -10,7 +10,6 @@ import asyncio
 import copy
 import datetime
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -342,7 +341,7 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
     )
     mine = [g for g in groups if cluster_of(g) == cluster.name]
     seen = Observation(
-        now_s=time.time(),
+        now_s=kube.now_s(),
         cluster=cluster,
         default_image=default_image,
         identity=parse_identity(identity) if identity is not None else None,

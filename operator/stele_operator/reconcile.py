@@ -122,7 +122,9 @@ class ClusterTask:
         if self._seen is not None and not _unreachable(exc):
             text = f"nothing is kept until this is mended: {str(exc) or type(exc).__name__}"
             with contextlib.suppress(Exception):  # the log has it already
-                await self._reporter.event("TabletCluster", self._seen, "PassFailed", text, time.time(), True)
+                await self._reporter.event(
+                    "TabletCluster", self._seen, "PassFailed", text, self._kube.now_s(), True
+                )
 
     async def _hang_up(self) -> None:
         link, self._link = self._link, None
@@ -184,7 +186,7 @@ class ClusterTask:
         """Let the driver work, telling of each of its rounds at once."""
 
         async def tell() -> None:
-            now_s = time.time()
+            now_s = self._kube.now_s()
             for news in self._healer.news():
                 await self._reporter.event(
                     "TabletCluster", raw, news.reason, news.message, now_s, news.warning
@@ -195,7 +197,9 @@ class ClusterTask:
             names = {m.node_id[:8]: m.name for m in plan.members}
             trouble = await self._healer.run(self._link, view, plan.policy, names, tell)
             if trouble:
-                await self._reporter.event("TabletCluster", raw, "HealingWaits", trouble, time.time(), True)
+                await self._reporter.event(
+                    "TabletCluster", raw, "HealingWaits", trouble, self._kube.now_s(), True
+                )
 
     async def _orphans(self) -> float | None:
         """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""
@@ -206,7 +210,7 @@ class ClusterTask:
         ]
         if not groups:
             return None
-        now_s = time.time()
+        now_s = self._kube.now_s()
         for raw in groups:
             group = parse_group(raw)
             if group.deleting:
