@@ -12,23 +12,29 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 _CLUSTER = ["namespace", "cluster"]
 
 PASSES = Counter(
-    "stele_operator_passes_total", "Passes over a TabletCluster, by how they ended.", [*_CLUSTER, "outcome"]
+    "stele_operator_passes_total",
+    "Passes over a TabletCluster, by how they ended (done, failed).",
+    [*_CLUSTER, "outcome"],
 )
 PASS_SECONDS = Histogram(
     "stele_operator_pass_seconds",
-    "How long a pass took: observe, plan, act, report.",
+    "How long a pass took: observe, plan, act, heal, report.",
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 ACTIONS = Counter(
-    "stele_operator_actions_total", "Actions carried out, by kind and outcome.", ["action", "outcome"]
+    "stele_operator_actions_total",
+    "Actions carried out, by kind and outcome (done, failed).",
+    ["action", "outcome"],
 )
 STEPS = Counter(
     "stele_operator_driver_steps_total",
-    "Steps that the driver took, by title and outcome; what only waits is none.",
+    "Steps that the driver took, by title and outcome (done, failed); what only waits is none.",
     ["step", "outcome"],
 )
 MEMBERS = Gauge(
-    "stele_operator_members", "Nodes and masters by role and state.", [*_CLUSTER, "role", "state"]
+    "stele_operator_members",
+    "Nodes and masters by role (master, node) and state, as in `status.members`.",
+    [*_CLUSTER, "role", "state"],
 )
 TABLETS = Gauge(
     "stele_operator_tablets",

@@ -16,7 +16,7 @@ _HEAD = """# TabletCluster and TabletGroup, field by field
 
 Written by `python -m stele_operator.api.generate`; do not edit. `kubectl explain tc.spec.nodes` and the like say the same.
 Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/flights.yaml](../examples/flights.yaml). `[]`: of each
-one in a list; bold: must be given. What conditions, steps and fates mean: [healing.md](healing.md),
+one in a list; bold: must be given. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
 """
 

@@ -1,0 +1,143 @@
+"""docs/metrics.md lists each metric as it is declared, and each reason that a user may meet."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from stele import metrics as of_processes
+from stele.driver import steps
+from stele_operator import metrics as of_operator
+from stele_operator.plan import actions
+from tests.docs.blocks import ROOT, blocks
+
+DOCUMENT = ROOT / "docs" / "metrics.md"
+OPERATOR = ROOT / "operator" / "stele_operator"
+SERIES = re.compile(r"\bstele_\w+")
+SUFFIXES = ("_bucket", "_count", "_sum")
+
+TELLING = (
+    *(f"plan/{name}.py" for name in ("budgets", "findings", "formation", "health", "planner", "status")),
+    *("plan/tables.py", "plan/upkeep.py", "heal.py", "reconcile.py"),
+)
+"""The modules that say why, in one word."""
+CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked")
+WORD = re.compile(r"[A-Z][a-z]+([A-Z][a-z]+)*")
+NO_REASONS = {
+    *("ConfigMap", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Service", "TabletCluster", "TabletGroup"),
+    *(*CONDITIONS, "True", "False"),
+    *("Bound", "Pending", "Failed", "Succeeded", "Lost"),  # what pods and volumes are
+    *("Master", "Node", "Remark"),
+}  # fmt: skip
+"""Other words of that form in these modules."""
+
+
+def declared(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """(name, its line in the document) of each metric that a module declares."""
+    for metric in vars(module).values():
+        if isinstance(metric, MetricWrapperBase):
+            kind, labels, text = metric._type, metric._labelnames, metric._documentation
+            name = f"{metric._name}_total" if kind == "counter" else metric._name
+        elif isinstance(metric, of_processes.Tally):
+            kind, labels, text = "counter", metric._labels, metric._text
+            name = f"{metric._name}_total"
+        else:
+            continue
+        yield name, f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
+
+
+def metric_lines() -> dict[str, str]:
+    return {**dict(declared(of_operator)), **dict(declared(of_processes))}
+
+
+def test_each_metric_has_its_line_and_no_other_is_named() -> None:
+    text, lines = DOCUMENT.read_text(), metric_lines()
+    assert [line for line in lines.values() if line not in text] == []
+    named = {name for name in SERIES.findall(text) if name != "stele_operator"}
+    whole = {next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in named}
+    assert sorted(n for n in whole if n not in lines) == []
+
+
+def words(path: Path) -> Iterator[str]:
+    """Each word in a module that may be a reason; what is put in for a member's role is put in."""
+    tree = ast.parse(path.read_text())
+    made = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = ["{}" if isinstance(p, ast.FormattedValue) else str(p.value) for p in node.values]  # type: ignore[attr-defined]
+            if parts[0] == "{}" and "".join(parts[1:]).isalpha():
+                tail = "".join(parts[1:])
+                found = [f"{name}{tail}" for name in _put_in(node.values[0])]
+            else:
+                found = []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in made:
+            found = [node.value]
+        else:
+            found = []
+        yield from (word for word in found if WORD.fullmatch(word))
+
+
+def _put_in(value: ast.expr) -> tuple[str, ...]:
+    """What stands at the begin of a word that is made: a role, or the name of an action."""
+    source = ast.unparse(value)
+    if "title" in source:
+        return ("Master", "Node")
+    assert "type(action).__name__" in source, f"{source}: which words does it make?"
+    return tuple(
+        name
+        for name, kind in vars(actions).items()
+        if isinstance(kind, type) and issubclass(kind, actions.Base) and kind is not actions.Base
+    )
+
+
+def reasons() -> set[str]:
+    """Whatever the operator may give as the reason of a condition, an event or a tablet in trouble."""
+    found = {word for name in TELLING for word in words(OPERATOR / name)}
+    found -= NO_REASONS
+    found |= {
+        kind.event
+        for kind in vars(actions).values()
+        if isinstance(kind, type) and issubclass(kind, actions.Base)
+    }
+    found |= {
+        kind.title for kind in vars(steps).values() if isinstance(kind, type) and issubclass(kind, steps.Step)
+    }
+    return (found | {"Ready", "NotReady"}) - {""}
+
+
+def test_each_reason_is_told_and_no_other() -> None:
+    rows = [
+        line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ") and "`stele_" not in line
+    ]
+    told = {word for row in rows for word in re.findall(r"[A-Z]\w+", row.split("|")[1])}
+    assert sorted(reasons() - told) == []
+    assert sorted(told - reasons()) == []
+
+
+def test_the_rules_of_alarms_ask_for_what_there_is() -> None:
+    (block,) = blocks("docs/metrics.md", language="yaml", heading="")
+    (group,) = yaml.safe_load(block.code)["groups"]
+    lines = metric_lines()
+    for rule in group["rules"]:
+        series = SERIES.findall(rule["expr"])
+        assert series, rule
+        for name in series:
+            assert name in lines or name.removesuffix("_bucket") in lines, name
+        for label, value in re.findall(r'(\w+)="(\w+)"', rule["expr"]):
+            (line,) = (lines[name] for name in series)
+            assert f"`{label}`" in line, rule
+            assert value in (CONDITIONS if label == "type" else line), rule
+        assert rule["for"] and rule["annotations"]["summary"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/kubernetes.md"])
+def test_the_page_is_found(name: str) -> None:
+    assert "metrics.md" in (ROOT / name).read_text()
