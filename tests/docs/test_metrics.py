@@ -87,7 +87,7 @@ def words(path: Path) -> Iterator[str]:
 def _put_in(value: ast.expr) -> tuple[str, ...]:
     """What stands at the begin of a word that is made: a role, or the name of an action."""
     source = ast.unparse(value)
-    if "title" in source:
+    if "title" in source.lower():
         return ("Master", "Node")
     assert "type(action).__name__" in source, f"{source}: which words does it make?"
     return tuple(
