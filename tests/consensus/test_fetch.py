@@ -389,26 +389,6 @@ async def test_once_cancelled_it_touches_nothing_any_more(tmp_path: Path, during
     assert here(tmp_path) == before
 
 
-async def test_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    unbounded, bounded = RateLimit(0), RateLimit(1000)
-    assert (unbounded.at_once(1 << 20), bounded.at_once(5000), RateLimit(70_000).at_once(1 << 20)) == (
-        1 << 20,
-        5000,
-        70_000,
-    )
-    for _ in range(4):
-        await unbounded.take(1 << 30)
-        await bounded.take(1000)
-    # Nobody really slept, so each is told to wait for all before it: 1, 2 and 3 s, less what the test itself takes.
-    assert [round(seconds) for seconds in waits] == [1, 2, 3]
-
-
 async def test_a_slow_copy_asks_for_no_less_than_is_worth_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,3 +434,23 @@ async def test_to_wait_for_the_rate_limit_is_no_silence_of_the_source(
     source.change = change
     await bring(source, tmp_path, rate=1000)  # 64 s for each chunk, and SILENT_MAX_S is 30
     assert here(tmp_path) == FILES and broken
+
+
+async def test_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    unbounded, bounded = RateLimit(0), RateLimit(1000)
+    assert (unbounded.at_once(1 << 20), bounded.at_once(5000), RateLimit(70_000).at_once(1 << 20)) == (
+        1 << 20,
+        5000,
+        70_000,
+    )
+    for _ in range(4):
+        await unbounded.take(1 << 30)
+        await bounded.take(1000)
+    # Nobody really slept, so each is told to wait for all before it: 1, 2 and 3 s, less what the test itself takes.
+    assert [round(seconds) for seconds in waits] == [1, 2, 3]

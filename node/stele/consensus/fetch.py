@@ -83,16 +83,15 @@ class RateLimit:
         """
         return min(most, max(self._rate, CHUNK_BYTES_MIN)) if self._rate else most
 
-    async def take(self, size: int) -> bool:
-        """Wait until `size` more bytes are due. Returns whether they were not due yet."""
+    async def take(self, size: int) -> None:
+        """Wait until `size` more bytes are due."""
         if not self._rate:
-            return False
+            return
         now = asyncio.get_running_loop().time()
         wait = self._free_at - now
         self._free_at = max(now, self._free_at) + size / self._rate
         if wait > 0:
             await asyncio.sleep(wait)
-        return wait > 0
 
 
 class _Landing:
@@ -255,8 +254,8 @@ class Fetcher:
         settling: Future[None] | None = None
         for chunk in chunks:
             chunk.settling = settling
-            if await self._rate.take(chunk.end - chunk.at):
-                self._moved_at = self._loop.time()  # that nothing was asked for is no silence of the source
+            await self._rate.take(chunk.end - chunk.at)
+            self._moved_at = self._loop.time()  # that nothing was asked for is no silence of the source
             await self._fetch_chunk(session_id, chunk)
             settling = chunk.settling
         if settling is not None:

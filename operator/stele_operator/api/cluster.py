@@ -52,6 +52,10 @@ class Storage(Model):
     model_config = ConfigDict(
         json_schema_extra=with_rules(
             rule(
+                "!has(self.size) || quantity(string(self.size)).compareTo(quantity('1Gi')) >= 0",
+                "storage.size must be at least 1Gi: a volume with less than 512 MiB free takes no copies",
+            ),
+            rule(
                 "(has(self.className) ? self.className : '') == (has(oldSelf.className) ? oldSelf.className : '')",
                 "storage.className cannot change: a volume keeps the class it was made with",
             ),
@@ -68,12 +72,6 @@ class Storage(Model):
         default="10Gi",
         description="Size of each volume, 1Gi at least: with less than 256 MiB free a volume takes no writes, with less than "
         "512 MiB no copies. Can grow where the storage class allows expansion; a volume that is larger already stays so.",
-        json_schema_extra=with_rules(
-            rule(
-                "quantity(string(self)).compareTo(quantity('1Gi')) >= 0",
-                "storage.size must be at least 1Gi: a volume with less than 512 MiB free takes no copies",
-            )
-        ),
     )
     className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,

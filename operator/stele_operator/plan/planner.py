@@ -133,6 +133,7 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     rate = bytes_per_second(spec.budget.bytesPerSecond)
     # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
     copies = min(spec.budget.copies, rate // RATE_MIN)
+    # Whoever is heard is silent for a second or two between heartbeats: no patience is shorter than SILENT_S.
     return Policy(
         dead_after_ms=int(max(SILENT_S, seconds(spec.healing.witnessAfter)) * 1000),
         lost=given_up,
