@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -22,6 +23,7 @@ from stele.raft.effects import Role
 from stele.raft.events import ChangeType
 from stele.wal.cache import EntryCache
 from stele.wal.files import File, OsFile, OsFiles
+from tests.consensus import cluster
 from tests.consensus.cluster import OPTIONS, Group, Network, TestNode, pairs, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -342,6 +344,46 @@ class StallingFiles(OsFiles):
 
     def open(self, path: Path) -> StallingFile:
         return StallingFile(os.open(path, os.O_RDWR), self.go)
+
+
+class SlowFile(OsFile):
+    """Its syncs take some time more."""
+
+    def data_sync(self) -> None:
+        time.sleep(0.03)
+        super().data_sync()
+
+
+class SlowFiles(OsFiles):
+    """A disk that is slow, and moves."""
+
+    def create(self, path: Path) -> SlowFile:
+        return SlowFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+
+    def open(self, path: Path) -> SlowFile:
+        return SlowFile(os.open(path, os.O_RDWR))
+
+
+async def test_writes_proceed_where_commits_take_longer_than_clocks_may_be_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ceiling lay in the past when it was committed: nothing got a timestamp, ever."""
+    monkeypatch.setattr(cluster, "OPTIONS", replace(OPTIONS, clock_error_max_ms=20))
+    network = Network()
+    nodes: list[TestNode] = []
+    try:
+        for number in range(3):
+            node = TestNode(network, tmp_path / f"n{number}")
+            node.files = SlowFiles()
+            nodes.append(await node.start())
+        group = await Group(nodes).create()
+        for number in range(5):
+            await group.write(rows([number]))
+        leader = await group.leader()
+        assert set(table(leader, await leader.latest_snapshot())) == set(range(5))
+    finally:
+        for node in nodes:
+            await node.stop()
 
 
 async def test_who_waits_for_its_disk_does_not_campaign_however_long_it_lasts(tmp_path: Path) -> None:

@@ -23,19 +23,21 @@ T = TypeVar("T")
 class ReplicaOptions:
     """Times in milliseconds, sizes in bytes.
 
-    `clock_error_max_ms` bounds how far the nodes' clocks may be apart; a ceiling runs at most half of it ahead.
+    `clock_error_max_ms` bounds how far the nodes' clocks may be apart; a ceiling runs half of it ahead, and up to
+    `ceiling_ahead_max_ms` where commits take long: so long may a new leader wait before it writes.
     `write_bytes_max` is the largest payload of one write. `apply_slice_ms` bounds one step of applying.
     """
 
     raft: RaftOptions = field(default_factory=RaftOptions)
     clock_error_max_ms: int = 500
+    ceiling_ahead_max_ms: int = 5_000
     write_bytes_max: int = 8 << 20
     apply_slice_ms: float = 4.0
     read_timeout_ms: int = 5_000
 
     @property
     def ceiling_ahead_us(self) -> int:
-        """How far a ceiling runs ahead of the wall clock."""
+        """How far a ceiling runs ahead of the wall clock where commits are quick."""
         return self.clock_error_max_ms * 1000 // 2
 
 

@@ -33,6 +33,7 @@ class WritePart(ReplicaBase):
         self.timestamps = Timestamps(
             host.wall_us,
             self.options.ceiling_ahead_us,
+            self.options.ceiling_ahead_max_ms * 1000,
             self.options.clock_error_max_ms * 1000,
             fault=host.clock_fault,
             node=host.node_id,

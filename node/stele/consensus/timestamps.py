@@ -5,6 +5,12 @@ highest ceiling in its log. So two leaders' timestamps are disjoint and a snapsh
 none before its clock has passed that ceiling: what it acknowledged sooner would lie in the future, and a scan at the
 present, begun after that, would miss it.
 
+So a ceiling runs ahead of the clock as little as it can: each commit of one must end before the present one is used up.
+Where commits take long it runs further ahead, by what the last one took; a new leader begins as far ahead as the log shows
+its predecessor to have been. All that costs is the wait of a new leader, some commits long. Timestamps stay those of
+the clock. To use a ceiling that the clock has passed by, for a timestamp in the past, would cost no wait; but a scan of
+several tablets that has read one of them could then find, in another, a write that was begun after one it did not see.
+
 Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed; neither a timestamp nor
 a ceiling is made of a reading of the wall clock that the node finds wrong.
 """
@@ -19,6 +25,8 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import HybridTime
 
 _CEILING = struct.Struct("<Q")
+_AHEAD_PER_COMMIT = 4
+"""How many commits of a ceiling its lead lasts. The next is due at half of it, and may so take twice as long as the last."""
 
 
 def encode_ceiling(ceiling: int) -> bytes:
@@ -38,13 +46,14 @@ def decode_ceiling(payload: bytes) -> int:
 
 
 class Timestamps:
-    """The clock and the ceilings of one replica. `ahead_us` is how far a ceiling runs ahead of the wall clock. `fault`: what
-    is wrong with a reading of it, "" if nothing; `node`: whose clock it is, for people."""
+    """The clock and the ceilings of one replica. A ceiling runs `ahead_us` ahead of the wall clock, and up to `ahead_max_us`
+    where commits take long. `fault`: what is wrong with a reading of it, "" if nothing; `node`: whose clock it is, for people."""
 
     def __init__(
         self,
         wall_us: Callable[[], int],
         ahead_us: int,
+        ahead_max_us: int,
         error_max_us: int,
         *,
         fault: Callable[[int], str] = lambda wall_us: "",
@@ -53,12 +62,15 @@ class Timestamps:
         self._wall_us = wall_us
         self._fault = fault
         self._node = node
-        self._ahead_us = ahead_us
+        self._ahead_us = ahead_us  # of the next ceiling
+        self._ahead_min_us = ahead_us
+        self._ahead_max_us = ahead_max_us
         self._error_max_us = error_max_us
         self._clock = HybridClock(wall_us)
         self._highest = 0  # of any ceiling in the log, committed or not
         self._committed = 0  # usable: committed by this leader in this term
         self._proposed = 0  # on its way, 0: none
+        self._proposed_us = 0  # when, by the wall clock
         self._begins_us = 0  # of this clock: it has passed what earlier leaders may have assigned
         self.applied = 0  # all at or below it is applied here, and will never change
 
@@ -72,16 +84,24 @@ class Timestamps:
         self._begins_us = physical_us(self._highest)
         self._committed = 0
         self._proposed = 0
+        # As far as its predecessor, or it could serve no snapshot before that one's last ceiling has come. A log that is
+        # further ahead than any ceiling may be was led by a wrong clock.
+        ahead_us = self._begins_us - self._wall_us()
+        self._run_ahead(ahead_us if ahead_us <= self._ahead_max_us else 0)
 
     def committed(self, ceiling: int) -> None:
         """A ceiling that this leader proposed is committed."""
         self._committed = max(self._committed, ceiling)
-        if ceiling >= self._proposed:
+        if self._proposed and ceiling >= self._proposed:
             self._proposed = 0
+            self._run_ahead(_AHEAD_PER_COMMIT * (self._wall_us() - self._proposed_us))
 
     def lost(self) -> None:
         """A proposed ceiling was refused or lost."""
         self._proposed = 0
+
+    def _run_ahead(self, ahead_us: int) -> None:
+        self._ahead_us = min(max(ahead_us, self._ahead_min_us), self._ahead_max_us)
 
     @property
     def fault(self) -> str:
@@ -104,7 +124,7 @@ class Timestamps:
         ceiling = from_physical_us(wall + self._ahead_us)
         if ceiling <= max(self._highest, self._committed) or self._fault(wall):
             return None
-        self._proposed = ceiling
+        self._proposed, self._proposed_us = ceiling, wall
         return ceiling
 
     @property
