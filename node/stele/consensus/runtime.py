@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from stele.model.entry import Entry
-from stele.model.errors import InvariantViolation, Retryable, SteleError
+from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
 from stele.model.ids import ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
@@ -31,6 +31,10 @@ _READ_AGAIN_S = 0.5
 
 class ReplicaLog(Protocol):
     """What the runtime needs of a stele.wal StreamLog."""
+
+    @property
+    def under_way(self) -> object:
+        """Where the log stands that the stream is in. As long as this is the same, none of its writes or syncs has ended."""
 
     def append_term(self, term: int, done: Callable[[], None] | None = None) -> None:
         """As LogPort."""
@@ -86,8 +90,10 @@ class CoreRuntime:
         self._durable = 0
         self._appends: deque[Callable[[], None]] = deque()
         self._unsynced: deque[tuple[int, int]] = deque()  # persist id, when it was handed to the log
+        self._log_stands: object = None  # where, when it was looked at last
+        self._log_moved_ms = 0
+        self._no_space = False  # the log refuses what is to be appended next
         self._stall_told_ms = 0
-        self._stall_ms = core.options.election_min_ms
         self._reads: set[asyncio.Task[None]] = set()
         self._quiet_since_ms: int | None = None
         self._quiet_ms = 0  # how long the core's time has stood still in all
@@ -133,13 +139,27 @@ class CoreRuntime:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
-        # Told well before the shortest election timeout since it was told last has passed.
-        stalled = bool(self._unsynced) and now_ms - self._unsynced[0][1] > self._stall_ms
-        if stalled and now_ms - self._stall_told_ms > self._stall_ms // 2:
+        # Told again well before the shortest election timeout since it was told last has passed.
+        due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
+        if self._unsynced and self._log_stalls(now_ms) and now_ms > due_ms:
             self._stall_told_ms = now_ms
             self.post(SyncStalled(now_ms - self._quiet_ms))
         if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self.deadline_ms:
             self.post(Tick(now_ms - self._quiet_ms))
+
+    def _log_stalls(self, now_ms: int) -> bool:
+        """Whether what is to be persisted has waited for an election timeout in which the log did not move.
+
+        Where it moves, however slowly, an entry may wait longer: for the sync under way, and then for its own. To hand over
+        for that helps nobody where the others' disks are as slow; where they are not, they commit without this one.
+        """
+        stands = self._stream.under_way
+        if stands != self._log_stands:
+            self._log_stands, self._log_moved_ms = stands, now_ms
+        since_ms = self._unsynced[0][1]
+        if not self._no_space:  # else it may move for others
+            since_ms = max(since_ms, self._log_moved_ms)
+        return now_ms - since_ms > self.core.options.election_max_ms
 
     def stop(self) -> None:
         """Feed and persist nothing more."""
@@ -221,11 +241,13 @@ class CoreRuntime:
                 self._appends[0]()
             except Retryable as exc:
                 log.debug("log pushes back", error=str(exc))
+                self._no_space = exc.code is Code.DISK_FULL
                 self._loop.call_later(_RETRY_S, self._push_appends)
                 return
             except SteleError as exc:
                 self._fail(exc)
                 return
+            self._no_space = False
             self._appends.popleft()
 
     def _persisted(self, persist_id: int) -> None:

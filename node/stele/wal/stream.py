@@ -79,6 +79,11 @@ class StreamLog:
         return self._state.last
 
     @property
+    def under_way(self) -> tuple[int, int] | None:
+        """As Log.under_way: of the whole log, which all streams share."""
+        return self._log.under_way
+
+    @property
     def tombstoned(self) -> bool:
         """Whether the replica was removed."""
         return self._state.tombstoned

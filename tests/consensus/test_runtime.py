@@ -1,0 +1,168 @@
+"""When the disk of a replica counts as one that stalls: a real core and a real log, whose syncs end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from stele.consensus.runtime import CoreRuntime
+from stele.model.config import Configuration
+from stele.model.entry import EntryKind
+from stele.model.ids import OPID_NONE, ReplicaId
+from stele.raft import effects as fx
+from stele.raft.core import RaftCore
+from stele.raft.events import InitialState, Propose, Start
+from stele.raft.options import RaftOptions
+from tests.wal.simfs import SimFiles
+from tests.wal.support import CONFIG, ROOMY, LoopSide, key, open_log
+
+ALONE = Configuration(-1, CONFIG.peers[:1])
+OPTIONS = RaftOptions()
+
+
+class Sink:
+    """Hears what the core says; a replica alone says nothing to others."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def send(self, to: ReplicaId, message: Any) -> None:
+        return None
+
+    def effect(self, effect: fx.Effect) -> None:
+        return None
+
+    def appending(self, entries: Any) -> None:
+        return None
+
+    def runtime_failed(self, error: Exception) -> None:
+        self.errors.append(error)
+
+    async def read_log(self, first_index: int, bytes_max: int) -> tuple[Any, ...]:
+        return ()
+
+
+class Alone:
+    """A replica without others, its disk and its time."""
+
+    def __init__(self) -> None:
+        self.log = open_log(SimFiles(), ROOMY)
+        self.disk = LoopSide(self.log)
+        self.now_ms = 0
+        self.sink = Sink()
+        stream = self.log.create_stream(key(), OPID_NONE, ALONE)
+        self.disk.settle()
+        core = RaftCore(
+            OPTIONS,
+            ReplicaId(1),
+            InitialState(0, None, OPID_NONE, ALONE, leader_hint=ReplicaId(1)),
+            random.Random(1),
+        )
+        self.runtime = CoreRuntime(core, stream, self.sink, lambda: self.now_ms)
+
+    @property
+    def leads(self) -> bool:
+        assert not self.sink.errors
+        return self.runtime.core.role is fx.Role.LEADER
+
+    async def turn(self) -> None:
+        """What waits in the loop runs, and a sync begins if the log has something to write."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+            self.disk.loop.turn()
+
+    async def begin(self) -> None:
+        self.runtime.post(Start(0))
+        for _ in range(10):
+            await self.turn()
+            self.disk.run()
+        assert self.leads and self.runtime.core.commit_index == 1
+
+    async def write(self, context: int) -> None:
+        self.runtime.post(Propose(context, EntryKind.WRITE, b"w"))
+        await self.turn()
+
+    async def sync_ends(self) -> None:
+        """The one under way; that of what waited for it begins."""
+        assert self.disk.sync.under_way
+        self.disk.end()
+        await self.turn()
+
+    async def pass_ms(self, for_ms: int) -> None:
+        """Time passes, in a node's ticks."""
+        end_ms = self.now_ms + for_ms
+        while self.now_ms < end_ms:
+            self.now_ms = min(self.now_ms + 25, end_ms)
+            self.runtime.tick(self.now_ms)
+            await self.turn()
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Alone]:
+    made = Alone()
+    await made.begin()
+    yield made
+    made.log.close()
+
+
+@pytest.mark.parametrize("sync_ms", [200, 350, 550])
+async def test_a_disk_that_is_slow_and_moves_is_no_stall(alone: Alone, sync_ms: int) -> None:
+    """An entry waits for the sync under way and then for its own. Leaders stepped down in circles, to no quicker disk."""
+    await alone.write(0)
+    for context in range(1, 40):
+        await alone.pass_ms(1)
+        await alone.write(context)  # waits for two
+        await alone.pass_ms(sync_ms - 1)
+        await alone.sync_ends()
+        assert alone.leads
+    assert alone.runtime.core.commit_index == 1 + 39
+
+
+async def test_a_disk_that_hangs_is_one_within_an_election_timeout(alone: Alone) -> None:
+    await alone.write(1)
+    await alone.pass_ms(OPTIONS.election_max_ms)
+    assert alone.leads
+    await alone.pass_ms(50)
+    assert not alone.leads
+
+
+async def test_a_disk_that_hangs_after_it_was_slow_is_one(alone: Alone) -> None:
+    await alone.write(1)
+    for context in range(2, 6):
+        await alone.write(context)
+        await alone.pass_ms(400)
+        await alone.sync_ends()
+    await alone.pass_ms(OPTIONS.election_max_ms)
+    assert alone.leads
+    await alone.pass_ms(50)
+    assert not alone.leads
+
+
+async def test_a_log_at_rest_for_long_is_not_taken_for_one_that_hangs(alone: Alone) -> None:
+    """Nothing moved for as long as nothing was to be written."""
+    await alone.write(1)
+    await alone.pass_ms(25)
+    await alone.sync_ends()
+    await alone.pass_ms(60_000)
+    alone.runtime.post(Propose(2, EntryKind.WRITE, b"w"))
+    await asyncio.sleep(0)  # the log has it, and has not begun to write
+    await alone.pass_ms(OPTIONS.election_max_ms)
+    assert alone.leads
+    await alone.pass_ms(100)
+    assert not alone.leads
+
+
+async def test_a_log_without_space_stalls_though_it_moves_for_others(alone: Alone) -> None:
+    """It takes the votes of other replicas, and no entry of this one."""
+    alone.log.no_space = True
+    other = alone.log.create_stream(key(2), OPID_NONE, ALONE)
+    await alone.write(1)
+    for term in range(1, 20):
+        other.append_term(term)
+        await alone.pass_ms(50)
+        await alone.sync_ends()
+    assert not alone.leads
