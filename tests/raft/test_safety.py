@@ -31,7 +31,7 @@ from stele.raft.events import (
 )
 from stele.raft.membership import PeerFacts, unsafe
 from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step
+from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle
 
 VOTER, LEARNER, WITNESS = MemberType.VOTER, MemberType.NON_VOTER, MemberType.WITNESS
 
@@ -51,6 +51,24 @@ def with_learners(*ids: int, promote: bool = False) -> RaftCore:
     lead(core)
     accept(core, 2, 1)
     return core
+
+
+def with_joining(kind: MemberType) -> RaftCore:
+    """A leader of voters 1 and 2, and of 4: a pre-follower, or a witness whose rows are there. 2 holds its no-op."""
+    joining = peer(4, kind, start=1 if kind is WITNESS else 0, promote=kind is LEARNER)
+    config = Configuration(-1, (*configuration(2).peers, joining))
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(2), config=config), random.Random(1))
+    lead(core)
+    accept(core, 2, 1)
+    assert core.commit_index == 1
+    return core
+
+
+def commit(core: RaftCore, now: int) -> None:
+    """A write that 1 and 2 commit."""
+    settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
+    accept(core, 2, core.log.last_index, now=now)
+    assert core.commit_index == core.log.last_index
 
 
 def voters(core: RaftCore) -> list[int]:
@@ -96,16 +114,48 @@ def test_of_two_that_have_caught_up_one_is_promoted_at_a_time() -> None:
     assert core.pending_change_index == core.log.config_index
 
 
-def test_who_takes_longer_than_an_election_to_catch_up_is_not_promoted() -> None:
-    core = with_learners(4, promote=True)
-    late = RaftOptions().election_min_ms + 2
-    for n in (2, 3, 4):
-        accept(core, n, 1, now=late)
-    assert voters(core) == [1, 2, 3]
-    core.step(Propose(1, EntryKind.WRITE, b"w"))
-    for n in (2, 3, 4):
-        accept(core, n, 2, now=late + 5)
-    assert voters(core) == [1, 2, 3, 4], "its next round was fast"
+ROUNDS = [
+    # how long its round takes, whether it then has all that is committed, whether it is promoted
+    pytest.param(600, False, True, id="an election timeout"),
+    pytest.param(602, False, False, id="longer"),
+    pytest.param(602, True, True, id="longer, as a majority does"),
+]
+
+
+@pytest.mark.parametrize(("round_ms", "has_all", "promoted"), ROUNDS)
+@pytest.mark.parametrize("kind", [LEARNER, WITNESS], ids=["pre-follower", "witness"])
+def test_who_catches_up_within_an_election_timeout_is_promoted_while_writes_flow(
+    kind: MemberType, round_ms: int, has_all: bool, promoted: bool
+) -> None:
+    """Whoever was a little slower than a majority never was: it lacked something of what is committed at each moment."""
+    core = with_joining(kind)
+    for moment in (100, round_ms) if not has_all else ():
+        commit(core, moment)
+    accept(core, 2, core.log.last_index, now=round_ms)
+    accept(core, 4, 1, now=round_ms)
+    assert (core.config.peer(ReplicaId(4)) == peer(4)) is promoted
+    if not promoted:
+        commit(core, round_ms + 3)
+        accept(core, 4, 3, now=round_ms + 5)
+        assert core.config.peer(ReplicaId(4)) == peer(4), "its next round was fast"
+
+
+def test_who_was_fast_and_is_no_more_is_not_promoted() -> None:
+    """Its promotion has to wait for another change, and meanwhile it falls behind."""
+    core = with_learners(4, 5, promote=True)
+    effects = [e for n in (3, 4, 5) for e in accept(core, n, 1)]
+    assert voters(core) == [1, 2, 3, 4]
+    for moment in (100, 300, 500):
+        accept(core, 3, 1, now=moment)
+        accept(core, 5, 1, now=moment)
+    effects += core.step(Propose(1, EntryKind.WRITE, b"w"))
+    settle(core, effects)
+    accept(core, 5, 1, now=700)
+    for n in (2, 3):
+        accept(core, n, core.log.last_index, now=750)
+    assert core.pending_change_index is None
+    accept(core, 5, 1, now=751)
+    assert voters(core) == [1, 2, 3, 4]
 
 
 FACTS = {n: PeerFacts(9, True, False, True) for n in range(1, 8)}

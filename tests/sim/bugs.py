@@ -91,6 +91,6 @@ PLANTED = (
     (VotesForShorterLogs, Weather.MIXED, 1, 20),
     (TrustsItsWholeLog, Weather.FIGURE_8, 1, 20),
     (ReadsWithoutAsking, Weather.MIXED, 1, 20),
-    (ChangesAtAnyTime, Weather.CHURN, 1, 20),
+    (ChangesAtAnyTime, Weather.CHURN, 151, 20),
 )
 """(bug, the weather that brings it out, first seed, how many seeds it may take)."""

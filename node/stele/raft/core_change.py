@@ -111,9 +111,10 @@ class ChangePart(LeaderPart):
         peer = self._peer_of(progress)
         if peer is None or peer.member_type is MemberType.VOTER:
             return
-        if peer.promote:
-            progress.round_over(self.log.last_index, self._now_ms, self.options.election_min_ms)
         if peer.promote or peer.member_type is MemberType.WITNESS:
+            progress.judge_round(
+                self.log.last_index, self.commit_index, self._now_ms, self.options.election_max_ms
+            )
             self._promote_due = True
 
     def _consider_promotion(self) -> None:
@@ -132,11 +133,9 @@ class ChangePart(LeaderPart):
                 return
 
     def _ready(self, peer: Peer, progress: Progress) -> bool:
-        if progress.failed or not progress.has_data or progress.match < self.commit_index:
+        if progress.failed or not progress.has_data or not progress.round_fast:
             return False
         since = self._now_ms - self.options.election_max_ms
         if not progress.reachable(since) or progress.stuck(since):
             return False
-        if peer.member_type is MemberType.WITNESS:
-            return True
-        return peer.promote and progress.round_fast
+        return peer.promote or peer.member_type is MemberType.WITNESS

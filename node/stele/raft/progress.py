@@ -64,7 +64,7 @@ class Progress:
         self.reading = 0  # first index asked of the owner's log, 0: none
         self.departing_until_ms: int | None = None
         self.hold_from: int | None = None  # entries from here on are not sent to it yet
-        # Catch-up rounds of a PRE_FOLLOWER (dissertation 4.2.1)
+        # Catch-up rounds of who may become a voter (dissertation 4.2.1)
         self.round_target = next_index - 1
         self.round_start_ms = now_ms
         self.round_fast = False
@@ -148,12 +148,19 @@ class Progress:
             self.next = self.match + 1
         return rose
 
-    def round_over(self, last_index: int, now_ms: int, fast_ms: int) -> None:
-        """Judge the catch-up round if it is over, and begin the next."""
+    def judge_round(self, last_index: int, commit_index: int, now_ms: int, fast_ms: int) -> None:
+        """Judge the catch-up round, and begin the next if it is over.
+
+        It was fast within `fast_ms`, or if its peer has all that is committed by then: a majority is no quicker. To ask for
+        that of each would keep out whoever is a little slower than a majority, for as long as writes flow.
+        """
+        fast = now_ms - self.round_start_ms <= fast_ms
         if self.match >= self.round_target:
-            self.round_fast = now_ms - self.round_start_ms <= fast_ms
+            self.round_fast = fast or self.match >= commit_index
             self.round_target = last_index
             self.round_start_ms = now_ms
+        elif not fast:
+            self.round_fast = False
 
     def status(self, since_ms: int) -> PeerStatus:
         """A frozen view."""
