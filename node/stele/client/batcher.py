@@ -20,7 +20,7 @@ import pyarrow as pa
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
-from stele.model.errors import Code, SteleError, error_for
+from stele.model.errors import Code, SteleError, error_for, let_go
 from stele.model.partition import PartitionSchema, assign, split
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
@@ -247,6 +247,7 @@ class Batcher:
                     part = _Part(part_ops, parts[0].column_ids, rows, futures[some])
                     await self._send_block(ordinal, [part])
                 return
+            let_go(exc)  # this frame holds the futures
             for future in futures:
                 _fail(future, exc)
             return

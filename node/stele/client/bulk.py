@@ -11,6 +11,7 @@ import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from stele.client.casts import cast
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
@@ -220,6 +221,7 @@ class BulkWriter:
         del self._tasks[ordinal]
         error = None if task.cancelled() else task.exception()
         if error is not None:
+            let_go(error)
             self._ended_by[ordinal] = error
             self._failure = self._failure or error
         elif self._pending_rows[ordinal]:
@@ -297,8 +299,13 @@ class BulkWriter:
         self._raise()
 
     def _raise(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure
+        if isinstance(failure, SteleError):
+            raise copy(
+                failure
+            )  # of its own: what is raised holds this frame, and that this writer with all that waits
+        if failure is not None:
+            raise failure
 
 
 def _fitting(rows: pa.RecordBatch, room: int) -> int:

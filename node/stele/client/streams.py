@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError
+from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError, let_go
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.errors import error_from_pb
@@ -139,6 +139,7 @@ class NodeStream:
             timer.cancel()
             self._waiting.pop(request_id, None)
             self._sent.discard(request_id)
+            del future  # it may hold an error, whose traceback holds this frame and the request
         if response.HasField("error"):
             raise error_from_pb(response.error)
         return response
@@ -170,9 +171,11 @@ class NodeStream:
         try:
             await self._session()
         except SteleError as exc:
+            let_go(exc)
             error = exc
         finally:
             self._fail(error)
+            del error
         # Whoever asks again at once would only meet the same refusal.
         await asyncio.sleep(_REST_S * (0.5 + random.random()))
         if any(request_id in self._waiting for request_id, _ in self._queue):

@@ -16,7 +16,7 @@ from stele.client.leader_search import LeaderSearch
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.client.streams import GivenUp, NotSent, Streams
 from stele.model.clock import from_physical_us, physical_us
-from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import HybridTime
 from stele.model.writeop import digest
 from stele.rpc.convert import id_to_pb
@@ -201,6 +201,18 @@ class TabletClient:
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None = None
     ) -> tserver_pb2.ClientResponse:
         """Attempts until an answer, a refusal, or the deadline. `sequencer`: of a write, what numbered it."""
+        end = await self._attempts(request, timeout_s, sequencer)
+        if not isinstance(end, SteleError):
+            return end
+        try:
+            raise end
+        finally:
+            del end  # its traceback holds this frame, and that the block
+
+    async def _attempts(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
+    ) -> tserver_pb2.ClientResponse | SteleError:
+        """The answer, or what is to be raised."""
         deadline = time.monotonic() + timeout_s
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
@@ -218,17 +230,18 @@ class TabletClient:
                 finally:
                     self._search.end(number)
             except Closed as exc:
-                raise _last_word(exc, maybe_done, timeout_s) from None
+                return _last_word(exc, maybe_done, timeout_s)
             except SteleError as exc:
+                let_go(exc)
                 error = exc
             if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
                 if self._sequencer is sequencer:
                     self._sequencer = Sequencer()  # what is under way under the old id ends under it
                 if sequencer.known:
-                    raise Retryable(
+                    return Retryable(
                         f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
                     )
-                raise Rejected(
+                return Rejected(
                     f"this machine's clock is behind: client ids that it makes now are older than those that tablet "
                     f"{self.place.tablet_id} has forgotten after 15 minutes; set it right, then write again; nothing was "
                     "done",
@@ -237,9 +250,9 @@ class TabletClient:
             if error.code in _NOT_PROPOSED and maybe_done:
                 # This attempt was not proposed, and says nothing of those before it.
                 if error.code is not Code.CHANGE_IN_PROGRESS:
-                    raise _last_word(error, maybe_done, timeout_s)
+                    return _last_word(error, maybe_done, timeout_s)
             elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
-                raise error
+                return error
             maybe_done |= (
                 sequencer is not None and error.code in _MAYBE_DONE and not isinstance(error, NotSent)
             )
@@ -248,14 +261,14 @@ class TabletClient:
             if error.code is Code.TIMED_OUT and not given_up:
                 attempt_s *= 2
             if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
-                raise _last_word(error, maybe_done, timeout_s)
+                return _last_word(error, maybe_done, timeout_s)
             at_once = given_up or await self._turn_to(target, error)
             if not at_once:
                 await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             # An attempt without time to be answered would only blur what is known.
             if deadline - time.monotonic() < _ATTEMPT_AT_LEAST_S:
-                raise _last_word(error, maybe_done, timeout_s)
+                return _last_word(error, maybe_done, timeout_s)
 
     def _address(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None

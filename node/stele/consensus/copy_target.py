@@ -38,7 +38,7 @@ from stele.consensus.fetch import (
 from stele.consensus.files import make_directory, remove_tree, sync_directory
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.config import Configuration
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TabletId
 
 log = structlog.get_logger("stele.consensus.copy")
@@ -165,6 +165,7 @@ class TabletCopy:
             error = first_stele_error(exc) or exc
             self.progress.state, self.progress.error = "Failed", str(error) or repr(error)
             log.warning("copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=exc)
+            let_go(exc)  # its frames hold what came last, and this one that error
         finally:
             self._prepared.set()
 

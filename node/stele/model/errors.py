@@ -160,6 +160,22 @@ def error_for(code: Code, message: str) -> SteleError:
     return InvariantViolation(message, code=code)
 
 
+def let_go(error: BaseException) -> None:
+    """Drop the tracebacks of an error that is answered, or handed on to somebody else.
+
+    Their frames hold what was worked on, blocks too, and a frame or the future that it waited for often holds the error:
+    a circle that only the collector ends, which a node lets run seldom.
+    """
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+
+
 def ensure(condition: bool, why: str) -> None:
     """A cheap invariant that stays on in production.
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from stele.model.errors import Code, NotLeader, SteleError, error_for
+from stele.model.errors import Code, NotLeader, SteleError, error_for, let_go
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 
@@ -112,10 +112,13 @@ def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
-    """`exc` itself if it is one of ours; else an INTERNAL that says nothing of our insides, logged here once."""
+    """`exc` itself if it is one of ours; else an INTERNAL that says nothing of our insides, logged here once. For borders:
+    its traceback is dropped, so that nothing of the request outlives the answer."""
     if isinstance(exc, SteleError):
+        let_go(exc)
         return exc
     log.error("request failed unexpectedly", where=where, exc_info=exc)
+    let_go(exc)
     return SteleError(_INTERNAL, code=Code.INTERNAL)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.rpc.connection import FramedConnection
 from stele.rpc.frames import LENGTH_BYTES
 from stele.rpc.logging import OncePer
@@ -131,7 +131,14 @@ class StreamListener:
         timer = self._strangers.pop(connection, None)
         if timer is not None:
             timer.cancel()
-        if error is None or isinstance(error, OSError):
+        if error is not None:
+            self._tell(connection, error)
+            let_go(
+                error
+            )  # the connection holds it, and its frames the connection, with the frame that came last
+
+    def _tell(self, connection: FramedConnection, error: Exception) -> None:
+        if isinstance(error, OSError):
             return
         if not self._may_log(connection.source, error.code if isinstance(error, SteleError) else type(error)):
             return

@@ -86,6 +86,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 metrics.rpc_requests.labels(method, "OK").inc()
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
+                raw = b""  # what ends the call holds this frame until the collector runs
                 await self._refuse(context, method, exc)
 
         return call

@@ -122,5 +122,8 @@ def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str
                 raise stopped(where) from None
             raise silent(where, stall_s) from None
         if isinstance(found, Exception):
-            raise found
+            try:
+                raise found
+            finally:
+                del found  # its traceback holds this frame
         return found
