@@ -131,6 +131,11 @@ store_files = Gauge(
     "Column files of all tablets here; compaction that lags lets them grow.",
     registry=REGISTRY,
 )
+store_memory_bytes = Gauge(
+    "stele_store_memory_bytes",
+    "Bytes of rows here that wait for a flush; past twice the node's share of memory for them writes are THROTTLED.",
+    registry=REGISTRY,
+)
 wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", registry=REGISTRY)
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
 flight_stalled = Counter(

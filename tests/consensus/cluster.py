@@ -235,6 +235,9 @@ class TestNode:
     def low_space(self) -> bool:
         return self.low
 
+    def stores_full(self) -> bool:
+        return False
+
     def fail(self, error: Exception) -> None:
         self.given_up.append(error)
 

@@ -158,6 +158,7 @@ def node_options(
     """The options of a process, of the command's values. First masters are who is told if no masters are given."""
     from stele.model.ids import ClusterId, NodeId
     from stele.rpc.masters import parse_masters
+    from stele.tserver.memory import MemoryShares
     from stele.tserver.options import NodeOptions
 
     masters = values.pop("masters")
@@ -167,7 +168,7 @@ def node_options(
         node_id=NodeId(values.pop("node_id")),
         cluster_id=ClusterId(values.pop("cluster_id")),
         masters=tuple(parse_masters(masters)) if masters else first,
-        memory_bytes=values.pop("memory_mib") << 20,
+        memory=MemoryShares(budget_bytes=values.pop("memory_mib") << 20),
         role=role,
         first_masters=first_masters,
         **values,

@@ -69,6 +69,9 @@ class Host(Protocol):
     def low_space(self) -> bool:
         """Whether writes must be refused because the disk is nearly full."""
 
+    def stores_full(self) -> bool:
+        """Whether writes have to wait because what is to be flushed fills the memory that it may have."""
+
     def fail(self, error: Exception) -> None:
         """The node cannot go on with what a replica found: it ends, and leaves all files as they are."""
 

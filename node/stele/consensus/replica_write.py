@@ -60,6 +60,11 @@ class WritePart(ReplicaBase):
         self.check_leader()
         if self.host.low_space():
             raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
+        if self.host.stores_full():
+            raise Retryable(
+                f"rows that wait to be flushed fill the memory of node {self.host.node_id}; send again a little later",
+                code=Code.THROTTLED,
+            )
         self._check_clock()
         if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
             raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)

@@ -123,9 +123,12 @@ def open_log(
     volume: Volume, options: NodeOptions, dispatch: Callable[[list[Callable[[], None]]], None]
 ) -> Log:
     """Open the node's log. Blocks."""
-    return Log.open(
-        volume.wal_directory, LogOptions(sync=SyncMode(options.wal_sync)), volume.record.node_id, dispatch
+    log_options = LogOptions(
+        sync=SyncMode(options.wal_sync),
+        queue_bytes_max=options.memory.queue_bytes,
+        cache_bytes_max=options.memory.cache_bytes,
     )
+    return Log.open(volume.wal_directory, log_options, volume.record.node_id, dispatch)
 
 
 async def make_first_catalog(node: Node) -> None:

@@ -25,6 +25,7 @@ from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import StreamKey
 from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
+from stele.tserver.memory import held_bytes
 
 if TYPE_CHECKING:
     from stele.tserver.node import Node
@@ -92,16 +93,36 @@ class Maintenance:
     # --- flushes
 
     async def flush_due(self) -> None:
-        """Flush, one after the other, the stores that are large, old or at rest, or that hold the log."""
-        here = {replica.superblock.key for replica in self._node.replicas}
-        self._since = {key: since for key, since in self._since.items() if key in here}
-        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
-        flushed = False
-        for replica in self._node.replicas:
-            if self._is_due(replica, replica.superblock.key in pinned):
-                flushed |= await self._flush(replica)
-        if flushed:
+        """Flush, one after the other, the stores that are large, old or at rest, or that hold the log; where all of them
+        together are too large, the largest first, however small."""
+        while await self._flush_round():
             await self._node.in_thread(give_memory_back)
+            if not self._node.stores.over:
+                break
+
+    async def _flush_round(self) -> bool:
+        """Each store once at most. Whether one was flushed."""
+        left = {replica.superblock.key: replica for replica in self._node.replicas}
+        self._since = {key: since for key, since in self._since.items() if key in left}
+        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
+        flushed = await self._flush_largest(left)
+        for key, replica in tuple(left.items()):
+            if key in left and self._is_due(replica, key in pinned):
+                del left[key]
+                flushed |= await self._flush(replica)
+                flushed |= await self._flush_largest(left)
+        return flushed
+
+    async def _flush_largest(self, left: dict[StreamKey, Replica]) -> bool:
+        """As long as all together are too large, and take out what was tried. Whether one was flushed."""
+        flushed = False
+        while left and self._node.stores.over:
+            key, largest = max(left.items(), key=lambda item: held_bytes(item[1]))
+            if not held_bytes(largest):
+                break
+            del left[key]
+            flushed |= await self._flush(largest)
+        return flushed
 
     def _is_due(self, replica: Replica, pinned: bool) -> bool:
         machine = replica.machine

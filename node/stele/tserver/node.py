@@ -59,6 +59,7 @@ from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
+from stele.tserver.memory import StoreMemory
 from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
@@ -112,7 +113,9 @@ class Node:
         self.clients: ClientStreams
         self.flight_connections = FlightConnections(FLIGHT_OPTIONS)
         self.book = PeerBook()
-        self.budget = ByteBudget(options.memory_bytes, options.memory_bytes // 4)
+        memory = options.memory
+        self.budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
+        self.stores = StoreMemory(self.replicas, memory.stores_bytes, self.now_ms)
         self.address = options.advertised
         self.flight_address = ""
         self.http_port = options.http_port
@@ -184,6 +187,10 @@ class Node:
     def low_space(self) -> bool:
         """Whether writes must be refused."""
         return bool(self.log.low_space)
+
+    def stores_full(self) -> bool:
+        """Whether writes have to wait for flushes."""
+        return self.stores.full
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread."""

@@ -12,6 +12,7 @@ from stele.consensus.ports import ReplicaOptions
 from stele.model.errors import Rejected
 from stele.model.ids import ClusterId, NodeId, is_id
 from stele.rpc.resolve import join_address, split_address
+from stele.tserver.memory import MemoryShares
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -60,7 +61,7 @@ class NodeOptions:
     join: bool = False
     heartbeat_s: float = 1.0
     replica: ReplicaOptions = field(default_factory=ReplicaOptions)
-    memory_bytes: int = 256 << 20
+    memory: MemoryShares = field(default_factory=MemoryShares)
     log_stall_ms: int = 20_000
     """A log whose write or sync does not return for so long ends the node; well past what a busy disk takes."""
 

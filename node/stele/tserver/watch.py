@@ -124,6 +124,7 @@ class NodeWatch:
         metrics.store_files.set(
             sum(len(r.machine.files) for r in node.replicas if isinstance(r.machine, TabletStore))
         )
+        metrics.store_memory_bytes.set(node.stores.bytes)
         metrics.wal_bytes.set(node.log.bytes_on_disk)
         metrics.disk_free_bytes.set(self.disk_bytes[0])
         metrics.copy_sessions.set(len(node.sessions))
