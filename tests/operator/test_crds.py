@@ -141,6 +141,14 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "metadata.name", "a" * 41, "at most 40 characters"),
     ("cluster", "metadata.name", "dotted.name", "lower-case letters, digits and '-'"),
     ("cluster", "metadata.name", "2024-flights", "the first a letter"),
+    ("cluster", "spec.nodes.resources", {"limits": {"memory": "256Mi"}}, "nodes.resources: a memory limit"),
+    ("cluster", "spec.nodes.resources", {"requests": {"memory": "511Mi"}}, "a memory limit below 512Mi"),
+    (
+        "cluster",
+        "spec.masters.resources",
+        {"limits": {"memory": "128Mi"}},
+        "masters.resources: a memory limit",
+    ),
     ("flights", "spec.clusterRef.name", "2024-flights", "spec.clusterRef.name"),
     ("flights", "spec.replicationFactor", 2, "spec.replicationFactor"),
     ("flights", "spec.columns.0.type", "text", "spec.columns[0].type"),
@@ -202,7 +210,12 @@ async def test_what_may_change_changes(kube: Kube) -> None:
     made = await kube.create("TabletCluster", "default", body)
     patch = {
         "spec": {
-            "nodes": {"replicas": 7, "storage": {"size": "3Gi"}},
+            "nodes": {
+                "replicas": 7,
+                "storage": {"size": "3Gi"},
+                "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": "512Mi", "cpu": 1}},
+            },
+            "masters": {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}},
             "paused": True,
             "image": "stele/node:2",
             "budget": {"copies": 64, "bytesPerSecond": "64Ki"},

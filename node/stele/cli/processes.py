@@ -73,9 +73,8 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
         _option(
             "--memory-mib",
             type=click.IntRange(min=64),
-            default=256,
-            show_default=True,
-            help="Budget of requests being worked on.",
+            default=None,
+            help="Budget of requests being worked on [default: by the memory limit of this process, 256 at most].",
         ),
         _option(
             "--log-level",
@@ -158,17 +157,17 @@ def node_options(
     """The options of a process, of the command's values. First masters are who is told if no masters are given."""
     from stele.model.ids import ClusterId, NodeId
     from stele.rpc.masters import parse_masters
-    from stele.tserver.memory import MemoryShares
+    from stele.tserver.memory import MemoryShares, memory_limit
     from stele.tserver.options import NodeOptions
 
-    masters = values.pop("masters")
+    masters, budget_mib = values.pop("masters"), values.pop("memory_mib")
     first = tuple(m.address for m in first_masters)
     return NodeOptions(
         data_dir=values.pop("data_dir"),
         node_id=NodeId(values.pop("node_id")),
         cluster_id=ClusterId(values.pop("cluster_id")),
         masters=tuple(parse_masters(masters)) if masters else first,
-        memory=MemoryShares(budget_bytes=values.pop("memory_mib") << 20),
+        memory=MemoryShares.of(memory_limit(), None if budget_mib is None else budget_mib << 20),
         role=role,
         first_masters=first_masters,
         **values,

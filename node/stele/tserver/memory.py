@@ -1,4 +1,5 @@
-"""What a node's memory is shared out to, and how much of it its stores hold. Made at its start; owned by the node.
+"""How much memory this process may use, what that is shared out to, and how much of it the node's stores hold. Made at its
+start; owned by the node.
 
 Invariant: where stores hold more than twice their share, no leader here takes a write. What counts are the stores that a
 flush makes smaller; a replica that has FAILED holds nobody up.
@@ -7,11 +8,17 @@ flush makes smaller; a replica that has FAILED holds nobody up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from stele.consensus.replica import Replica
 from stele.tserver.replicas import Replicas
 
+PROGRAM_BYTES = 192 << 20
+"""What an empty node takes, and the worker that merges for it."""
+LEAST_BYTES = 16 << 20
+"""A share is no smaller than the largest message."""
 LOOK_MS = 20
 """For so long a sum is taken as it was: writes ask for it, one by one."""
 
@@ -19,12 +26,69 @@ LOOK_MS = 20
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
     """Bytes at most: `budget_bytes` of requests being worked on, `queue_bytes` of the log's entries that are not yet written
-    and `cache_bytes` of its newest ones, `stores_bytes` of rows in stores before the largest is flushed."""
+    and `cache_bytes` of its newest ones, `stores_bytes` of rows in stores before the largest is flushed. `limit_bytes`: what
+    they were taken from, 0 if they were not."""
 
     budget_bytes: int = 256 << 20
     queue_bytes: int = 64 << 20
     cache_bytes: int = 32 << 20
     stores_bytes: int = 1 << 30
+    limit_bytes: int = 0
+
+    @staticmethod
+    def of(limit_bytes: int, budget_bytes: int | None = None) -> MemoryShares:
+        """Of a process that may use so much: parts of what is left beside the program itself and its worker, never more than
+        the defaults, which count where no limit is known (0). `budget_bytes`: given by the user."""
+        most = MemoryShares()
+        free = max(limit_bytes - PROGRAM_BYTES, limit_bytes // 8) if limit_bytes else 8 * most.stores_bytes
+        return MemoryShares(
+            min(most.budget_bytes, max(LEAST_BYTES, free // 4)) if budget_bytes is None else budget_bytes,
+            min(most.queue_bytes, max(LEAST_BYTES // 4, free // 16)),
+            min(most.cache_bytes, max(LEAST_BYTES // 8, free // 32)),
+            min(most.stores_bytes, max(LEAST_BYTES, free // 8)),
+            limit_bytes,
+        )
+
+    def in_mib(self) -> dict[str, int]:
+        """As a start logs them."""
+        return {
+            "limit_mib": self.limit_bytes >> 20,
+            "budget_mib": self.budget_bytes >> 20,
+            "log_queue_mib": self.queue_bytes >> 20,
+            "log_cache_mib": self.cache_bytes >> 20,
+            "stores_mib": self.stores_bytes >> 20,
+        }
+
+
+def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many bytes this process may use: the least limit of its control group (version 2 or 1) and of those above it, the
+    machine's memory where there is none. 0 if nothing tells it."""
+    limits = []
+    with suppress(OSError, ValueError, IndexError):
+        told = next(
+            line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemTotal:")
+        )
+        limits.append(int(told.split()[1]) << 10)
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                limits += _limits(groups, path, "memory.max")
+            elif "memory" in controllers.split(","):
+                limits += _limits(groups / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=0)
+
+
+def _limits(root: Path, path: str, name: str) -> list[int]:
+    """Of a group and those above it. In a container `path` may be one of the machine, and the container's own be the root."""
+    found = []
+    group = root / path.lstrip("/")
+    for each in (group, *group.parents):
+        with suppress(OSError, ValueError):
+            found.append(int((each / name).read_text()))  # "max" is no number: no limit
+        if each == root:
+            break
+    return found
 
 
 class StoreMemory:

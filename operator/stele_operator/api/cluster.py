@@ -117,6 +117,35 @@ class Resources(Model):
     )
 
 
+def _at_least(least: str, who: str) -> dict[str, Any]:
+    """A limit of memory is no less; where none is given, a request is the limit."""
+    wrong = f"{who}.resources: a memory limit below {least} is not enough to live on, and a request is the limit where none is given"
+    return with_rules(
+        rule(
+            "!has(self.limits) || !('memory' in self.limits) || "
+            f"quantity(string(self.limits['memory'])).compareTo(quantity('{least}')) >= 0",
+            wrong,
+        ),
+        rule(
+            "(has(self.limits) && 'memory' in self.limits) || !has(self.requests) || !('memory' in self.requests) || "
+            f"quantity(string(self.requests['memory'])).compareTo(quantity('{least}')) >= 0",
+            wrong,
+        ),
+    )
+
+
+class MasterResources(Resources):
+    """Of a master's container."""
+
+    model_config = ConfigDict(json_schema_extra=_at_least("256Mi", "masters"))
+
+
+class NodeResources(Resources):
+    """Of a node's container."""
+
+    model_config = ConfigDict(json_schema_extra=_at_least("512Mi", "nodes"))
+
+
 class Masters(Model):
     """The masters, which keep the catalog."""
 
@@ -131,7 +160,10 @@ class Masters(Model):
         },
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each master.")
-    resources: Resources | None = Field(default=None, description="Resources of each master's container.")
+    resources: MasterResources | None = Field(
+        default=None,
+        description="Resources of each master's container. A memory limit is 256Mi at least.",
+    )
 
 
 class Nodes(Model):
@@ -147,7 +179,11 @@ class Nodes(Model):
         ),
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each node.")
-    resources: Resources | None = Field(default=None, description="Resources of each node's container.")
+    resources: NodeResources | None = Field(
+        default=None,
+        description="Resources of each node's container. A memory limit is 512Mi at least; what a node makes of its limit "
+        "is in kubernetes.md.",
+    )
     machineSpread: MachineSpread = Field(
         default=MachineSpread.REQUIRED,
         description="Required: two nodes never share a machine. Preferred: they may, where machines are too few; two "
