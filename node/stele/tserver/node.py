@@ -3,7 +3,8 @@
 Owns the process's parts and their order of life; decides nothing about tablets. Masters are made of the same class
 with more services.
 
-Invariant: nothing is served before the volume is locked and known to be this node's; a log that failed ends the node.
+Invariant: nothing is served before the volume is locked and known to be this node's, and the lock is held until the last
+thread that works on the volume has ended; a log that failed ends the node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import structlog
 
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
-from stele.consensus.fetch import CopySource
+from stele.consensus.fetch import CopySource, whole
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, SteleError
@@ -214,9 +215,7 @@ class Node:
         try:
             await self._begin()
         except BaseException:
-            if self.log is not None:
-                await self.in_thread(self.log.close)
-            self.volume.close()
+            await whole(self._give_back())
             raise
 
     async def _begin(self) -> None:
@@ -225,7 +224,7 @@ class Node:
         host, _ = split_address(self.options.listen)
         self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
         self.identity = self.pool.identity
-        self.log = await self.in_thread(formation.open_log, self.volume, self.options, self._dispatch)
+        await self.in_thread(self._open_log)
         self.log.attach(self._loop, await self.in_thread(kernel_sync, self.volume.wal_directory))
         found = record.found or self.log.recovery.found
         if found != record.found:
@@ -260,6 +259,10 @@ class Node:
         self._ticker = Ticker(self.clock, self._tick, self.watch.look)
         self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
+
+    def _open_log(self) -> None:
+        """Noted by the thread that opens it: whoever waits may be cancelled, and the log is to be closed all the same."""
+        self.log = formation.open_log(self.volume, self.options, self._dispatch)
 
     async def _serve(self, host: str) -> None:
         tablets = TabletService(self)
@@ -367,10 +370,18 @@ class Node:
         self.flight_connections.close()
         if self._http is not None:
             await self._http.close()
-        await self.in_thread(self.log.close)
-        self.volume.close()
         self._read_threads.shutdown(wait=False, cancel_futures=True)
-        self._threads.shutdown(wait=False)
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Close the log and let go of the volume, once no thread works on it: who has it next would write beside that one.
+
+        What was cancelled may go on in its thread for as long as the disk takes: whoever runs the node bounds it.
+        """
+        await self._loop.run_in_executor(None, self._threads.shutdown)
+        if self.log is not None:
+            await self._loop.run_in_executor(None, self.log.close)
+        self.volume.close()
 
     def fail(self, error: Exception) -> None:
         """The node cannot go on; `failed` tells whoever runs it."""

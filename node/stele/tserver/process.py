@@ -1,7 +1,8 @@
 """A node or master as a process: signals, exit codes, memory settings. Called by the command line.
 
 Invariant: the process ends with one of the documented exit codes, and says why in one line. One that cannot go on ends
-within END_S, whatever its disk does.
+within END_S, one that is told to stop within STOP_S, whatever its disk does. Then the system takes the volume's lock from
+it, once no thread of it is left.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ log = structlog.get_logger("stele.tserver")
 
 TERMINATION_LOG = "STELE_TERMINATION_LOG"
 END_S = 10.0
-"""How long a node that cannot go on may take to close what it has."""
+"""How long a node that cannot go on, or does not serve yet, may take to close what it has."""
+STOP_S = 30.0
+"""The same for one that serves, and hands its leaders over first."""
 _GC_THRESHOLDS = (50_000, 50, 100)
 _FILES = 1 << 20
 
@@ -72,6 +75,7 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
+        _end_within(END_S, EXIT_OK)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return EXIT_OK
@@ -84,6 +88,7 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     stopping.cancel()
     if node.failed.done():
         return await _end(node, node.failed.result())
+    _end_within(STOP_S, EXIT_OK)
     await node.stop()
     if node.failed.done():
         return exit_code(node.failed.result())
@@ -92,13 +97,18 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
 
 
 async def _end(node: Node, error: Exception) -> int:
-    """Where a disk hangs, threads that wait for it keep the log from closing and the interpreter from ending."""
-    at_last = threading.Timer(END_S, os._exit, (_code_of(error),))
-    at_last.daemon = True
-    at_last.start()
+    _end_within(END_S, _code_of(error))
     code = exit_code(error)
     await node.stop()
     return code
+
+
+def _end_within(seconds: float, code: int) -> None:
+    """Where a disk hangs, threads that wait for it keep the log from closing and the interpreter from ending; where a log
+    is long, so does its recovery. Cut off, it is recovered as after a crash."""
+    at_last = threading.Timer(seconds, os._exit, (code,))
+    at_last.daemon = True
+    at_last.start()
 
 
 def exit_code(error: BaseException) -> int:
