@@ -55,7 +55,7 @@ class SimFiles:
         self._steps: list[dict[Path, _Inode]] = []
         self.off = False
         self.fail_after: int | None = None
-        self.free = 1 << 40
+        self.total = self.free = 1 << 40
         self.free_inodes: int | None = None
         self.sync_error = False
         self.write_error = False
@@ -144,7 +144,7 @@ class SimFiles:
     def unlink(self, path: Path) -> None:
         with self._lock:
             self.step()
-            del self._names[path]
+            self.free += len(self._names.pop(path).data)
             self._renamed()
 
     def names(self, directory: Path) -> list[str]:
@@ -164,6 +164,9 @@ class SimFiles:
 
     def free_bytes(self, directory: Path) -> int:
         return self.free
+
+    def total_bytes(self, directory: Path) -> int:
+        return self.total
 
     def free_files(self, directory: Path) -> int | None:
         return self.free_inodes

@@ -14,7 +14,7 @@ from stele.model.config import Configuration, encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Rejected
 from stele.model.ids import ReplicaId
-from stele.wal import Log
+from stele.wal import Log, StreamLog
 from stele.wal.keeper import make_next
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
@@ -159,6 +159,93 @@ def test_an_anchor_past_its_bound_is_dropped_and_reported() -> None:
     got = log.collect()
     assert got.dropped == ((key(), "peer-3", 1),)
     assert got.segments > 0
+
+
+def test_an_anchor_holds_no_more_than_a_quarter_of_the_volume() -> None:
+    files = SimFiles()
+    files.total = 200_000
+    log = open_still(files)
+    stream = stream_of(log)
+    stream.anchor("peers", 1)
+    fill(log, 30)
+    stream.set_flushed(30)
+    assert log.collect().dropped == ()
+    fill(log, 30)
+    stream.set_flushed(60)
+    assert log.collect().dropped == ((key(), "peers", 1),)
+
+
+# --- a disk that gets full
+
+NEEDED = replace(SMALL, low_space_bytes=64 << 10)
+"""Free space that is kept; another segment is wanted above it."""
+
+
+def kept_for_peers() -> tuple[SimFiles, Log, StreamLog]:
+    """A log of 60 entries, of which the last five are not flushed; the others are kept for peers alone."""
+    files = SimFiles()
+    log = open_still(files, NEEDED)
+    fill(log, 60)
+    stream = log.stream(key())
+    stream.set_flushed(55)
+    stream.anchor("peers", 1, gives_way=True)
+    log.collect()
+    assert stream.start.index == 0
+    return files, log, stream
+
+
+def test_what_is_kept_for_peers_goes_where_the_disk_lacks_space_the_oldest_first() -> None:
+    files, log, stream = kept_for_peers()
+    segments = len(log.segments)
+    wanted = NEEDED.low_space_bytes + NEEDED.segment_bytes
+    files.free = wanted - 2 * NEEDED.segment_bytes
+    got = log.collect()
+    assert got.dropped == ((key(), "peers", 1),)
+    assert wanted <= files.free < wanted + NEEDED.segment_bytes  # no more than it takes
+    assert 0 < got.segments < segments - 1
+    assert got.starts[key()] == stream.start
+    again = log.collect()
+    assert (again.segments, again.dropped) == (0, ())
+
+
+def test_what_is_not_flushed_stays_however_full_the_disk_is() -> None:
+    files, log, stream = kept_for_peers()
+    files.free = 4096  # the metadata is written first
+    assert log.collect().segments > 0
+    assert 40 < stream.start.index < 56
+    assert [e.index for e in stream.read_entries(56, 1 << 20)] == [56, 57, 58, 59, 60]
+    files.free = 1 << 20
+    assert log.collect().segments == 0
+    log.close()
+    assert [e.index for e in loaded(open_still(files, NEEDED).stream(key())).entries][-5:] == list(
+        range(56, 61)
+    )
+
+
+def test_what_a_copy_needs_stays_however_full_the_disk_is() -> None:
+    """It is what the disk gets its space back by, where the log is kept for somebody who does not come."""
+    files, log, stream = kept_for_peers()
+    stream.anchor("copy-1", 20)
+    files.free = 4096  # the metadata is written first
+    got = log.collect()
+    assert got.dropped == ((key(), "peers", 1),)
+    assert 0 < stream.start.index < 20
+    assert stream.read_entries(20, 1)[0].index == 20
+
+
+def test_segments_that_wait_to_be_used_again_are_no_reason_for_a_full_disk() -> None:
+    files, log, stream = kept_for_peers()
+    stream.release("peers")
+    assert log.collect().segments > 2
+    waiting = [p for p in files.paths() if p.name.startswith("prepared-")]
+    assert waiting
+    stream.anchor("peers", stream.start.index + 1, gives_way=True)
+    files.free = NEEDED.low_space_bytes
+    assert log.collect().dropped == ()
+    assert not [p for p in files.paths() if p.name.startswith("prepared-")]
+    assert files.free >= NEEDED.low_space_bytes + NEEDED.segment_bytes
+    fill(log, 40)
+    log.close()
 
 
 def test_a_start_that_rises_carries_its_configuration() -> None:

@@ -276,7 +276,8 @@ class Replica(ReadPart):
     def anchor_log(self, now_ms: int) -> None:
         """Hold the log for peers that lag, and for a while for a copy that is not yet a peer.
 
-        The log bounds what an anchor may hold; past that a peer needs a copy.
+        The log bounds what an anchor may hold, and gives up what the disk has no space for; past that a peer needs a copy.
+        What this replica itself still needs is held without an anchor, and what it has flushed a majority has committed.
         """
         core, machine = self.core, self.machine
         if core is None or machine is None:
@@ -287,7 +288,7 @@ class Replica(ReadPart):
         while len(self._flushed_marks) > 1 and self._flushed_marks[1][0] <= now_ms - LOG_KEPT_MS:
             self._flushed_marks.popleft()
         wanted = min(behind, self._flushed_marks[0][1])
-        self.stream.anchor("peers", max(wanted, self.stream.start.index) + 1)
+        self.stream.anchor("peers", max(wanted, self.stream.start.index) + 1, gives_way=True)
 
     def log_collected(self, start: OpId) -> None:
         """The log up to and including `start` is gone."""

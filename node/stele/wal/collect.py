@@ -1,11 +1,13 @@
 """Garbage collection of whole closed segments. Called by log.py, one at a time.
 
 Order: choose, raise the streams' starts, make the metadata durable, then remove. Invariant: a segment goes only after
-the metadata that replaces its hard state is on disk, and only if every entry in it is flushed and no anchor needs it.
+the metadata that replaces its hard state is on disk, and only if every entry in it is flushed and no anchor needs it, but
+for anchors that give way where the disk lacks space.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,10 +31,14 @@ def collect(log: Log) -> Collected:
         evidence = evidence_end(log.states.values())
     if not evidence:
         log.aside.clear()
+    log.refresh_space()
+    if _lacking(log) > 0:
+        log.pool.empty()
+        log.refresh_space()
     with log.lock:
         dropped = _drop_anchors(log)
         closed = sorted(s for s in log.segments if s < log.active_sequence)
-        keep_from = _lowest_needed(log)
+        keep_from = _give_way(log, _lowest_needed(log), dropped)
         victims = [s for s in closed if s < keep_from]
         if not victims:
             return _report(0, {}, dropped)
@@ -101,20 +107,62 @@ def bytes_from_each(log: Log) -> dict[int, int]:
     return held
 
 
-def _needed_from(state: State) -> int:
-    return min([state.flushed + 1, *state.anchors.values()])
+def _segment_of(state: State, index: int) -> int | None:
+    """The segment of the entry at `index`, or of the first one there is; None if there is none."""
+    at = state.runs.find(max(index, state.start.index + 1))
+    return None if at is None else state.runs[at].sequence
 
 
-def _lowest_needed(log: Log) -> int:
-    """The lowest segment that holds an entry that someone needs; never above the active one."""
+def _lowest_needed(log: Log, *, firmly: bool = False) -> int:
+    """The lowest segment that holds an entry that someone needs; never above the active one. `firmly`: also where the disk
+    lacks space."""
     lowest = log.active_sequence
     for state in log.states.values():
         if state.needs_nothing:
             continue
-        at = state.runs.find(max(_needed_from(state), state.start.index + 1))
-        if at is not None:
-            lowest = min(lowest, state.runs[at].sequence)
+        anchors = [a.index for a in state.anchors.values() if not (firmly and a.gives_way)]
+        sequence = _segment_of(state, min([state.flushed + 1, *anchors]))
+        if sequence is not None:
+            lowest = min(lowest, sequence)
     return lowest
+
+
+def _lacking(log: Log) -> int:
+    """Bytes that the disk lacks for another segment above what is kept free; negative if it has more."""
+    return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
+
+
+def _give_way(log: Log, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
+    """The lowest segment to keep. Where the disk lacks space this is above what anchors that give way need: the oldest
+    segments that they alone need go, as many as it takes. Adds those anchors to `dropped`."""
+    lacking = _lacking(log)
+    if lacking <= 0:
+        return keep_from
+    firmly, needed_from = _lowest_needed(log, firmly=True), keep_from
+    known = sorted(log.segments)
+    for oldest, behind in itertools.pairwise(known):
+        if lacking <= 0 or behind > firmly:
+            break
+        lacking -= log.segments[oldest].length
+        keep_from = max(keep_from, behind)
+    if keep_from == needed_from:
+        return keep_from
+    gave_way = []
+    for state in log.states.values():
+        if state.needs_nothing:
+            continue
+        for name, anchor in state.anchors.items():
+            sequence = _segment_of(state, anchor.index)
+            if sequence is not None and sequence < keep_from:
+                gave_way.append((state.key, name, anchor.index))
+    _log.warning(
+        "the disk is nearly full: log that was kept for peers goes, they are copied if they still need it",
+        free_bytes=log.free_bytes,
+        streams=len(gave_way),
+        segments=sum(needed_from <= s < keep_from for s in known),
+    )
+    dropped += gave_way
+    return keep_from
 
 
 def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
@@ -138,13 +186,15 @@ def _drop_anchors(log: Log) -> list[tuple[StreamKey, str, int]]:
     for state in log.states.values():
         if state.needs_nothing:
             continue  # its entries may stand in segments that are gone
-        for name, index in list(state.anchors.items()):
-            at = state.runs.find(max(index, state.start.index + 1))
-            if at is None:
+        for name, anchor in list(state.anchors.items()):
+            sequence = _segment_of(state, anchor.index)
+            if sequence is None:
                 continue
-            held = log.active_length + held_from[state.runs[at].sequence]
-            if held > log.options.anchor_bytes_max:
+            held = log.active_length + held_from[sequence]
+            if held > log.anchor_bytes_max:
                 del state.anchors[name]
-                dropped.append((state.key, name, index))
-                _log.warning("anchor dropped", stream=str(state.key), anchor=name, index=index, bytes=held)
+                dropped.append((state.key, name, anchor.index))
+                _log.warning(
+                    "anchor dropped", stream=str(state.key), anchor=name, index=anchor.index, bytes=held
+                )
     return dropped

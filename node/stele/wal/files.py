@@ -69,6 +69,9 @@ class Files(Protocol):
     def free_bytes(self, directory: Path) -> int:
         """Bytes that may still be written on the volume."""
 
+    def total_bytes(self, directory: Path) -> int:
+        """Bytes that the volume holds, written or not."""
+
     def free_files(self, directory: Path) -> int | None:
         """How many files and directories may still be made on the volume; None: as many as there are bytes for."""
 
@@ -242,6 +245,11 @@ class OsFiles:
         """As Files."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self, directory: Path) -> int:
+        """As Files."""
+        stat = os.statvfs(directory)
+        return stat.f_blocks * stat.f_frsize
 
     def free_files(self, directory: Path) -> int | None:
         """As Files."""

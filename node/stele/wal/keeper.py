@@ -5,6 +5,7 @@ Invariant: what fails here is no failure of the log: appends overrun the full se
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from pathlib import Path
@@ -49,13 +50,25 @@ class Pool:
         """
         with self._lock:
             self._unsynced = True
-            if len(self._waiting) < self._segments_max and self._fit(path):
+            if len(self._waiting) < self._segments_max and self._has_space() and self._fit(path):
                 self._number += 1
                 new = self._directory / prepared_name(self._number)
                 self._files.rename(path, new)
                 self._waiting.append(new)
             else:
                 self._files.unlink(path)
+
+    def empty(self) -> None:
+        """Give the disk back what waits.
+
+        Raises:
+            OSError: some of it waits on.
+        """
+        with self._lock:
+            while self._waiting:
+                with contextlib.suppress(FileNotFoundError):  # somebody removed it
+                    self._files.unlink(self._waiting[-1])
+                self._waiting.pop()
 
     def take_back(self, path: Path) -> None:
         """A whole file that came from here, under the name that it had, and did not become a segment."""
@@ -84,6 +97,10 @@ class Pool:
         finally:
             file.close()
 
+    def _has_space(self) -> bool:
+        """Whether the disk has space for another segment above what is kept free for hard state."""
+        return self._files.free_bytes(self._directory) >= self._segment_bytes + self._low_space_bytes
+
     def take(self) -> tuple[File, Path] | None:
         """A recycled file, open, with the name it has now.
 
@@ -110,7 +127,7 @@ class Pool:
         Raises:
             OSError: no space for it above what is kept free for hard state.
         """
-        if self._files.free_bytes(self._directory) < self._segment_bytes + self._low_space_bytes:
+        if not self._has_space():
             raise OSError(errno.ENOSPC, "too little free space for another segment", str(self._directory))
         with self._lock:
             self._number += 1

@@ -34,6 +34,8 @@ from stele.wal.segment import ActiveSegment, Ready, Segment
 from stele.wal.state import State
 from stele.wal.stream import RECORD_COST_BYTES, StreamLog
 
+ANCHOR_SHARE = 4
+"""An anchor holds no larger part of the volume than one of so many."""
 Done = Callable[[], None]
 Dispatch = Callable[[list[Done]], None]
 _log = structlog.get_logger("stele.wal")
@@ -59,7 +61,9 @@ class Log:
         self.failed: Exception | None = None
         self.low_space = False
         self.no_space = False
+        self.free_bytes = 0
         self.free_files: int | None = None
+        self.anchor_bytes_max = options.anchor_bytes_max
         self.on_failure: Callable[[Exception], None] | None = None
         # for the other modules, guarded by `lock`
         self.lock = threading.Lock()
@@ -393,8 +397,10 @@ class Log:
 
     def refresh_space(self) -> None:
         """Look at the free space."""
-        free = self.files.free_bytes(self.directory)
+        free = self.free_bytes = self.files.free_bytes(self.directory)
         files = self.free_files = self.files.free_files(self.directory)
+        share = self.files.total_bytes(self.directory) // ANCHOR_SHARE
+        self.anchor_bytes_max = min(self.options.anchor_bytes_max, share)
         bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
         self.low_space = free < bytes_kept or (files is not None and files < files_kept)
         # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is

@@ -46,7 +46,7 @@ class RecoveryReport:
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What a collection did. `starts`: streams whose log now begins after that OpId. `dropped`: (stream, name, index)
-    of anchors that held more of the log than they may: whoever set them must be copied instead."""
+    of anchors that held more of the log than they may, or than there was space for: whoever set them must be copied instead."""
 
     segments: int
     starts: Mapping[StreamKey, OpId]

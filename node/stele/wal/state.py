@@ -44,6 +44,14 @@ class Saved:
     created: int
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Entries from `index` on are kept. `gives_way`: only while the disk has space for them."""
+
+    index: int
+    gives_way: bool
+
+
 def place(sequence: int, offset: int) -> int:
     """A place in the log as one number that orders as the places do."""
     return sequence << 40 | offset
@@ -88,7 +96,7 @@ class State:
         self.configs: list[tuple[int, bytes]] = []
         self.runs = Runs(start.index)
         self.flushed = start.index
-        self.anchors: dict[str, int] = {}
+        self.anchors: dict[str, Anchor] = {}
         self.let_go = False
         self.created = created
         self.tombstoned = False

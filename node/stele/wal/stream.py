@@ -25,7 +25,7 @@ from stele.wal.format import Kind, Record
 from stele.wal.reader import GroupReader, entries_of
 from stele.wal.runs import Run
 from stele.wal.segment import Segment
-from stele.wal.state import HardState, State
+from stele.wal.state import Anchor, HardState, State
 
 if TYPE_CHECKING:
     from stele.wal.log import Log
@@ -270,10 +270,11 @@ class StreamLog:
         with self._log.lock:
             self._state.let_go = True
 
-    def anchor(self, name: str, index: int) -> None:
-        """Keep entries from `index` on; replaces an anchor of that name. Dropped and reported past its bound."""
+    def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
+        """Keep entries from `index` on; replaces an anchor of that name. Dropped and reported past its bound. One that
+        `gives_way` holds nothing that the disk has no space for: whoever it is for can be copied."""
         with self._log.lock:
-            self._state.anchors[name] = index
+            self._state.anchors[name] = Anchor(index, gives_way)
 
     def release(self, name: str) -> None:
         """Let an anchor go; nothing if there is none of that name."""
