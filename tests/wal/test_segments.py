@@ -248,6 +248,20 @@ def test_segments_that_wait_to_be_used_again_are_no_reason_for_a_full_disk() -> 
     log.close()
 
 
+@pytest.mark.parametrize(("sixteenths", "kept"), [(0, 0), (1, 1), (9, 4)], ids=["none", "one", "the most"])
+def test_what_waits_to_be_used_again_is_a_small_part_of_the_volume(sixteenths: int, kept: int) -> None:
+    """On a volume of 1 GiB merges had no room beside it."""
+    files, log, stream = kept_for_peers()
+    log.pool.empty()
+    files.total = sixteenths * 16 * NEEDED.segment_bytes
+    stream.release("peers")
+    assert log.collect().segments > 0
+    fill(log, 60)
+    stream.set_flushed(110)
+    log.collect()
+    assert len([p for p in files.paths() if p.name.startswith("prepared-")]) == kept
+
+
 def test_a_start_that_rises_carries_its_configuration() -> None:
     files = SimFiles()
     log = open_still(files)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("stele.wal")
 
+WAITING_SHARE = 16
+"""Files that wait to be used again take no larger part of the volume than one of so many."""
+
 
 class Pool:
     """Files that may become segments: collected ones, whose blocks are written already. Any thread may call.
@@ -50,7 +53,7 @@ class Pool:
         """
         with self._lock:
             self._unsynced = True
-            if len(self._waiting) < self._segments_max and self._has_space() and self._fit(path):
+            if len(self._waiting) < self._waiting_max() and self._has_space() and self._fit(path):
                 self._number += 1
                 new = self._directory / prepared_name(self._number)
                 self._files.rename(path, new)
@@ -85,6 +88,10 @@ class Pool:
         if self._unsynced:
             self._files.sync_directory(self._directory)
             self._unsynced = False
+
+    def _waiting_max(self) -> int:
+        share = self._files.total_bytes(self._directory) // WAITING_SHARE
+        return min(self._segments_max, share // self._segment_bytes)
 
     def _fit(self, path: Path) -> bool:
         file = self._files.open(path)
