@@ -174,6 +174,31 @@ def test_a_table_that_a_group_took_over_is_dropped_with_it() -> None:
     assert [t.state for t in world.tables] == ["REMOVED"]
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["as now", "recorded by an earlier version"])
+def test_a_table_that_was_left_as_it_is_stays_when_the_faulty_group_is_deleted(recorded: bool) -> None:
+    """Another made it, with other columns: whoever sees TableDiffers deletes the TabletGroup that he got wrong."""
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    table_id = world.objects["TabletGroup", "events"]["metadata"]["uid"].replace("-", "")
+    del world.objects["TabletGroup", "events"]
+    group = world.group("events", columns=[*COLUMNS, {"name": "more", "type": "int8"}])
+    for _ in range(3):
+        world.step()
+        o = world.observe()
+        group = world.objects["TabletGroup", "events"]
+        group["status"] = group_status(o, make_plan(o), the_group(o, "events"), NOW)
+        assert "tableID" not in group["status"]
+    assert conditions(world, "events")["Stalled"][1] == "TableDiffers"
+    if recorded:
+        identity = world.objects["ConfigMap", "flights-identity"]["data"]["clusterUUID"]
+        group["status"] |= {"tableID": table_id, "clusterUUID": identity}
+    group["metadata"]["deletionTimestamp"] = NOW
+    world.run()
+    assert ("TabletGroup", "events") not in world.objects
+    assert [t.state for t in world.tables] == ["RUNNING"]
+
+
 def test_under_retain_the_finalizer_goes_and_the_table_stays() -> None:
     world = made()
     group = world.objects["TabletGroup", "events"]

@@ -24,7 +24,7 @@ from stele_operator.plan.health import (
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.planner import Plan
-from stele_operator.plan.tables import table_of
+from stele_operator.plan.tables import may_record, table_of
 
 Json = dict[str, Any]
 MEMBERS_MAX = 100
@@ -255,9 +255,12 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     if table is not None:
         health = plan.health.of(table.table_id)
         counts = health.counts
+        if may_record(o, group, table):
+            status |= {
+                "tableID": table.table_id,
+                "clusterUUID": o.identity.cluster_id if o.identity is not None else "",
+            }
         status |= {
-            "tableID": table.table_id,
-            "clusterUUID": o.identity.cluster_id if o.identity is not None else "",
             "tablets": _counts(counts),
             "worst": [{"tablet": t.tablet_id, "reason": t.reason} for t in health.ailing[:WORST_MAX]],
         }

@@ -30,14 +30,28 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _owned(o: Observation, group: GroupObject) -> Table | None:
-    """The table that goes with a TabletGroup: made under its uid, or on record in its status. A name alone is none of
-    its own: another one, which retains its table, may have gone a moment ago."""
+    """The table that goes with a TabletGroup: made under its uid, or on record in its status and what it asks for. A name
+    alone is none of its own: another one, which retains its table, may have gone a moment ago."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     for table_id in (group.own_table_id, group.recorded_table if here else ""):
         table = o.catalog.table(table_id) if o.catalog is not None else None
-        if table is not None and o.maker(table_id) in (None, group):
+        if table is not None and o.maker(table_id) in (None, group) and not _foreign(group, table):
             return table
     return None
+
+
+def _foreign(group: GroupObject, table: Table) -> bool:
+    """A table that somebody else made, and otherwise than this TabletGroup asks for: it was said to be left as it is. Where
+    the spec cannot be read nobody knows; nothing is dropped then."""
+    own = table.table_id == group.own_table_id
+    return not own and group.spec is not None and bool(table_differences(group.spec, table))
+
+
+def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
+    """Whether a TabletGroup's status says that a table is its own, once and for all: a foreign one is not. What stands there
+    already stays, or a table that is dropped by someone else would be made again."""
+    here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
+    return not _foreign(group, table) or (here and group.recorded_table == table.table_id)
 
 
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
@@ -111,7 +125,7 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         return []
     table = _owned(o, group)
     if table is None:
-        return let_go(group, "its table is gone, or never was its own")
+        return let_go(group, "its table is gone, or never was its own: one that differs is left as it is")
     if group.spec is None:
         message = (
             f"table {table.name} stays, since this operator cannot read the spec, which may say Retain: "
