@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import pytest
+
+from stele_operator.plan import make_plan
+from stele_operator.plan.actions import PatchObject
+from stele_operator.plan.ownership import with_owners
 from tests.operator.world import World
-from tests.operator.worlds import check, made, names
+from tests.operator.worlds import check, made, names, node_of
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["its claim", "another claim of its name"])
+def test_a_pod_says_whose_a_claim_is_only_if_it_was_made_for_this_very_claim(same: bool) -> None:
+    """The other one names a node that nobody has on record; labels it may have as well."""
+    world = made()
+    name = node_of(world, "n2")
+    claim = world.objects["PersistentVolumeClaim", name]
+    ours = claim["metadata"]["annotations"]["stele.dev/node-id"]
+    claim["metadata"]["annotations"] |= {"stele.dev/node-id": "e" * 32, "stele.dev/cluster-id": "d" * 32}
+    if not same:
+        claim["metadata"]["uid"] = "eeeeeeee-0000-0000-0000-000000000000"
+    (seen,) = [c for c in with_owners(world.observe()).claims if c.name == name]
+    assert (seen.node_id, seen.identified) == ((ours, False) if same else ("e" * 32, True))
+    patched = {a.name for a in make_plan(world.observe()).actions if isinstance(a, PatchObject)}
+    assert (name in patched) is same
 
 
 def test_identity_lost_is_read_back_from_the_claims_as_formed() -> None:
