@@ -144,6 +144,20 @@ def test_retain_takes_effect_whatever_else_the_spec_says(also: dict[str, Any]) -
     assert not make_plan(world.observe()).actions, "to take volumes into possession can wait"
 
 
+@pytest.mark.parametrize("also", [{"paused": True}, {"masters": {"replicas": 2}}])
+def test_volumes_that_go_with_an_earlier_cluster_of_this_name_are_not_kept_from_it(
+    also: dict[str, Any],
+) -> None:
+    """It was deleted under Delete and applied again under Retain: what is left of it is on its way out."""
+    world = World({"nodes": {"replicas": 3}, "deletionPolicy": "Delete"})
+    world.run()
+    world.cluster["spec"] |= {"deletionPolicy": "Retain", **also}
+    assert make_plan(world.observe()).actions
+    for raw in world.of("PersistentVolumeClaim"):
+        raw["metadata"]["ownerReferences"][0]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    assert not make_plan(world.observe()).actions
+
+
 @pytest.mark.parametrize("role", ["node", "master"])
 def test_a_volume_that_somebody_made_larger_stays_so_and_stops_nothing(role: str) -> None:
     """By hand, or by a controller that grows volumes; or the TabletCluster was applied again with a smaller size."""
