@@ -252,7 +252,8 @@ class ClusterTask:
             x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
         }
         for group, there in zip(o.groups, groups, strict=True):
-            if not group.deleting:
+            # One that is being deleted and of which there is something to say is still held by its finalizer.
+            if not group.deleting or plan.about(group.name):
                 status = group_status(o, plan, group, now, refusals.get(group.name, ""))
                 await self._reporter.status("TabletGroup", there, status, o.now_s)
                 await asyncio.sleep(

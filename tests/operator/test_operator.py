@@ -90,6 +90,30 @@ async def test_a_group_without_its_cluster_is_told_so_and_can_go(tmp_path: Path)
         await made.until("the group is gone", gone)
 
 
+async def test_a_group_deleted_while_its_cluster_is_paused_says_what_it_waits_for_and_retain_lets_it_go(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, machines=1) as made:
+        await made.start()
+        await made.apply("cluster", paused=True)
+        group = await made.apply("flights", deletionPolicy="Delete")
+        held = {"metadata": {"finalizers": ["stele.dev/table"]}}  # from before the pause
+        await made.kube.patch("TabletGroup", "default", "flights", held)
+        await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+
+        async def told() -> bool:
+            return (await made.condition("TabletGroup", "flights", "Reconciling"))[1] == "ClusterNotKept"
+
+        await made.until("it says what it waits for", told)
+        retain = {"spec": {"deletionPolicy": "Retain"}}
+        await made.kube.patch("TabletGroup", "default", "flights", retain)
+
+        async def gone() -> bool:
+            return not await made.names("TabletGroup")
+
+        await made.until("the group is gone", gone)
+
+
 async def test_what_only_the_operator_can_see_is_a_condition_and_an_event(tmp_path: Path) -> None:
     async with bench(tmp_path, machines=3) as made:
         await made.start()

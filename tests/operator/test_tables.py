@@ -230,6 +230,26 @@ def test_retain_that_came_after_the_last_pass_is_heeded_and_lets_a_hanging_delet
     assert [t.state for t in world.tables] == ["RUNNING"]
 
 
+@pytest.mark.parametrize(
+    "also", [{"paused": True}, {"masters": {"replicas": 2}}], ids=["paused", "a rule is broken"]
+)
+def test_a_deleted_group_says_what_it_waits_for_and_retain_lets_it_go(also: dict[str, Any]) -> None:
+    """In a cluster that nothing is done to, also not to what is to go."""
+    world = made()
+    group = world.objects["TabletGroup", "events"]
+    group["metadata"]["deletionTimestamp"] = NOW
+    world.cluster["spec"] |= also
+    assert not world.step().actions
+    found = conditions(world, "events")["Reconciling"]
+    assert found[:2] == ("True", "ClusterNotKept")
+    assert "set deletionPolicy to Retain" in found[2]
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    plan = world.step()
+    assert [type(a) for a in plan.actions] == [SetFinalizers]
+    assert ("TabletGroup", "events") not in world.objects
+    assert [t.state for t in world.tables] == ["RUNNING"]
+
+
 def test_while_a_deleted_group_cannot_be_read_its_table_stays_and_it_is_said_what_to_do() -> None:
     """An operator older than the definitions: what it cannot read may say Retain."""
     world = made()

@@ -1,8 +1,8 @@
 """One pass: from an observation to actions, findings and how soon to look again. Called by reconcile and by tests.
 
 Pure. Invariant: what is unknown is never taken for gone: no claim is released and no table dropped for its absence
-from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes, though what
-is wrong with it is found all the same.
+from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes and tables,
+though what is wrong with it is found all the same.
 """
 
 from __future__ import annotations
@@ -69,10 +69,14 @@ def make_plan(o: Observation) -> Plan:
     retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
         why = Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))
-        return Plan(retaining, _held(o, why, everyone, health), everyone, health, None, QUIET_S)
+        going, waiting = tables.plan_letting_go(o, f"the spec of TabletCluster {o.cluster.name} breaks a rule")
+        found = (*_held(o, why, everyone, health), *waiting)
+        return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
     if spec.paused:
         why = Finding(Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed")
-        return Plan(retaining, _held(o, why, everyone, health), everyone, health, None, QUIET_S)
+        going, waiting = tables.plan_letting_go(o, f"TabletCluster {o.cluster.name} is paused")
+        found = (*_held(o, why, everyone, health), *waiting)
+        return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:

@@ -16,6 +16,8 @@ from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import group_faults, table_differences
 
+_RETAINED = "deletionPolicy is Retain: its table stays"
+
 
 def table_of(o: Observation, group: GroupObject) -> Table | None:
     """The table that belongs to a TabletGroup: the one made under its uid, else one of its name."""
@@ -107,6 +109,27 @@ def let_go(group: GroupObject, reason: str) -> list[Action]:
     return [SetFinalizers(reason, group.name, group.uid, group.resource_version, others)]
 
 
+def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Finding]]:
+    """TabletGroups that are being deleted, in a cluster that nothing is done to: those that retain their tables go, the others
+    are told why they wait."""
+    actions: list[Action] = []
+    findings: list[Finding] = []
+    for group in o.groups:
+        if not group.deleting or FINALIZER_TABLE not in group.finalizers:
+            continue
+        if _retains(group):
+            actions.extend(let_go(group, _RETAINED))
+            continue
+        message = f"its table is not dropped while {why}; to keep the table, set deletionPolicy to Retain"
+        findings.append(Finding(Kind.RECONCILING, "ClusterNotKept", message, group.name))
+    return actions, findings
+
+
+def _retains(group: GroupObject) -> bool:
+    """The finalizer tells what the policy was at some earlier pass; what counts is what the spec says now."""
+    return group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.RETAIN
+
+
 def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> list[Action]:
     if FINALIZER_TABLE not in group.finalizers:
         return []
@@ -116,9 +139,8 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         )
     if o.identity is not None and not o.identity.formed:
         return let_go(group, "the cluster has not formed: there is no table yet")
-    # The finalizer tells what the policy was at some earlier pass; what counts is what the spec says now.
-    if group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.RETAIN:
-        return let_go(group, "deletionPolicy is Retain: its table stays")
+    if _retains(group):
+        return let_go(group, _RETAINED)
     if o.catalog is None:
         message = f"the table cannot be dropped while no master leads: {o.catalog_problem}"
         findings.append(Finding(Kind.NOT_READY, "MastersUnavailable", message, group.name))
