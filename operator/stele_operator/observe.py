@@ -286,6 +286,7 @@ def parse_pod(raw: Json) -> Pod | None:
         unschedulable=unschedulable[:300],
         keeps_off=tuple(m for m in annotations.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
         unready_since_s=max(created_s, seconds_of(readiness.get("lastTransitionTime"))),
+        owners=tuple(metadata.get("ownerReferences") or ()),
     )
 
 
@@ -306,7 +307,10 @@ def parse_existing(kind: str, raw: Json) -> Existing:
     metadata = raw["metadata"]
     digest = (metadata.get("annotations") or {}).get(naming.ANNOTATION_DIGEST, "")
     spec = raw.get("spec") or {}
-    return Existing(kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest, spec)
+    owners = tuple(metadata.get("ownerReferences") or ())
+    return Existing(
+        kind, metadata["name"], metadata["uid"], metadata["resourceVersion"], digest, spec, owners
+    )
 
 
 async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:

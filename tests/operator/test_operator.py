@@ -68,6 +68,30 @@ async def test_deleted_with_no_operator_there_the_cluster_goes_and_kept_volumes_
         assert "flights-identity" in await made.names("ConfigMap")
 
 
+async def test_pods_that_were_left_to_nobody_go_with_the_cluster_that_was_applied_again(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as made:
+        await made.start()
+        found = await made.apply("cluster")
+        await made.until("the first masters have pods", lambda: masters_started(made))
+        await made.end(signal.SIGKILL)
+        body = {"propagationPolicy": "Orphan", "preconditions": {"uid": found["metadata"]["uid"]}}
+        path = "/apis/stele.dev/v1alpha1/namespaces/default/tabletclusters/flights"
+        await made.kube._request("DELETE", path, body=body)
+        again = await made.apply("cluster")
+        await made.start()
+
+        async def adopted() -> bool:
+            kinds = ("Pod", "Service", "PodDisruptionBudget")
+            everything = [raw for kind in kinds for raw in await made.kube.list(kind, "default")]
+            owners = [[r["uid"] for r in raw["metadata"].get("ownerReferences") or ()] for raw in everything]
+            return len(everything) > 6 and all(uids == [again["metadata"]["uid"]] for uids in owners)
+
+        await made.until("all are the new one's", adopted)
+        assert await made.names("Pod") >= MASTERS
+
+
 async def test_a_group_without_its_cluster_is_told_so_and_can_go(tmp_path: Path) -> None:
     async with bench(tmp_path, machines=1) as made:
         await made.start()

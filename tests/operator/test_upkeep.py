@@ -173,6 +173,33 @@ def test_a_volume_that_somebody_made_larger_stays_so_and_stops_nothing(role: str
     assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
 
 
+def test_what_was_left_to_nobody_goes_with_the_cluster_that_is_applied_again() -> None:
+    """`kubectl delete tc --cascade=orphan`, and all runs on; the next plain delete is to end it."""
+    world = made()
+    before = names(world, "Pod")
+    world.cluster["metadata"]["uid"] = "ffffffff-0000-0000-0000-000000000000"
+    kinds = ("Pod", "Service", "PodDisruptionBudget")
+    for raw in (raw for kind in kinds for raw in world.of(kind)):
+        del raw["metadata"]["ownerReferences"]
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "1"}
+    world.objects["Pod", before[0]]["metadata"]["ownerReferences"] = [theirs]
+    uids = {name: world.objects["Pod", name]["metadata"]["uid"] for name in before}
+    world.run()
+    for raw in (raw for kind in kinds for raw in world.of(kind)):
+        owner = raw["metadata"]["ownerReferences"][-1]
+        assert (owner["kind"], owner["uid"]) == ("TabletCluster", world.cluster["metadata"]["uid"])
+    assert world.objects["Pod", before[0]]["metadata"]["ownerReferences"][0] == theirs
+    assert {name: world.objects["Pod", name]["metadata"]["uid"] for name in names(world, "Pod")} == uids
+
+
+def test_what_belongs_to_somebody_else_is_left_to_him() -> None:
+    """An earlier TabletCluster of this name, whose pods Kubernetes takes."""
+    world = made()
+    for raw in (*world.of("Pod"), *world.of("Service")):
+        raw["metadata"]["ownerReferences"][0]["uid"] = "eeeeeeee-0000-0000-0000-000000000000"
+    assert not make_plan(world.observe()).actions
+
+
 def test_the_status_tells_which_deletion_policy_is_in_force() -> None:
     """Volumes go with the TabletCluster until the last claim was let go, whatever the spec says meanwhile."""
     world = made()

@@ -35,6 +35,14 @@ def owner(cluster: ClusterObject) -> Json:
     }
 
 
+def adopting(cluster: ClusterObject, owners: Sequence[Json]) -> Json:
+    """The part of a patch's metadata that makes it go with its TabletCluster; empty where it goes with that, or with something
+    else, such as an earlier one of this name. Whoever deletes with `--cascade=orphan` leaves it to nobody."""
+    if any(o.get("controller") for o in owners):
+        return {}
+    return {"ownerReferences": [*owners, owner(cluster)]}
+
+
 def digest(part: Json) -> str:
     """Sixteen hex digits that stand for a part of a manifest."""
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))

@@ -170,6 +170,8 @@ class Pod:
     """Machines that it was made not to take."""
     unready_since_s: float = 0.0
     """When it was made, or was last ready."""
+    owners: tuple[dict[str, Any], ...] = ()
+    """Its ownerReferences, as they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class Existing:
     resource_version: str
     digest: str
     spec: dict[str, Any] = field(repr=False)
+    owners: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

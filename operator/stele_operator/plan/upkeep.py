@@ -57,9 +57,11 @@ def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
         digest = manifest["metadata"]["annotations"][naming.ANNOTATION_DIGEST]
         if there is None:
             actions.append(CreateObject(reason=f"{kind} {name} is missing", manifest=manifest))
-        elif there.digest != digest or not _covers(there.spec, manifest["spec"]):
+            continue
+        adopting = manifests.adopting(o.cluster, there.owners)
+        if adopting or there.digest != digest or not _covers(there.spec, manifest["spec"]):
             patch = {
-                "metadata": {"annotations": {naming.ANNOTATION_DIGEST: digest}},
+                "metadata": {"annotations": {naming.ANNOTATION_DIGEST: digest}, **adopting},
                 "spec": manifest["spec"],
             }
             reason = f"{kind} {name} is not as it should be"
@@ -259,6 +261,11 @@ def _one(
     elif _waits_in_vain(o, pod, keeps_off(o, spec, member, everyone)):
         reason = f"{pod.name} waits for a machine; made again, as those that it leaves to others have changed"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
+    elif adopting := manifests.adopting(o.cluster, pod.owners):
+        reason = f"pod {pod.name} has lost its owner: it would outlive the TabletCluster"
+        actions.append(
+            PatchObject(reason, "Pod", pod.name, pod.uid, pod.resource_version, {"metadata": adopting})
+        )
     return actions
 
 
