@@ -117,7 +117,10 @@ def storage_of(spec: TabletClusterSpec, role: Role) -> Storage:
 def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
     """Stands for what a user can change in a pod; another hash means RestartPending."""
     resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
-    return digest({"image": image, "resources": resources, "revision": RENDER_REVISION})
+    stated: Json = {"image": image, "resources": resources, "revision": RENDER_REVISION}
+    if not never_share(spec, role):  # only then, as pods were made before this was looked at
+        stated["machineSpread"] = spec.nodes.machineSpread.value
+    return digest(stated)
 
 
 def pod(

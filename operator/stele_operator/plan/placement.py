@@ -25,6 +25,25 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
     )
 
 
+def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
+    """Members that are not where the spec would put them now, each with the reason: nobody is moved for that."""
+    faults = []
+    first_on: dict[tuple[Role, str], str] = {}
+    for member in everyone:
+        if member.claim is None or not member.active:
+            continue
+        machine = o.machine(member.machine)
+        zone = member.claim.zone or (machine.zone if machine is not None else "")
+        if spec.zones and zone and zone not in spec.zones:
+            faults.append(f"{member.name} (in zone {zone})")
+        if member.pod is None or not member.pod.machine or not never_share(spec, member.role):
+            continue
+        other = first_on.setdefault((member.role, member.pod.machine), member.name)
+        if other != member.name:
+            faults.append(f"{member.name} (on machine {member.pod.machine}, as {other})")
+    return tuple(faults)
+
+
 def choose_zones(
     o: Observation,
     spec: TabletClusterSpec,

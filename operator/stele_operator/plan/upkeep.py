@@ -34,7 +34,7 @@ from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import going, in_danger, masters_wanted
 from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Pod, Role
-from stele_operator.plan.placement import choose_zones, keeps_off, zone_faults
+from stele_operator.plan.placement import choose_zones, keeps_off, misplaced, zone_faults
 from stele_operator.plan.rules import masters_differ
 
 _UNBOUND_PATIENCE_S = 60.0
@@ -116,6 +116,7 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
         findings.extend(_findings(o, member))
     if spec is not None:
         findings += _kept_longer(o, spec, everyone)
+        findings += _misplaced(o, spec, everyone)
     findings += _disks_low(spec, everyone)
     findings += _clocks_wrong(everyone)
     return findings
@@ -201,6 +202,18 @@ def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
     return found
 
 
+def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
+    """Members that stand where the spec would put none: it was changed since."""
+    faults = misplaced(o, spec, everyone)
+    if not faults:
+        return []
+    message = (
+        f"zones and machineSpread count for new members; these stay where they are: {some(faults)}. To have one made anew: delete "
+        "its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
+    )
+    return [Finding(Kind.REMARK, "Misplaced", message)]
+
+
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
     """The first masters' claims, until the cluster has formed: there is nothing on them that could be lost."""
     if identity.formed:
@@ -261,6 +274,9 @@ def _one(
     elif _waits_in_vain(o, pod, keeps_off(o, spec, member, everyone)):
         reason = f"{pod.name} waits for a machine; made again, as those that it leaves to others have changed"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
+    elif _outdated(o, spec, pod) and _rests(o, pod):
+        reason = f"{pod.name} does not run ({_why_not(pod)}) and was made from an older spec; it is made again from this one"
+        actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif adopting := manifests.adopting(o.cluster, pod.owners):
         reason = f"pod {pod.name} has lost its owner: it would outlive the TabletCluster"
         actions.append(
@@ -297,6 +313,22 @@ def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
         return False
     left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
     return bool(left) or any(not _gone(o, machine) for machine in free)
+
+
+def _outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
+    return pod.spec_hash != manifests.spec_hash(spec, pod.role, spec.image or o.default_image)
+
+
+def _rests(o: Observation, pod: Pod) -> bool:
+    """Whether nothing of a pod runs: no machine has it, or its kubelet says so, and could stop it. What it said when it ended
+    may be why its node is given up, and is not to be forgotten."""
+    if pod.running or pod.ready or pod.exit_code in naming.EXITS_OF_VOLUMES:
+        return False
+    return not pod.machine or (bool(pod.waiting) and not _gone(o, pod.machine))
+
+
+def _why_not(pod: Pod) -> str:
+    return pod.waiting or pod.unschedulable or "it has no machine yet"
 
 
 def _start(
