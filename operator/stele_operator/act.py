@@ -35,6 +35,7 @@ from stele_operator.plan.naming import ANNOTATION_NODE_ID
 
 log = structlog.get_logger("stele.operator.act")
 Json = dict[str, Any]
+_REFUSALS = (400, 403, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Outcome:
     action: Action
     error: str = ""
     changed_under: bool = False
+    refused: bool = False
+    """By the API server, which would say the same again: no allowVolumeExpansion, a quota, a rule of admission."""
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
@@ -94,7 +97,9 @@ class Actor:
         except NotFound as exc:
             # To create, it is the place that is missing.
             return Outcome(action, str(exc), changed_under=not isinstance(action, CreateObject))
-        except (KubeError, SteleError) as exc:
+        except KubeError as exc:
+            return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
+        except SteleError as exc:
             return Outcome(action, str(exc))
         return Outcome(action)
 

@@ -22,6 +22,7 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.act import Actor, Outcome, refusals
+from stele_operator.growth import Growth
 from stele_operator.heal import Healer
 from stele_operator.kube import UNREACHABLE, Kube, KubeError
 from stele_operator.masters import MasterLink
@@ -70,6 +71,7 @@ class ClusterTask:
         self._wake = asyncio.Event()
         self._link: MasterLink | None = None
         self._healer = Healer()
+        self._growth = Growth()
         self._seen: Json | None = None
         self._told: set[tuple[str, str, str]] = set()
         self._ailing = False
@@ -141,11 +143,12 @@ class ClusterTask:
         if raw is None:
             return await self._orphans()
         o, groups = await observe_kubernetes(self._kube, raw, self._image)
-        o = await observe_unlisted(self._kube, await self._with_masters(o))
+        o = self._growth.told(await observe_unlisted(self._kube, await self._with_masters(o)))
         if self._must_settle(o):
             return _SETTLE_S
         plan = make_plan(o)
         outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
+        self._growth.learn(outcomes, o.now_s)
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)
         if refused:  # what there is to tell has changed, not what there is to do

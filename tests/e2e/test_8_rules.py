@@ -57,7 +57,6 @@ def test_what_cannot_change_is_refused_on_update(bench: Bench) -> None:
     for kind, change, sentence in (
         ("TabletCluster", {"masters": {"replicas": 5}}, "masters.replicas cannot change"),
         ("TabletCluster", {"nodes": {"replicas": 3}}, "nodes.replicas can only grow"),
-        ("TabletCluster", {"nodes": {"storage": {"size": "1Gi"}}}, "storage.size can only grow"),
         ("TabletGroup", {"clusterRef": {"name": "other"}}, "clusterRef cannot change"),
         ("TabletGroup", {"replicationFactor": 5}, "replicationFactor cannot change"),
     ):

@@ -167,8 +167,9 @@ def test_a_volume_that_somebody_made_larger_stays_so_and_stops_nothing(role: str
     del world.objects["Pod", name]
     plan = world.step()
     assert [a.reason for a in plan.actions] == [f"{name}: back on its volume"]
-    assert plan.policy is not None and not plan.findings
-    world.run()
+    assert plan.policy is not None and {f.kind for f in plan.findings} <= {Kind.REMARK}
+    (remark,) = world.run().findings
+    assert (remark.kind, remark.reason) == (Kind.REMARK, "VolumesLarger") and grown in remark.message
     claim = world.objects["PersistentVolumeClaim", grown]
     assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
 

@@ -59,19 +59,14 @@ class Storage(Model):
                 "(has(self.className) ? self.className : '') == (has(oldSelf.className) ? oldSelf.className : '')",
                 "storage.className cannot change: a volume keeps the class it was made with",
             ),
-            # The API server tries the rules on the default `{}` too, before it fills in what lies below.
-            rule(
-                "!has(self.size) || !has(oldSelf.size) || "
-                "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
-                "storage.size can only grow: a volume cannot be made smaller",
-            ),
         )
     )
 
     size: Quantity = Field(
         default="10Gi",
         description="Size of each volume, 1Gi at least: with less than 256 MiB free a volume takes no writes, with less than "
-        "512 MiB no copies. Can grow where the storage class allows expansion; a volume that is larger already stays so.",
+        "512 MiB no copies. Volumes grow with it where the storage class allows expansion; taken back, it counts for new ones: a "
+        "volume that is larger already stays so.",
     )
     className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,

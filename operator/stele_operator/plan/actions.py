@@ -94,6 +94,14 @@ class ReleaseClaim(PatchObject):
 
 
 @dataclass(frozen=True, slots=True)
+class GrowClaim(PatchObject):
+    """Ask for a larger volume. `again`: it was refused before, and nothing has been done about that as far as is known."""
+
+    size: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaceIdentity(PatchObject):
     """Compare-and-set on the identity ConfigMap. Actions behind it in the plan count on it."""
 

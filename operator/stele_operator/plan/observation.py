@@ -1,6 +1,6 @@
 """What one pass saw: immutable values. Made by observe from authoritative lists; read by everything in plan.
 
-Invariant: nothing here is remembered from an earlier pass. Times are seconds since 1970 by the operator's clock.
+Invariant: nothing here is remembered from an earlier pass, but what was refused to it (growth). Times are seconds since 1970 by the operator's clock.
 """
 
 from __future__ import annotations
@@ -259,6 +259,16 @@ class Existing:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedGrowth:
+    """That the API server did not let a claim grow to `size`, and why; not tried again before `again_s`."""
+
+    size: str
+    why: str
+    tries: int
+    again_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """Everything one pass saw. `machines` is None where the operator may not read them; `catalog` where no leader answered."""
 
@@ -278,6 +288,8 @@ class Observation:
     """Why a pod or claim could not be made in this very pass, by kind and name: empty until it was tried."""
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may make: chance is an argument."""
+    refused_growth: Mapping[str, RefusedGrowth] = field(default_factory=dict)
+    """By the uids of claims; of all that is here the one thing that earlier passes have seen."""
 
     _machines: Mapping[str, Machine] = field(init=False, repr=False, compare=False)
     _pods: Mapping[str, Pod] = field(init=False, repr=False, compare=False)

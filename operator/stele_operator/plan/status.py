@@ -13,6 +13,7 @@ from typing import Any
 from stele.driver.progress import Progress
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
+from stele_operator.plan.actions import GrowClaim
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import (
@@ -207,8 +208,10 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
     first = _first(found, Kind.RECONCILING)
     if first is not None:
         return None if first[0] == "Paused" else first
-    if plan.actions:
-        return "Acting", "; ".join(dict.fromkeys(a.reason for a in plan.actions))
+    # To ask again for what was refused is no progress: it would never end.
+    doing = [a for a in plan.actions if not (isinstance(a, GrowClaim) and a.again)]
+    if doing:
+        return "Acting", "; ".join(dict.fromkeys(a.reason for a in doing))
     if o.catalog is not None and o.catalog.view.intents:
         return "Healing", f"{len(o.catalog.view.intents)} tablets are being healed"
     return None

@@ -22,6 +22,7 @@ from stele_operator.plan.actions import (
     CreatePod,
     DeleteClaim,
     DeletePod,
+    GrowClaim,
     Json,
     PatchObject,
     RegisterNode,
@@ -33,7 +34,16 @@ from stele_operator.plan.fates import START_PATIENCE_S, Fate, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import going, in_danger, masters_wanted
-from stele_operator.plan.observation import ROLES, Catalog, Claim, Identity, Observation, Pod, Role
+from stele_operator.plan.observation import (
+    ROLES,
+    Catalog,
+    Claim,
+    Identity,
+    Observation,
+    Pod,
+    RefusedGrowth,
+    Role,
+)
 from stele_operator.plan.placement import choose_zones, keeps_off, misplaced, zone_faults
 from stele_operator.plan.rules import masters_differ
 
@@ -117,6 +127,7 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     if spec is not None:
         findings += _kept_longer(o, spec, everyone)
         findings += _misplaced(o, spec, everyone)
+        findings += _sizes(o, spec, everyone)
     findings += _disks_low(spec, everyone)
     findings += _clocks_wrong(everyone)
     return findings
@@ -369,13 +380,45 @@ def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim) -> list
     if claim.owned != (spec.deletionPolicy is DeletionPolicy.DELETE):
         return [_owner_patch(o, spec, claim)]
     size = manifests.storage_of(spec, claim.role).size
-    if claim.phase == "Bound" and claim.requested_bytes < byte_count(size):
-        patch = {"spec": {"resources": {"requests": {"storage": size}}}}
-        reason = f"{claim.name}: storage.size is {size} now"
-        return [
-            PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
-        ]
-    return []
+    if claim.phase != "Bound" or claim.requested_bytes >= byte_count(size):
+        return []  # never made smaller: Kubernetes cannot
+    refused = _refused(o, claim, size)
+    if refused is not None and o.now_s < refused.again_s:
+        return []
+    patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+    reason, again = f"{claim.name}: storage.size is {size} now", refused is not None
+    seen = (claim.name, claim.uid, claim.resource_version)
+    return [GrowClaim(reason, "PersistentVolumeClaim", *seen, patch, size, again)]
+
+
+def _refused(o: Observation, claim: Claim, size: str) -> RefusedGrowth | None:
+    refused = o.refused_growth.get(claim.uid)
+    return refused if refused is not None and refused.size == size else None
+
+
+def _sizes(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
+    """Volumes that may not grow to what is asked for, and those that are larger already."""
+    found = []
+    for role in ROLES:
+        size = manifests.storage_of(spec, role).size
+        claims = [m.claim for m in everyone if m.role == role and m.active and m.claim is not None]
+        small = [c for c in claims if c.requested_bytes < byte_count(size)]
+        refused = [(c.name, r) for c in small if (r := _refused(o, c, size)) is not None]
+        if refused:
+            message = (
+                f"{role}s.storage.size is {size}, and {some([name for name, _ in refused])} may not grow to that: "
+                f"{refused[0][1].why}; it is tried again every few minutes. Let the StorageClass allow expansion, or raise the "
+                "quota; or take the size back"
+            )
+            found.append(Finding(Kind.STALLED, "GrowthRefused", message, member=role))
+        larger = [c.name for c in claims if c.requested_bytes > byte_count(size)]
+        if larger:
+            message = (
+                f"{role}s.storage.size is {size}; larger already, and so they stay, are {some(larger)}: a volume cannot be made "
+                "smaller"
+            )
+            found.append(Finding(Kind.REMARK, "VolumesLarger", message, member=role))
+    return found
 
 
 def _owner_patch(o: Observation, spec: TabletClusterSpec, claim: Claim) -> PatchObject:

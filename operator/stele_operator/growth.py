@@ -1,0 +1,44 @@
+"""Volumes that may not grow, remembered from pass to pass. Used by reconcile; decides nothing, sees no API server.
+
+Invariant: what is here was refused by the API server in as many words. An operator that starts knows of nothing, and tries
+each once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from stele_operator.act import Outcome
+from stele_operator.plan.actions import GrowClaim
+from stele_operator.plan.observation import Observation, RefusedGrowth
+
+_FIRST_S = 10.0
+_MAX_S = 300.0
+
+
+class Growth:
+    """What was refused to the claims of one cluster."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, RefusedGrowth] = {}
+
+    def told(self, o: Observation) -> Observation:
+        """The observation with what was refused before; of claims that are gone nothing is kept."""
+        uids = {c.uid for c in o.claims}
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in uids}
+        return replace(o, refused_growth=dict(self._refused))
+
+    def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
+        """What became of the actions of a pass. The next try waits twice as long as the last, five minutes at most."""
+        for outcome in outcomes:
+            action = outcome.action
+            if not isinstance(action, GrowClaim):
+                continue
+            before = self._refused.pop(action.uid, None)
+            if outcome.refused:
+                tries = before.tries + 1 if before is not None and before.size == action.size else 1
+                again_s = now_s + min(_MAX_S, _FIRST_S * 2 ** min(tries - 1, 10))
+                self._refused[action.uid] = RefusedGrowth(action.size, outcome.error, tries, again_s)
+            elif outcome.error and before is not None:
+                self._refused[action.uid] = before
