@@ -121,7 +121,7 @@ def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Findin
             actions.extend(let_go(group, _RETAINED))
             continue
         message = f"its table is not dropped while {why}; to keep the table, set deletionPolicy to Retain"
-        findings.append(Finding(Kind.RECONCILING, "ClusterNotKept", message, group.name))
+        findings.append(Finding(Kind.NOT_READY, "ClusterNotKept", message, group.name))
     return actions, findings
 
 
