@@ -454,3 +454,17 @@ async def test_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         await bounded.take(1000)
     # Nobody really slept, so each is told to wait for all before it: 1, 2 and 3 s, less what the test itself takes.
     assert [round(seconds) for seconds in waits] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("rate", [0, 1 << 40], ids=["no bounds", "more"])
+async def test_who_waits_for_a_rate_waits_no_longer_once_it_is_another(rate: int) -> None:
+    limit = RateLimit(1)
+    await limit.take(1 << 40)
+    waiting = [asyncio.ensure_future(limit.take(1 << 20)) for _ in range(2)]
+    await asyncio.sleep(0)
+    limit.change(1)
+    await asyncio.sleep(0)
+    assert not any(w.done() for w in waiting)
+    limit.change(rate)
+    await asyncio.gather(*waiting)
+    await limit.take(1 << 20)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from stele.driver.planner import plan
+from stele.driver.policy import Policy
 from stele.driver.steps import BeginIntent, CancelCopy, RemovePeer, StartCopy, Step, WaitCopy
 from stele.driver.trials import NO_TRIALS, STALL_MS, TRIES, CopyMemory, Trials
 from stele.driver.view import ClusterView, CopyView
@@ -15,10 +18,10 @@ MINUTE_MS = 60_000
 
 
 class Copying:
-    """Replica 3 of 3 is dead; the new one is being copied as `copy` says."""
+    """Replica 3 is dead; the new one is being copied as `copy` says."""
 
-    def __init__(self, machines: int = 6, *, begun: int = 2) -> None:
-        self.cluster = Cluster(machines, 1, 1, 3)
+    def __init__(self, machines: int = 6, *, begun: int = 2, replicas: int = 3) -> None:
+        self.cluster = Cluster(machines, 1, 1, replicas)
         self.tablet: ModelTablet = next(iter(self.cluster.tablets.values()))
         self.cluster.nodes[self.tablet.config.peers[2].node_id].alive = False
         self.cluster.advance()
@@ -112,3 +115,31 @@ def test_a_copy_whose_source_died_is_begun_anew_from_one_that_lives() -> None:
     assert isinstance(step, StartCopy) and step.source_node == world.leader and "silent" in step.reason
     world.copy = CopyView("Installing", 20, 20, node_name(3))
     assert isinstance(plan(world.view(), POLICY, NO_TRIALS)[0], WaitCopy)
+
+
+@pytest.mark.parametrize(
+    ("begun", "replicas"), [(2, 5), (4, 3)], ids=["before it is a member", "as a witness"]
+)
+def test_a_copy_that_runs_takes_a_budget_that_was_changed(begun: int, replicas: int) -> None:
+    """It may have hours to go, and the tablet no voter to spare meanwhile."""
+    world = Copying(begun=begun, replicas=replicas)
+    fast = replace(POLICY, bytes_per_second=100 << 20)
+
+    def step(copy: CopyView, policy: Policy = fast) -> Step:
+        world.copy = copy
+        return plan(world.view(), policy)[0]
+
+    slow = CopyView("Fetching", 10, 1 << 40, world.leader, bytes_per_second=1 << 20)
+    again = step(slow)
+    assert isinstance(again, StartCopy) and "104,857,600 bytes/s" in again.reason
+    assert again.source_node == world.leader, "another source would begin it anew"
+    assert (again.target_node, again.replica_id) == (world.target, world.replica_id)
+    for copy in (
+        replace(slow, bytes_per_second=100 << 20),
+        replace(slow, bytes_per_second=None),
+        replace(slow, state="Installing"),
+    ):
+        assert not isinstance(step(copy), StartCopy), copy
+    assert isinstance(step(slow, POLICY), WaitCopy), "a driver without a budget leaves it as it is"
+    other = step(replace(slow, source_node=world.other))
+    assert isinstance(other, StartCopy) and other.source_node == world.other

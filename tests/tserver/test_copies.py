@@ -127,6 +127,37 @@ async def test_a_copy_is_begun_anew_where_another_source_is_named(cluster: Local
         assert await fresh.manager.start_copy(other, LostSource()) in (copy, None), "it is here"
 
 
+async def test_a_copy_that_runs_goes_on_at_the_rate_of_a_later_order(cluster: LocalCluster) -> None:
+    """The budget was raised while it ran: with the one that it began with it would take many minutes."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        await fill(client, 5000)
+        (tablet,) = table.locations.tablets
+        cluster.ids["node-3"] = NodeId(new_id())
+        fresh = await cluster.launch("node-3")
+        await wait_until(lambda: fresh.replicas.opened)
+        source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
+        order = pb.StartTabletCopyRequest(
+            tablet_id=id_to_pb(tablet.tablet_id),
+            replica_id=9,
+            source_node=id_to_pb(source.node_id),
+            source_address=source.address,
+            bytes_per_second=100,
+        )
+        call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
+        answer = await client.pool.unary(*call)
+        assert answer.progress.bytes_per_second == 100
+        copy = fresh.replicas.copies[StreamKey(TabletId(tablet.tablet_id), ReplicaId(9))]
+        await wait_until(lambda: copy.progress.bytes_total > 0 or copy.failed)
+        assert copy.progress.bytes_total > 40_000
+        order.bytes_per_second = 1 << 30
+        answer = await client.pool.unary(*call)
+        assert answer.progress.bytes_per_second == 1 << 30
+        assert fresh.replicas.copies[copy.key] is copy, "it goes on where it was"
+        await wait_until(lambda: copy.progress.state in ("Done", "Failed"), timeout_s=60)
+        assert copy.progress.state == "Done", copy.progress.error
+
+
 class LostSource:
     """A CopySource that does not answer, and then is known to be gone."""
 

@@ -116,6 +116,9 @@ class TabletCopy:
     ) -> None:
         self.order = order
         self.progress = CopyProgress(order.replica_id, order.source_node)
+        self.bytes_per_second = order.bytes_per_second
+        """What it may move now; 0: unbounded."""
+        self._rate = RateLimit(order.bytes_per_second)
         self.witness_start = resumed.witness_start if resumed is not None else OPID_NONE
         self._prepared = asyncio.Event()
         self._source = source
@@ -131,6 +134,11 @@ class TabletCopy:
     def failed(self) -> bool:
         """Whether it ended without a replica."""
         return self.progress.state == "Failed"
+
+    def pace(self, bytes_per_second: int) -> None:
+        """Go on at another rate: the order may be long ago."""
+        self.bytes_per_second = bytes_per_second
+        self._rate.change(bytes_per_second)
 
     async def wait_prepared(self, timeout_s: float) -> bool:
         """Whether, within `timeout_s` seconds, the replica's directory stands and a witness runs, or it failed."""
@@ -278,7 +286,7 @@ class TabletCopy:
             self._source,
             incoming,
             self._in_thread,
-            RateLimit(self.order.bytes_per_second),
+            self._rate,
             self._count,
             sums_of(session.superblock),
         )

@@ -76,6 +76,15 @@ class RateLimit:
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
         self._free_at = 0.0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def change(self, bytes_per_second: int) -> None:
+        """Let another rate through from now on. Who waits for what the old one let through waits no longer."""
+        if bytes_per_second == self._rate:
+            return
+        self._rate, self._free_at = bytes_per_second, 0.0
+        for waiting in self._waiting:
+            waiting.cancel()
 
     def at_once(self, most: int) -> int:
         """How many bytes to ask for at a time, so that they come evenly: what a second lets through, at most `most`, and
@@ -91,7 +100,16 @@ class RateLimit:
         wait = self._free_at - now
         self._free_at = max(now, self._free_at) + size / self._rate
         if wait > 0:
-            await asyncio.sleep(wait)
+            await self._wait(wait)
+
+    async def _wait(self, seconds: float) -> None:
+        waiting = asyncio.ensure_future(asyncio.sleep(seconds))
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait((waiting,))
+        finally:
+            waiting.cancel()
+            self._waiting.discard(waiting)
 
 
 class _Landing:

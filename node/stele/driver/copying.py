@@ -45,6 +45,16 @@ class Copying:
             return f"nothing comes from node {copy.source_node[:8]}; from another"
         return ""
 
+    def pace(self, copy: CopyView | None) -> str:
+        """Why a copy that runs is to be ordered once more, from where it comes: it goes at a rate that was the policy's earlier. A
+        policy without bounds leaves those of another driver's copies."""
+        if copy is None or not runs(copy) or self._view.node(copy.source_node) is None:
+            return ""
+        wanted = self._policy.bytes_per_second
+        if not wanted or copy.bytes_per_second in (None, wanted):
+            return ""
+        return f"the copy may move {wanted:,} bytes/s now"
+
     def useless_target(self, s: Situation) -> str:
         """Why the copy can only fail again, or does nothing but fail, where another node could take it."""
         intent = s.intent

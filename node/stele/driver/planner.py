@@ -43,7 +43,7 @@ from stele.driver.view import (
     ReplicaView,
 )
 from stele.model.config import MemberType
-from stele.model.ids import TabletId
+from stele.model.ids import NodeId, TabletId
 
 
 def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[Step, ...]:
@@ -384,6 +384,11 @@ class _Planner:
         )
 
     def _wait_copy(self, s: Situation, intent: Intent, copy: CopyView | None) -> Step:
+        if copy is not None and (pace := self.copying.pace(copy)):
+            source, start = NodeId(copy.source_node), intent.witness_start
+            return StartCopy(
+                *_at(s, pace), intent.replica_id, intent.target_node, source, intent.witness, start
+            )
         done, total = (copy.bytes_done, copy.bytes_total) if copy is not None else (0, 0)
         reason = f"{done} of {total} bytes have arrived"
         return WaitCopy(*_at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
@@ -405,6 +410,11 @@ class _Planner:
             reason = f"{m.name} lacks its rows: {anew or 'no copy runs'}"
             return StartCopy(
                 at[0], at[1], reason, peer.replica_id, peer.node_id, origin, True, peer.witness_start
+            )
+        if pace := self.copying.pace(copy):
+            origin = NodeId(copy.source_node)
+            return StartCopy(
+                at[0], at[1], pace, peer.replica_id, peer.node_id, origin, True, peer.witness_start
             )
         reason = f"{copy.bytes_done} of {copy.bytes_total} bytes have arrived"
         return WaitCopy(

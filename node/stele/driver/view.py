@@ -81,6 +81,8 @@ class CopyView:
     bytes_total: int = 0
     source_node: str = ""
     error: str = ""
+    bytes_per_second: int | None = None
+    """What it may move, 0: unbounded. None: its node does not say, and cannot change it."""
 
 
 @dataclass(frozen=True, slots=True)

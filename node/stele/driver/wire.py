@@ -84,7 +84,6 @@ def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
 
 def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 0) -> ReplicaView:
     """A replica as its own node sees it."""
-    copy = pb.copy
     return ReplicaView(
         node_id=NodeId(node_id),
         replica_id=ReplicaId(pb.replica_id),
@@ -93,14 +92,17 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         has_data=pb.has_data,
         last_committed=opid_from_pb(pb.last_committed),
         bytes_on_disk=pb.bytes_on_disk,
-        copy=CopyView(copy.state, copy.bytes_done, copy.bytes_total, id_from_pb(copy.source_node), copy.error)
-        if pb.HasField("copy")
-        else None,
+        copy=_copy_from_pb(pb.copy) if pb.HasField("copy") else None,
         error=pb.error,
         age_ms=age_ms,
         failed_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.failed or p.needs_copy),
         unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached},
     )
+
+
+def _copy_from_pb(pb: common_pb2.CopyProgressPB) -> CopyView:
+    rate = pb.bytes_per_second if pb.HasField("bytes_per_second") else None
+    return CopyView(pb.state, pb.bytes_done, pb.bytes_total, id_from_pb(pb.source_node), pb.error, rate)
 
 
 def intent_from_pb(pb: master_pb2.IntentPB) -> Intent:

@@ -391,7 +391,8 @@ class TabletManager:
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         """Begin a copy, or give the one that runs or is done; None: the replica is here and complete. One that still
-        fetches is begun anew where the order names another source; a witness keeps what has arrived.
+        fetches goes on at the order's rate, and is begun anew where the order names another source; a witness keeps what has
+        arrived.
 
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
@@ -407,6 +408,7 @@ class TabletManager:
                 if running.progress.state not in ("Starting", "Fetching"):
                     return running
                 if running.order.source_node == order.source_node:
+                    running.pace(order.bytes_per_second)
                     return running
                 log.info("the copy is begun anew", replica=str(key), source=order.source_node)
                 await running.cancel()

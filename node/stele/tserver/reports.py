@@ -37,6 +37,7 @@ def copy_progress(copy: TabletCopy) -> common_pb2.CopyProgressPB:
         bytes_total=progress.bytes_total,
         state=progress.state,
         error=progress.error,
+        bytes_per_second=copy.bytes_per_second,
     )
 
 

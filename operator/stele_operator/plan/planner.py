@@ -69,7 +69,9 @@ def make_plan(o: Observation) -> Plan:
     retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
         why = Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))
-        going, waiting = tables.plan_letting_go(o, f"the spec of TabletCluster {o.cluster.name} breaks a rule")
+        going, waiting = tables.plan_letting_go(
+            o, f"the spec of TabletCluster {o.cluster.name} breaks a rule"
+        )
         found = (*_held(o, why, everyone, health), *waiting)
         return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
     if spec.paused:

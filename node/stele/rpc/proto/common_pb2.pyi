@@ -584,6 +584,7 @@ class CopyProgressPB(_message.Message):
     BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     source_node: _builtins.bytes
     bytes_done: _builtins.int
@@ -591,6 +592,8 @@ class CopyProgressPB(_message.Message):
     state: _builtins.str
     """"Starting", "Fetching", "Verifying", "Installing", "Done", "Failed" """
     error: _builtins.str
+    bytes_per_second: _builtins.int
+    """what it may move, 0: unbounded; unset: its node does not change it under way"""
     def __init__(
         self,
         *,
@@ -600,12 +603,15 @@ class CopyProgressPB(_message.Message):
         bytes_total: _builtins.int = ...,
         state: _builtins.str = ...,
         error: _builtins.str = ...,
+        bytes_per_second: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_per_second", b"bytes_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "error", b"error", "replica_id", b"replica_id", "source_node", b"source_node", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_done", b"bytes_done", "bytes_per_second", b"bytes_per_second", "bytes_total", b"bytes_total", "error", b"error", "replica_id", b"replica_id", "source_node", b"source_node", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__bytes_per_second: _TypeAlias = _typing.Literal["bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_second: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_second) -> _WhichOneofReturnType__bytes_per_second | None: ...
 
 Global___CopyProgressPB: _TypeAlias = CopyProgressPB  # noqa: Y015
 

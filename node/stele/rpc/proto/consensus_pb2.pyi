@@ -513,7 +513,7 @@ Global___GetConsensusStateResponse: _TypeAlias = GetConsensusStateResponse  # no
 
 @_typing.final
 class StartTabletCopyRequest(_message.Message):
-    """Idempotent: the same (tablet, replica_id, source) reports the copy that runs or is done."""
+    """Idempotent: the same (tablet, replica_id, source) reports the copy that runs or is done; one that runs takes the new rate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
