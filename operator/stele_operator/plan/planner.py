@@ -72,12 +72,12 @@ def make_plan(o: Observation) -> Plan:
         going, waiting = tables.plan_letting_go(
             o, f"the spec of TabletCluster {o.cluster.name} breaks a rule"
         )
-        found = (*_held(o, why, everyone, health), *waiting)
+        found = (*waiting, *_held(o, why, everyone, health))
         return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
     if spec.paused:
         why = Finding(Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed")
         going, waiting = tables.plan_letting_go(o, f"TabletCluster {o.cluster.name} is paused")
-        found = (*_held(o, why, everyone, health), *waiting)
+        found = (*waiting, *_held(o, why, everyone, health))
         return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
