@@ -214,7 +214,6 @@ async def test_what_may_change_changes(kube: Kube) -> None:
                 "storage": {"size": "3Gi"},
                 "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": "512Mi", "cpu": 1}},
             },
-            "masters": {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}},
             "paused": True,
             "image": "stele/node:2",
             "budget": {"copies": 64, "bytesPerSecond": "64Ki"},
