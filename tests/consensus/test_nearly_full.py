@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stele.consensus import replica
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
@@ -38,8 +39,8 @@ class LittleLeft(OsFiles):
 
 async def maintain(node: TestNode) -> None:
     """What a node does again and again."""
-    for replica in node.replicas:
-        await replica.flush()
+    for held in node.replicas:
+        await held.flush()
     await node.log_space.collect()
     node.log.refresh_space()
     node.low = node.log.low_space
@@ -75,8 +76,26 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
     await installed(copy)
     await add(group, back, 4, member_type=MemberType.NON_VOTER, promote=True)
     await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
-    replica = back.replicas.get(group.tablet_id)
+    copied = back.replicas.get(group.tablet_id)
     await group.write(rows([7]))
-    await wait_until(lambda: 7 in table(replica))
+    await wait_until(lambda: 7 in table(copied))
     assert len(table(replica)) == 6 and table(replica)[7] == "x7"
     await asyncio.wait_for(copy.wait(), 5)
+
+
+async def test_where_there_is_space_the_log_waits_for_a_replica_that_is_away(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than it waits for a copy: nothing has to be copied when it is back."""
+    monkeypatch.setattr(replica, "LOG_KEPT_MS", 0)
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    await group.caught_up(nodes[2].replicas.get(group.tablet_id))
+    await nodes[2].stop()
+    for number in range(6):
+        await group.write(rows(range(5), f"{number:03d}" + "x" * 200_000))
+        for node in nodes[:2]:
+            await maintain(node)
+    nodes[2] = await nodes[2].restart()
+    await group.caught_up(nodes[2].replicas.get(group.tablet_id))
+    assert not (await group.leader()).needs_copy
