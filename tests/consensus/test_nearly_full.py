@@ -79,7 +79,7 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
     copied = back.replicas.get(group.tablet_id)
     await group.write(rows([7]))
     await wait_until(lambda: 7 in table(copied))
-    assert len(table(copied)) == 6 and table(replica)[7] == "x7"
+    assert len(table(copied)) == 6 and table(copied)[7] == "x7"
     await asyncio.wait_for(copy.wait(), 5)
 
 
