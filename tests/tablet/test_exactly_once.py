@@ -87,6 +87,17 @@ def test_an_idle_client_is_forgotten_and_then_too_old(tmp_path: Path) -> None:
     assert store.apply(fresh).code is Code.OK
 
 
+def test_who_was_forgotten_is_too_old_after_a_restart_too(tmp_path: Path) -> None:
+    """Else the retry would be done a second time."""
+    store = new_store(tmp_path / "t")
+    store.apply(write_entry(1, _insert(1), client_id=ONE))
+    later = START_US + IDLE_US + 10
+    store.apply(write_entry(2, _insert(2), client_id=TWO, first_attempt_us=later, at_us=later))
+    flush(store)
+    reopened = TabletStore.open(tmp_path / "t", FOREVER)
+    assert reopened.apply(write_entry(3, _insert(1), client_id=ONE, at_us=later + 1)).code is Code.TOO_OLD
+
+
 def test_a_write_that_is_refused_whole_is_refused_again_alike(tmp_path: Path) -> None:
     """A block of another version of the schema: this follows from the entry and the state, so all replicas refuse it alike."""
     store = new_store(tmp_path / "t")
@@ -109,6 +120,17 @@ def test_the_number_of_clients_is_bounded() -> None:
     found = state.earlier(pushed_out, (START_US + 9) << 12)
     assert found is not None
     assert found.code is Code.TOO_OLD
+
+
+def test_who_wrote_last_is_forgotten_last() -> None:
+    state = ExactlyOnce(clients_max=2)
+    for n, client in enumerate((1, 2, 1, 3)):
+        head = header(b"", client_id=bytes([client]) * 16, sequence=n + 1, first_attempt_us=START_US + client)
+        assert state.earlier(head, (START_US + n) << 12) is None
+        state.record(head, Outcome(1))
+    kept = header(b"", client_id=bytes([1]) * 16, sequence=3, first_attempt_us=START_US + 1)
+    again = state.earlier(kept, (START_US + 9) << 12)
+    assert again is not None and again.duplicate
 
 
 def test_the_unfinished_sequences_of_a_client_are_bounded() -> None:
