@@ -95,13 +95,12 @@ def _named(part: str) -> dict[str, str]:
     )
 
 
+_AS_KUBERNETES = (*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
+"""Without them Kubernetes refuses such a pod, too, but not before the next one is made, which is when another was lost."""
+
+
 class Resources(Model):
     """What a container asks for and may use, as in any pod."""
-
-    # Kubernetes refuses such a pod, too, but not before the next one is made, which is when another was lost.
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
-    )
 
     requests: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
         default=None, description="What the scheduler sets aside: cpu, memory."
@@ -116,6 +115,7 @@ def _at_least(least: str, who: str) -> dict[str, Any]:
     """A limit of memory is no less; where none is given, a request is the limit."""
     wrong = f"{who}.resources: a memory limit below {least} is not enough to live on, and a request is the limit where none is given"
     return with_rules(
+        *_AS_KUBERNETES,
         rule(
             "!has(self.limits) || !('memory' in self.limits) || "
             f"quantity(string(self.limits['memory'])).compareTo(quantity('{least}')) >= 0",
