@@ -108,6 +108,7 @@ class Fleet:
         """One sweep, each namespace by itself: one that went away, and its Role with it, must not stop the others."""
         now = self._clock()
         listed: dict[str, str] = {}
+        answered = True
         for namespace in self._namespaces:
             try:
                 found = await self._list(namespace)
@@ -118,6 +119,7 @@ class Fleet:
                         namespace=namespace,
                         error=str(exc),
                     )
+                    answered = False
                     continue
                 await self._leave(namespace, exc)
             else:
@@ -126,6 +128,8 @@ class Fleet:
             self._swept = self._clock()  # to be refused is an answer too: to start again would not mend it
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
+        if answered and not self._tasks:
+            metrics.LAST_PASS.set_to_current_time()
         self._compare(listed, now)
 
     async def _list(self, namespace: str) -> list[Json]:

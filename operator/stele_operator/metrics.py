@@ -59,7 +59,8 @@ REFUSED = Gauge(
     ["namespace"],
 )
 LAST_PASS = Gauge(
-    "stele_operator_last_pass_timestamp_seconds", "When the last pass over any cluster was done."
+    "stele_operator_last_pass_timestamp_seconds",
+    "When the last pass over any cluster was done, or it was seen that there is none.",
 )
 
 registry = REGISTRY

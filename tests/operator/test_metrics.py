@@ -16,7 +16,9 @@ from stele.driver.progress import Pace
 from stele.driver.steps import Blocked, DemotePeer, WaitCopy
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import metrics
+from stele_operator.fleet import Fleet
 from stele_operator.heal import Healer
+from stele_operator.kube import UNREACHABLE, Kube, KubeError
 from stele_operator.plan import Observation, make_plan
 from stele_operator.plan.status import cluster_status, group_status
 from stele_operator.reconcile import ClusterTask, _measure
@@ -133,6 +135,27 @@ async def columns(made: Bench, plural: str) -> dict[str, str]:
     shown = [(n, c["name"]) for n, c in enumerate(body["columnDefinitions"]) if not c.get("priority")]
     (row,) = body["rows"]
     return {name: str(row["cells"][n]) for n, name in shown}
+
+
+async def test_an_operator_that_has_nothing_to_look_after_is_not_taken_for_one_that_stands(
+    tmp_path: Path,
+) -> None:
+    """And one that never reaches the API server is: it makes no pass, and its gauge stays at 0."""
+    metrics.LAST_PASS.set(0)
+    async with bench(tmp_path, machines=1) as made:
+        away = Kube(made.kube.settings)
+        away.list = _unreachable  # type: ignore[method-assign, assignment]
+        for kube, says_so in ((away, False), (made.kube, True)):
+            fleet = Fleet(kube, Reporter(kube, "test"), ("default",), "image")
+            await fleet.sweep()
+            await fleet.close()
+            seen = metrics.registry.get_sample_value("stele_operator_last_pass_timestamp_seconds")
+            assert bool(seen) is says_so
+        await away.close()
+
+
+async def _unreachable(*args: Any) -> None:
+    raise KubeError(0, UNREACHABLE, "nobody answers")
 
 
 async def test_what_waits_for_a_human_has_a_column(tmp_path: Path) -> None:
