@@ -30,6 +30,17 @@ async def test_a_session_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
         assert await table.get({"id": 9}, ["name"]) == {"name": "third"}
 
 
+async def test_updates_of_different_columns_are_all_done_in_their_order(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        async with table.new_session(flush_interval_s=0) as session:
+            await session.insert({"id": 1})
+            await session.update({"id": 1, "n": 1})
+            await session.update({"id": 1, "name": "second"})
+            await session.update({"id": 1, "n": 3})
+        assert await table.get({"id": 1}) == {"id": 1, "name": "second", "n": 3}
+
+
 async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import RowErrors
+from stele.client.bulk import BLOCK_ROWS
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, new_id
 from stele.model.keys import encode_tuple
@@ -446,3 +447,33 @@ async def test_a_write_that_may_have_been_done_is_not_called_too_large(tmp_path:
             await table.put({"id": 1, "name": "one"})
         assert caught.value.code is Code.UNKNOWN_OUTCOME
         assert len({a.sequence for a in tablet.attempts}) == 1
+
+
+async def test_of_two_rows_with_one_key_the_later_wins_also_where_a_block_was_too_large(
+    tmp_path: Path,
+) -> None:
+    """Its halves leave before what waits behind it."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.before.append(lambda: Rejected("too large", code=Code.TOO_LARGE))
+        ids = pa.array([7, *range(100, 100 + BLOCK_ROWS), 7])
+        names = pa.array(["first", *["x"] * BLOCK_ROWS, "second"])
+        await table.write_arrow(pa.table({"id": ids, "name": names}))
+        assert await table.get(7, ["name"]) == {"name": "second"}
+
+
+async def test_rows_behind_one_that_cannot_be_sent_keep_their_places(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"id": 3})
+        rows = pa.table({"id": pa.array([None, 2, 3, None, 3], pa.int64())})
+        result = await table.write_arrow(rows, "insert", raise_row_errors=False)
+        invalid, there = Code.INVALID_ARGUMENT, Code.ALREADY_PRESENT
+        assert [(e.row, e.code) for e in result.row_errors] == [
+            (0, invalid),
+            (2, there),
+            (3, invalid),
+            (4, there),
+        ]
+        assert result.rows_written == 1

@@ -42,7 +42,10 @@ class Frames:
         self.source.asked.append((self.name, self.offset, self.length))
         for at in range(self.offset, self.offset + self.length, FRAME):
             data = FILES[self.name][at : min(at + FRAME, self.offset + self.length)]
-            yield self.source.change(self.name, at, data, google_crc32c.value(data))
+            frame = self.source.change(self.name, at, data, google_crc32c.value(data))
+            if frame is None:
+                return
+            yield frame
             if self.source.silent:
                 self.woken.wait()
 
@@ -55,7 +58,10 @@ class Source:
         self.cancelled = 0
         self.lost = False
         self.silent = False
-        self.change: Callable[[str, int, bytes, int], tuple[int, bytes, int]] = lambda _name, *frame: frame
+        self.change: Callable[[str, int, bytes, int], tuple[int, bytes, int] | None] = lambda _name, *frame: (
+            frame
+        )
+        """What a frame becomes; None: nothing comes any more."""
 
     async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
         raise NotImplementedError
@@ -158,15 +164,17 @@ async def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
     assert whole.isdisjoint(name for name, _, _ in again.asked)
 
 
-@pytest.mark.parametrize("what", ["flipped", "elsewhere", "longer", "broken"])
+@pytest.mark.parametrize("what", ["flipped", "elsewhere", "longer", "ended", "broken"])
 async def test_a_frame_that_arrives_damaged_is_fetched_again_from_there(tmp_path: Path, what: str) -> None:
     source, left = Source(), [64_000, 64_000 + 2 * FRAME, 128_000]
 
-    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int]:
+    def change(name: str, at: int, data: bytes, crc: int) -> tuple[int, bytes, int] | None:
         if name != "big" or at not in left:
             return at, data, crc
         left.remove(at)
         match what:
+            case "ended":
+                return None
             case "flipped":
                 return at, bytes([data[0] ^ 1]) + data[1:], crc
             case "elsewhere":
