@@ -257,6 +257,7 @@ class Node:
         await self._serve(host)
         self.heartbeater.start(record.masters)
         self._ticker = Ticker(self.clock, self._tick, self.watch.look)
+        log.info("memory", **self.options.memory.in_mib())
         self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
 

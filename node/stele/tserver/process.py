@@ -69,7 +69,6 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     sys.setswitchinterval(0.0001)
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    log.info("memory", **options.memory.in_mib())
     node = make_node(options)
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
