@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
-from stele_operator.plan import formation, tables, upkeep
+from stele_operator.plan import formation, tables, trouble, upkeep
 from stele_operator.plan.actions import Action, CreateTable
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import SILENT_S, Member, State, members
@@ -104,7 +104,7 @@ def make_plan(o: Observation) -> Plan:
 def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:
     """What is found of a cluster to which nothing is done, `why` first: what goes wrong meanwhile is to be known all the
     same. Only of what is under way nothing is told."""
-    found = [why, *_too_many(o, everyone), *upkeep.find_members(o, everyone)]
+    found = [why, *_too_many(o, everyone), *trouble.find_members(o, everyone)]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
     message = f"TabletCluster {o.cluster.name}: {why.message}"
