@@ -417,8 +417,13 @@ async def test_a_slow_copy_asks_for_no_less_than_is_worth_a_message(
 
 async def test_chunks_are_made_when_it_is_their_turn(tmp_path: Path) -> None:
     landing = fetch._Landing(CopyFile("huge", 1 << 50), tmp_path)
-    first, second = itertools.islice(fetch._chunks_of([landing], fetch.CHUNK_BYTES_MIN), 2)
-    assert (first.at, first.end, second.at) == (0, fetch.CHUNK_BYTES_MIN, fetch.CHUNK_BYTES_MIN)
+    rate, least = RateLimit(1), fetch.CHUNK_BYTES_MIN
+    chunks = fetch._chunks_of([landing], rate)
+    first, second = next(chunks), next(chunks)
+    rate.change(4 * least)
+    third = next(chunks)
+    assert (first.at, first.end, second.at, second.end) == (0, least, least, 2 * least)
+    assert (third.at, third.end) == (2 * least, 6 * least)
 
 
 async def test_to_wait_for_the_rate_limit_is_no_silence_of_the_source(

@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Callable
 
 from stele.consensus.replica import Replica, ReplicaState
+from stele.model.clock import from_physical_us
 from stele.model.errors import SteleError
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft.effects import Role
 from stele.raft.messages import Message, UpdateRequest
-from tests.consensus.cluster import Network, TestNode, rows, table, wait_until
+from tests.consensus.cluster import Group, Network, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
 
@@ -57,6 +58,31 @@ async def test_a_snapshot_waits_for_the_writes_below_it_that_are_under_way(group
     await asked
     assert 777 in table(leader, proposal.timestamp)
     await written
+
+
+async def test_no_read_is_answered_as_of_the_future(group_of: MakeGroup) -> None:
+    """Where commits take long, ceilings run far ahead, and a new leader's own follows on its predecessor's. A client that read
+    there scans at no lower time: the other tablets' leaders called that clock wrong."""
+    group, nodes = await group_of(3)
+    others = await Group(nodes).create()
+    ceiling = 0
+    while ceiling < from_physical_us(nodes[0].wall_us() + 2_000_000):
+        await group.write(rows([1]))
+        old = await group.leader()
+        old.timestamps._run_ahead(4_000_000)
+        ceiling = old.timestamps._committed
+    await old.transfer_leadership()
+    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not old))
+    new = await group.leader()
+    now = asyncio.create_task(new.snapshot_ready(from_physical_us(new.host.wall_us())))
+    await wait_until(lambda: new.timestamps._committed > ceiling)
+    for _ in range(20):
+        snapshot = await new.latest_snapshot()
+        assert snapshot <= from_physical_us(new.host.wall_us())
+        await (await others.leader()).snapshot_ready(snapshot)
+        assert table(new, snapshot) == {1: "x1"}
+        await asyncio.sleep(0.01)
+    await now
 
 
 async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_of_no_snapshot_yet(

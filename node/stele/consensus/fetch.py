@@ -165,12 +165,14 @@ class _Chunk:
     settling: Future[None] | None = None
 
 
-def _chunks_of(landings: Iterable[_Landing], size: int) -> Iterator[_Chunk]:
-    """All chunks of these files, each made when it is its turn: a slow copy of large files has many."""
+def _chunks_of(landings: Iterable[_Landing], rate: RateLimit) -> Iterator[_Chunk]:
+    """All chunks of these files, each made when it is its turn: a slow copy of large files has many, and the rate may change."""
     for landing in landings:
-        end = landing.file.size
-        for offset in range(0, end, size):
-            yield _Chunk(landing, offset, offset, min(offset + size, end))
+        offset, size = 0, landing.file.size
+        while offset < size:
+            end = min(offset + rate.at_once(CHUNK_BYTES), size)
+            yield _Chunk(landing, offset, offset, end)
+            offset = end
 
 
 class Fetcher:
@@ -226,7 +228,7 @@ class Fetcher:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._know_sums(session.session_id, left))
             self._moved_at = self._loop.time()
-            chunks = _chunks_of(landings, self._rate.at_once(CHUNK_BYTES))
+            chunks = _chunks_of(landings, self._rate)
             async with asyncio.TaskGroup() as group:
                 for _ in range(CHUNKS_AT_ONCE):
                     group.create_task(self._work(session.session_id, chunks))

@@ -12,6 +12,7 @@ from typing import Any
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica_write import WritePart, wrong_clock
 from stele.consensus.superblock import Superblock
+from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import HybridTime
 from stele.raft.events import RequestRead
@@ -71,12 +72,17 @@ class ReadPart(WritePart):
         return _Deadline(min(within_ms or limit_ms, limit_ms), f"{what} of tablet {self.tablet_id}")
 
     async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
-        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`."""
+        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`.
+
+        It lies no further ahead than the present and the newest write. What is applied here may: a new leader's first ceiling
+        follows on its predecessor's last one, and whoever was told of that would scan other tablets in the future.
+        """
         await self.linearizable_read(within_ms)
+        newest = self.machine.last_timestamp if self.machine is not None else 0
+        snapshot = HybridTime(max(newest, from_physical_us(self.host.wall_us())))
         if self.timestamps.applied:
-            return HybridTime(self.timestamps.applied)
+            return HybridTime(min(self.timestamps.applied, snapshot))
         self._check_clock()
-        snapshot = self.timestamps.now()
         await self.snapshot_ready(snapshot, within_ms)
         return snapshot
 

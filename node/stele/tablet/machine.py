@@ -81,6 +81,10 @@ class StateMachine(Protocol):
         """The last entry that is in synced files: the log up to it is not needed for replay."""
 
     @property
+    def last_timestamp(self) -> int:
+        """Hybrid time of the newest write that was applied; 0 for none."""
+
+    @property
     def max_ceiling(self) -> int:
         """The highest timestamp ceiling among the applied entries; 0 for none."""
 
