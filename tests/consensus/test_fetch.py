@@ -415,7 +415,8 @@ async def test_a_slow_copy_asks_for_no_less_than_is_worth_a_message(
     assert sum(map(len, FILES.values())) / 1000 - 66 < max(waits) < 400  # and it is no faster
 
 
-async def test_chunks_are_made_when_it_is_their_turn(tmp_path: Path) -> None:
+async def test_chunks_are_made_when_it_is_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 1 << 30)
     landing = fetch._Landing(CopyFile("huge", 1 << 50), tmp_path)
     rate, least = RateLimit(1), fetch.CHUNK_BYTES_MIN
     chunks = fetch._chunks_of([landing], rate)
