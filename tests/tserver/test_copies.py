@@ -136,7 +136,11 @@ async def test_a_copy_that_runs_goes_on_at_the_rate_of_a_later_order(cluster: Lo
         cluster.ids["node-3"] = NodeId(new_id())
         fresh = await cluster.launch("node-3")
         await wait_until(lambda: fresh.replicas.opened)
-        source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
+        source = next(
+            node
+            for node in cluster.running.values()  # another may not have all rows yet
+            if any(r.is_leader and r.tablet_id == tablet.tablet_id for r in node.replicas)
+        )
         order = pb.StartTabletCopyRequest(
             tablet_id=id_to_pb(tablet.tablet_id),
             replica_id=9,
