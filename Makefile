@@ -12,7 +12,7 @@ TAG    ?= dev
 .PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear bench generate clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of extras: installed again only when pyproject.toml changes.
 $(VENV)/.base:
