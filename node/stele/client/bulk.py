@@ -301,9 +301,8 @@ class BulkWriter:
     def _raise(self) -> None:
         failure = self._failure
         if isinstance(failure, SteleError):
-            raise copy(
-                failure
-            )  # of its own: what is raised holds this frame, and that this writer with all that waits
+            # One of its own: what is raised holds this frame, and that this writer with all that waits.
+            raise copy(failure)
         if failure is not None:
             raise failure
 

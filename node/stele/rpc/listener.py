@@ -133,9 +133,8 @@ class StreamListener:
             timer.cancel()
         if error is not None:
             self._tell(connection, error)
-            let_go(
-                error
-            )  # the connection holds it, and its frames the connection, with the frame that came last
+            # The connection holds it, and its frames the connection, with the frame that came last.
+            let_go(error)
 
     def _tell(self, connection: FramedConnection, error: Exception) -> None:
         if isinstance(error, OSError):

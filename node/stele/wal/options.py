@@ -34,8 +34,8 @@ class LogOptions:
     taken, and what leaders say among themselves, still goes, down to half of it; from there on entries are refused with
     DISK_FULL, while hard state still goes. `low_space_files`: likewise for the files that the volume has inodes for.
     `anchor_bytes_max`: an anchor that holds more log than this, or than a quarter of the volume, is dropped and reported.
-    `prepare`: whether segments are
-    made ready in the background. `pool_segments_max`: collected segments kept for use again, in no more than a sixteenth of the volume.
+    `prepare`: whether segments are made ready in the background. `pool_segments_max`: collected segments kept for use again, in
+    no more than a sixteenth of the volume.
     """
 
     segment_bytes: int = 64 << 20
