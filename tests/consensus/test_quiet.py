@@ -8,7 +8,7 @@ import pytest
 
 from stele.consensus import quiet
 from stele.consensus.quiet import begin_quiet
-from stele.consensus.replica import Replica
+from stele.consensus.replica import Replica, ReplicaState
 from tests.consensus.cluster import Group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -64,6 +64,25 @@ async def test_a_restarted_follower_wakes_it_and_catches_up(group_of: MakeGroup)
     back = group.replica(follower.replica_id)
     await wait_until(lambda: table(back) == {1: "x1"})
     assert await group.leader() is leader
+
+
+async def test_a_follower_with_all_its_rows_in_files_is_running_again_without_a_write(
+    group_of: MakeGroup,
+) -> None:
+    """Nothing is left to commit there, and so nothing that would tell it that its leader's term has something committed:
+    it was CONFIGURING until somebody wrote, counted as having found no leader, and would have been replaced."""
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    follower = next(r for r in group.replicas() if r is not leader)
+    last = follower.core.log.last_opid if follower.core is not None else None
+    assert await follower.flush() == last
+    node = group.node_of(follower)
+    group.nodes[group.nodes.index(node)] = await node.restart()
+    back = group.replica(follower.replica_id)
+    await wait_until(lambda: back.state is ReplicaState.RUNNING)
+    assert await put_to_rest(group) is leader
+    assert back.core is not None and back.core.log.last_opid == last
 
 
 async def test_a_silent_leaders_followers_wake_and_elect(group_of: MakeGroup) -> None:

@@ -51,7 +51,7 @@ class ScenarioError(AssertionError):
     """A sentence that is not understood, or not true."""
 
 
-def _name(replica_id: int | None) -> str:
+def name(replica_id: int | None) -> str:
     return "nobody" if replica_id is None else f"n{replica_id}"
 
 
@@ -105,7 +105,7 @@ class Group:
         member = self.members[number] = _Member(number, initial)
         self._start(member, None)
 
-    def _start(self, member: _Member, hint: int | None) -> None:
+    def _start(self, member: _Member, hint: int | None, rows: int = 0) -> None:
         loaded = fold_records(member.log.load())
         assert loaded.config is not None
         initial = replace(
@@ -115,7 +115,7 @@ class Group:
             log_start=loaded.start,
             config=loaded.config,
             entries=loaded.entries,
-            commit_index=loaded.start.index,
+            commit_index=max(rows, loaded.start.index),
             leader_hint=None if hint is None else ReplicaId(hint),
         )
         member.durable = 0
@@ -180,7 +180,7 @@ class Group:
                 say(f"{me} may serve the read at {index}")
             case RoleChanged(role, term, leader, cause, serves):
                 extra = " and does not serve" if role is Role.LEADER and not serves else ""
-                say(f"{me} is {role.value.lower()} of term {term}{extra}, led by {_name(leader)}: {cause}")
+                say(f"{me} is {role.value.lower()} of term {term}{extra}, led by {name(leader)}: {cause}")
             case ConfigChanged(config, committed, cause):
                 say(
                     f"{me} {'has committed' if committed else 'takes'} configuration {describe_config(config)}: {cause}"

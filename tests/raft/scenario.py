@@ -38,7 +38,7 @@ from stele.raft.events import (
     TransferLeadership,
 )
 from stele.raft.invariants import check_group
-from tests.raft.group import Group, ScenarioError, describe_config
+from tests.raft.group import Group, ScenarioError, describe_config, name
 
 _TYPES = {"voter": MemberType.VOTER, "learner": MemberType.NON_VOTER, "witness": MemberType.WITNESS}
 
@@ -212,10 +212,10 @@ class Scenario(Group):
         member.waiting = []
         self.wire = [w for w in self.wire if w[1] != int(number)]
 
-    def restarts(self, number: str, hint: str | None) -> None:
+    def restarts(self, number: str, rows: str | None, hint: str | None) -> None:
         member = self.members[int(number)]
         member.stalled = False
-        self._start(member, None if hint is None else int(hint))
+        self._start(member, None if hint is None else int(hint), 0 if rows is None else _opid(rows).index)
 
     def disk_stalls(self, number: str) -> None:
         self.members[int(number)].stalled = True
@@ -252,6 +252,11 @@ class Scenario(Group):
     def has_committed(self, number: str, index: str) -> None:
         seen = self._core(number).commit_index
         self._demand(seen == int(index), f"n{number} has committed up to {seen}")
+
+    def knows_term_committed(self, number: str) -> None:
+        status = self._core(number).status()
+        seen = f"its leader is {name(status.leader)}, term {'' if status.term_committed else 'not '}known committed"
+        self._demand(status.term_committed, f"n{number} has not: {seen}")
 
     def has_config(self, number: str, config: str) -> None:
         seen = describe_config(self._core(number).config)
@@ -292,7 +297,7 @@ _SENTENCES: tuple[tuple[str, Callable[..., None]], ...] = (
     ),
     (rf"{_N} is asked to hand over to (anybody|n\d+)", Scenario.transfer),
     (rf"{_N} crashes", Scenario.crashes),
-    (rf"{_N} restarts(?:, told that n(\d+) leads)?", Scenario.restarts),
+    (rf"{_N} restarts(?: with rows up to (\d+\.\d+))?(?:, told that n(\d+) leads)?", Scenario.restarts),
     (rf"the disk of {_N} stalls", Scenario.disk_stalls),
     (rf"the disk of {_N} goes on", Scenario.disk_goes_on),
     (rf"{_N} (says that its sync stalls|has FAILED|gets its rows)()", Scenario.event),
@@ -300,6 +305,7 @@ _SENTENCES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"{_N} is (leader|follower|candidate|learner|non_participant) of term (\d+)", Scenario.is_role),
     (rf"{_N} has the log ([\d ]*)", Scenario.has_log),
     (rf"{_N} has committed up to (\d+)", Scenario.has_committed),
+    (rf"{_N} knows something of its leader's term to be committed", Scenario.knows_term_committed),
     (rf"{_N} has configuration (.+)", Scenario.has_config),
     (r"all agree", Scenario.all_agree),
 )

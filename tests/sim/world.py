@@ -398,6 +398,8 @@ class World:
                 return False
             if core.log.handed_index < leader.commit_index - 40 or core.config != leader.config:
                 return False
+            if not core.term_committed:
+                return False
         return True
 
     def _hopeless(self) -> bool:

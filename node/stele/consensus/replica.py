@@ -465,9 +465,9 @@ class Replica(ReadPart):
         self.host.changed(self)
 
     def _refresh_state(self) -> None:
-        """Leave CONFIGURING once an entry of the leader's current term is known committed."""
+        """Leave CONFIGURING once there is a leader, and an entry of its term known committed."""
         core = self.core
-        if core is not None and self.state is ReplicaState.CONFIGURING and core.status().term_committed:
+        if core is not None and self.state is ReplicaState.CONFIGURING and core.term_committed:
             self.state = ReplicaState.RUNNING
             self.host.changed(self)
 

@@ -73,7 +73,6 @@ class CoreBase:
         self._heard_ms: int | None = None  # last word of a live leader
         self._lost_leader: ReplicaId | None = None  # whose end was seen; None once another leads
         self._election_due_ms = NEVER_MS
-        self._term_committed = False
         self._change: tuple[int | None, int, int] | None = (
             None  # (context, term, index) of a change this core proposed
         )
@@ -108,6 +107,11 @@ class CoreBase:
     def committed_config(self) -> Configuration:
         """The last configuration known committed."""
         return self.log.config_at(self.commit_index)
+
+    @property
+    def term_committed(self) -> bool:
+        """Whether there is a leader, and an entry of its term known committed: the last of them, as terms never fall."""
+        return self.leader is not None and self.log.term_at(self.commit_index) == self.term
 
     @property
     def may_campaign(self) -> bool:
@@ -152,7 +156,6 @@ class CoreBase:
         self.term = term
         self.voted_for = None
         self._hard_dirty = True
-        self._term_committed = False
         self._rest(None, cause)
         if was_leader:
             self._on_leadership_end(Code.NOT_LEADER, cause)
@@ -263,8 +266,6 @@ class CoreBase:
         if not before < index <= self.log.last_index:
             ensure(False, f"raft: commit index {index} is not within {before} and the log's end")
         self.commit_index = index
-        if not self._term_committed and self.log.term_at(index) == self.term:
-            self._term_committed = True
         if before < self.log.config_index:
             self._config_committed(before)
 

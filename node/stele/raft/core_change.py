@@ -50,7 +50,7 @@ class ChangePart(LeaderPart):
             return Refusal(Code.NOT_LEADER, f"replica {self.self_replica} does not lead; ask {self.leader}")
         if self.transferring:
             return Refusal(Code.STEPPING_DOWN, "leadership is being handed over; ask the next leader")
-        if not self._term_committed:
+        if not self.term_committed:
             return Refusal(Code.NOT_READY, f"nothing of term {self.term} is committed yet; try again")
         if pending is not None:
             return Refusal(
@@ -120,7 +120,7 @@ class ChangePart(LeaderPart):
     def _consider_promotion(self) -> None:
         """Make a voter of the first peer that is ready; one at a time."""
         self._promote_due = False
-        if self.pending_change_index is not None or not self._term_committed or self.transferring:
+        if self.pending_change_index is not None or not self.term_committed or self.transferring:
             return
         for peer in self.config.peers:
             progress = self._progress.get(peer.replica_id)

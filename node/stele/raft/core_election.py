@@ -60,7 +60,6 @@ class ElectionPart(FollowerPart):
         self.term += 1
         self.voted_for = self.self_replica
         self._hard_dirty = True
-        self._term_committed = False
         self._verified_index = 0
         self._heard_ms = None
         campaign = self._campaign_round = _Campaign(self.term, False, ignore_live_leader)

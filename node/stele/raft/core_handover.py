@@ -110,7 +110,7 @@ class HandoverPart(ChangePart):
         for context in reads.confirmed(self._voter_ids, self.self_replica, self.config.majority):
             self._out.append(ReadReady(context, reads.index))
         # Before something of the own term is committed, the commit index may be behind (Raft §8).
-        if not reads.waiting or reads.under_way or not self._term_committed:
+        if not reads.waiting or reads.under_way or not self.term_committed:
             return False
         reads.begin(self.commit_index)
         for context in reads.confirmed(self._voter_ids, self.self_replica, self.config.majority):

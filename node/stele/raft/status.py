@@ -43,7 +43,7 @@ class RaftStatus:
     """What a core knows.
 
     `pending_change_index` is the log index of a membership change that is not committed, or None.
-    `term_committed`: an entry of the current leader's term is known committed (so this replica is not CONFIGURING).
+    `term_committed`: it has a leader, and knows an entry of that one's term committed (so it is not CONFIGURING).
     `serves`: it leads, holds rows, and has committed in its own term. `all_replicated_index` is the last index that
     every voter holds durably, as the leader last said.
     """
