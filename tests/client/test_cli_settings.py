@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -164,3 +165,30 @@ def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytes
 
     assert masters() == ("h1:1", "h2:2")
     assert masters("--masters", "h3:3") == ("h3:3",)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (
+            ("table", "scan", "t", "--snapshot", "noon"),
+            "--snapshot noon: expected a hybrid time or an ISO 8601 time",
+        ),
+        (("table", "load", "t", "rows.parquet", "rows.txt"), "rows.txt: expected .csv, .parquet, or .arrow"),
+    ],
+    ids=["snapshot", "suffix"],
+)
+def test_what_can_be_judged_without_a_cluster_is_judged_before_it_is_asked(
+    command: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    for name in ("rows.parquet", "rows.txt"):
+        (tmp_path / name).write_text("junk")
+    done = subprocess.run(
+        [sys.executable, "-m", "stele.cli", *command, "--masters", "127.0.0.1:1", "--timeout", "0.2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"stele: INVALID_ARGUMENT: {why}"), done.stderr

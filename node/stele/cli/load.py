@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stele.model.schema import Schema
 
 _ERRORS_SHOWN = 20
+_SUFFIXES = (".csv", ".parquet", ".arrow", ".arrows", ".feather", ".ipc")
 _ARROW_FILE = b"ARROW1"
 """An Arrow file begins with it, a stream never."""
 
@@ -54,6 +55,7 @@ def load(
     """
     from stele.cli.progress import rows_progress
 
+    _check_suffixes(files)
     started = time.monotonic()
     faults = Faults()
     written = 0
@@ -144,7 +146,7 @@ class Source:
         """Record batches of the file.
 
         Raises:
-            Rejected: a suffix that is not known, or a file that is not what its suffix says.
+            Rejected: a file that is not what its suffix says.
         """
         import pyarrow as pa
 
@@ -158,6 +160,19 @@ class Source:
                 yield from _batches(self.path)
         except (pa.ArrowException, OSError) as exc:
             raise Rejected(f"{self.path}: {str(exc).splitlines()[0]}") from exc
+
+
+def _check_suffixes(paths: Sequence[str]) -> None:
+    """Before anything is written, or anybody asked.
+
+    Raises:
+        Rejected: a suffix that is not known.
+    """
+    from stele.model.errors import Rejected
+
+    for path in paths:
+        if Path(path).suffix not in _SUFFIXES:
+            raise Rejected(f"{path}: expected .csv, .parquet, or .arrow (a file or a stream)")
 
 
 def _rows(path: str) -> int | None:
@@ -182,19 +197,14 @@ def _rows(path: str) -> int | None:
 def _batches(path: str) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    from stele.model.errors import Rejected
-
-    suffix = Path(path).suffix
-    if suffix == ".parquet":
+    if path.endswith(".parquet"):
         import pyarrow.parquet as parquet
 
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches(65_536)
-    elif suffix in (".arrow", ".arrows", ".feather", ".ipc"):
+    else:
         with pa.memory_map(path) as source:
             yield from _arrow_batches(source)
-    else:
-        raise Rejected(f"{path}: expected .csv, .parquet, or .arrow (a file or a stream)")
 
 
 def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:

@@ -70,6 +70,7 @@ def scan(
 
     if output and (only_count or form == "table"):
         raise click.UsageError("--output goes with --format csv, json or arrow")
+    at = _snapshot(snapshot)
 
     async def work(client: AsyncClient) -> None:
         table = await client.open_table(name)
@@ -78,7 +79,7 @@ def scan(
             parse_where(where, table.schema) if where else (),
             limit=limit,
             ordered=ordered,
-            snapshot=_snapshot(snapshot),
+            snapshot=at,
             timeout_s=timeout_s,
         )
         if only_count:
