@@ -86,7 +86,8 @@ class Checker:
         if self._view is None:
             return "nothing is known"
         tablets = [t for t in self._view.tablets if t.state == "RUNNING"]
-        return f"{len(tablets)} tablets, {sum(len(t.committed_config.peers) for t in tablets)} voters on live machines"
+        voters = sum(len(t.committed_config.peers) for t in tablets)
+        return f"{len(tablets)} tablets, the catalog among them, {voters} voters on live machines"
 
     def _look(self) -> None:
         while not self._stop.wait(_VIEW_EVERY_S):

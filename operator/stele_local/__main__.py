@@ -21,7 +21,7 @@ from stele.extras import extra
 
 with extra("local", program="stele-local"):
     from stele_local import processes
-    from stele_local.cluster import FolderTaken, LocalCluster, Settings, runs_in
+    from stele_local.cluster import FolderTaken, LocalCluster, Settings, as_called, runs_in
 
 Json = dict[str, Any]
 START_SECONDS = 20.0
@@ -33,7 +33,9 @@ def _access(folder: Path) -> Json:
         access: Json = json.loads((folder / "cluster.json").read_text())
         return access
     except FileNotFoundError:
-        raise click.ClickException(f"no cluster runs in {folder}: start one with `stele-local up`") from None
+        raise click.ClickException(
+            f"no cluster runs in {folder}: start one with `{as_called(folder)} up`"
+        ) from None
 
 
 def _control(folder: Path, *words: str) -> Json:
@@ -51,7 +53,7 @@ def _control(folder: Path, *words: str) -> Json:
         raise click.ClickException(json.load(error)["message"]) from error
     except OSError as error:
         raise click.ClickException(
-            f"the cluster in {folder} does not answer ({error}): `stele-local down` clears it"
+            f"the cluster in {folder} does not answer ({error}): `{as_called(folder)} down` clears it"
         ) from error
 
 
@@ -106,7 +108,7 @@ def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if runs_in(folder):
         raise click.ClickException(
-            f"a cluster runs in {folder} already: `stele-local down` first, or give another --folder"
+            f"a cluster runs in {folder} already: `{as_called(folder)} down` first, or give another --folder"
         )
     (folder / "cluster.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
@@ -129,12 +131,14 @@ def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
 def down(folder: Path) -> None:
     """Stop the cluster and all its processes, also after it was killed."""
     path = folder / "cluster.json"
-    if path.exists():
+    was_there = path.exists()
+    if was_there:
         if runs_in(folder):
             _end(folder, _access(folder)["pid"])
         path.unlink(missing_ok=True)
     left = processes.sweep(folder)
-    click.echo(f"down{f', {left} processes were left over' if left else ''}")
+    over = f", {left} processes were left over" if left else ""
+    click.echo(f"down{over}" if was_there or left else f"no cluster runs in {folder}")
 
 
 def _end(folder: Path, pid: int) -> None:

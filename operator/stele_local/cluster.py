@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,9 +231,14 @@ def _lock(folder: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise FolderTaken(
-            f"a cluster runs in {folder} already: `stele-local down` first, or give another --folder"
+            f"a cluster runs in {folder} already: `{as_called(folder)} down` first, or give another --folder"
         ) from None
     return descriptor
+
+
+def as_called(folder: Path) -> str:
+    """`stele-local` as it is called for this folder, for people."""
+    return f"stele-local --folder {shlex.quote(str(folder))}"
 
 
 def runs_in(folder: Path) -> bool:

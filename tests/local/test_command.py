@@ -63,9 +63,10 @@ def _owner(folder: Path) -> int:
 
 
 def test_up_status_off_on_exec_down(folder: Path) -> None:
-    assert "no cluster runs" in _run(folder, "status", code=1)
+    assert f"stele-local --folder {folder} up" in _run(folder, "status", code=1)
+    assert _run(folder, "down") == f"no cluster runs in {folder}\n"
     assert _run(folder, "up", "--machines", "2").startswith("export KUBECONFIG=")
-    assert "runs in" in _run(folder, "up", code=1)
+    assert f"stele-local --folder {folder} down" in _run(folder, "up", code=1)
     _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     assert _run(folder, "off", "n1") == "machine n1 is off: its processes were killed\n"
@@ -89,7 +90,9 @@ def test_no_process_outlives_the_cluster(folder: Path, number: signal.Signals) -
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     os.kill(_owner(folder), number)
     _until(lambda: not processes.left_over(folder), "its processes are gone")
-    assert _run(folder, "down") == "down\n"
+    cleared = f"no cluster runs in {folder}\n" if number == signal.SIGINT else "down\n"
+    _until(lambda: not (folder / "cluster.json").exists() or number == signal.SIGKILL, "it has cleared up")
+    assert _run(folder, "down") == cleared
     _run(folder, "up", "--machines", "1")
 
 
