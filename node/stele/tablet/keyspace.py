@@ -173,6 +173,11 @@ class KeySpace:
         return self._progress.max_ceiling
 
     @property
+    def memory_bytes(self) -> int:
+        """See StateMachine. All pairs stay in memory."""
+        return 0
+
+    @property
     def last_timestamp(self) -> int:
         """Hybrid time of the newest applied write."""
         return self._progress.last_timestamp

@@ -88,6 +88,10 @@ class StateMachine(Protocol):
     def max_ceiling(self) -> int:
         """The highest timestamp ceiling among the applied entries; 0 for none."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory a flush gives back."""
+
     def apply(self, entry: Entry) -> Outcome:
         """Apply the next committed entry, whatever its kind. An outcome follows from the entry and the state by rules that
         never change: what this program cannot read, another one may have done, so it is none.

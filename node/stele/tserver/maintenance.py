@@ -134,7 +134,7 @@ class Maintenance:
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
-        quiet = now - replica.last_applied_ms > QUIET_MS and getattr(machine, "memory_bytes", 0) > QUIET_BYTES
+        quiet = now - replica.last_applied_ms > QUIET_MS and machine.memory_bytes > QUIET_BYTES
         return quiet or pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
 
     async def _flush(self, replica: Replica) -> bool:

@@ -126,4 +126,4 @@ def held_bytes(replica: Replica) -> int:
     machine = replica.machine
     if machine is None or not replica.running or machine.applied == machine.flushed:
         return 0
-    return int(getattr(machine, "memory_bytes", 0))
+    return machine.memory_bytes
