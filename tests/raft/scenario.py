@@ -253,10 +253,10 @@ class Scenario(Group):
         seen = self._core(number).commit_index
         self._demand(seen == int(index), f"n{number} has committed up to {seen}")
 
-    def knows_term_committed(self, number: str) -> None:
+    def knows_term_committed(self, number: str, what: str) -> None:
         status = self._core(number).status()
         seen = f"its leader is {name(status.leader)}, term {'' if status.term_committed else 'not '}known committed"
-        self._demand(status.term_committed, f"n{number} has not: {seen}")
+        self._demand(status.term_committed == (what == "something"), f"n{number} does not: {seen}")
 
     def has_config(self, number: str, config: str) -> None:
         seen = describe_config(self._core(number).config)
@@ -305,7 +305,7 @@ _SENTENCES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"{_N} is (leader|follower|candidate|learner|non_participant) of term (\d+)", Scenario.is_role),
     (rf"{_N} has the log ([\d ]*)", Scenario.has_log),
     (rf"{_N} has committed up to (\d+)", Scenario.has_committed),
-    (rf"{_N} knows something of its leader's term to be committed", Scenario.knows_term_committed),
+    (rf"{_N} knows (something|nothing) of its leader's term to be committed", Scenario.knows_term_committed),
     (rf"{_N} has configuration (.+)", Scenario.has_config),
     (r"all agree", Scenario.all_agree),
 )

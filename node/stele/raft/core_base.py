@@ -110,8 +110,11 @@ class CoreBase:
 
     @property
     def term_committed(self) -> bool:
-        """Whether there is a leader, and an entry of its term known committed: the last of them, as terms never fall."""
-        return self.leader is not None and self.log.term_at(self.commit_index) == self.term
+        """Whether there is a leader, and an entry of its term known committed: the last of them, as terms never fall.
+
+        Nobody leads term 0: the leader of then is who is meant to lead (`leader_hint`).
+        """
+        return self.term > 0 and self.leader is not None and self.log.term_at(self.commit_index) == self.term
 
     @property
     def may_campaign(self) -> bool:
