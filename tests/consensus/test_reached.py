@@ -1,4 +1,5 @@
-"""A leader tells the masters which of its peers do not answer, though their nodes may be heard, and when they do again."""
+"""A leader tells the masters which of its peers do not answer, though their nodes may be heard, or have FAILED, and when
+they are well again."""
 
 from __future__ import annotations
 
@@ -104,3 +105,30 @@ async def test_a_peer_that_is_cut_off_while_the_group_rests_is_reported(
     async with asyncio.timeout(30):
         while not await look():
             await asyncio.sleep(0.05)
+
+
+async def test_a_peer_that_has_failed_is_reported_and_so_is_its_return(group_of: MakeGroup) -> None:
+    """Nothing else happened in the group that would have been told: the masters believed for ever that it had FAILED."""
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    victim = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(victim)
+
+    async def told(expected: list[int]) -> None:
+        """By the leader, whoever it is by now: it says so, and a report of it is due."""
+        async with asyncio.timeout(30):
+            while True:
+                leader = await group.leader()
+                failed = [peer.replica_id for peer in leader.status().peers if peer.failed]
+                if failed == expected and leader.replica_id in reports(group, leader):
+                    return
+                await asyncio.sleep(0.02)
+
+    group.node_of(leader).reports_due.clear()
+    victim.fail("applying: lacks memory")
+    await told([victim.replica_id])
+    for each in group.nodes:
+        each.reports_due.clear()
+    group.nodes[group.nodes.index(node)] = await node.restart()
+    await told([])

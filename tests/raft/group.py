@@ -20,6 +20,7 @@ from stele.raft.effects import (
     Effect,
     PeerNeedsCopy,
     PeerReached,
+    PeerSound,
     Persist,
     ProposalLost,
     ProposalRefused,
@@ -193,6 +194,8 @@ class Group:
                 say(f"{me} finds that n{replica_id} needs a copy: {cause}")
             case PeerReached(replica_id, reached):
                 say(f"{me} finds that n{replica_id} {'answers again' if reached else 'does not answer'}")
+            case PeerSound(replica_id, sound):
+                say(f"{me} finds that n{replica_id} {'is sound again' if sound else 'has FAILED'}")
             case ReadLog(to, first_index, _):
                 say(f"{me} reads its log from {first_index} for n{to}")
                 entries = []

@@ -19,6 +19,7 @@ from stele.raft.effects import (
     HardState,
     PeerNeedsCopy,
     PeerReached,
+    PeerSound,
     Persist,
     ProposalRefused,
     Proposed,
@@ -381,3 +382,35 @@ def test_a_new_leader_believes_of_nobody_that_it_does_not_answer() -> None:
     core.step(Received(ReplicaId(3), failed, 101_900))
     for now in range(101_900, 104_500, 75):
         assert reached(accept(core, 2, 1, now=now)) + reached(core.step(Tick(now))) == []
+
+
+def failed(core: RaftCore, peer: int, now: int = 5) -> list[Effect]:
+    """A peer says that it is FAILED."""
+    answer = UpdateResponse(core.term, False, OpId(0, 0), failed=True)
+    return core.step(Received(ReplicaId(peer), answer, now))
+
+
+def sound(effects: list[Effect]) -> list[tuple[int, bool]]:
+    return [(e.replica_id, e.sound) for e in effects if isinstance(e, PeerSound)]
+
+
+def test_a_peer_that_has_failed_is_told_of_once_and_so_is_its_return() -> None:
+    """Nobody took back what was said of it: it was replaced, though it was well."""
+    core = leader_in_step()
+    assert [sound(failed(core, 3)) for _ in range(3)] == [[(3, False)], [], []]
+    assert [p.replica_id for p in core.status().peers if p.failed] == [3]
+    assert [sound(accept(core, 3, 1)) for _ in range(3)] == [[(3, True)], [], []]
+    assert not any(p.failed for p in core.status().peers)
+    assert sound(failed(core, 3)) == [(3, False)]
+
+
+def test_a_peer_that_is_sound_again_counts_with_what_it_held_before() -> None:
+    """It acknowledges nothing new: what it and the leader hold was not committed before somebody wrote again."""
+    core = leader_in_step()
+    effects = core.step(Propose(1, EntryKind.WRITE, b"w"))
+    accept(core, 3, 2, preceding=1)
+    failed(core, 3)
+    settle(core, effects)
+    assert core.commit_index == 1
+    accept(core, 3, 2, preceding=2)
+    assert core.commit_index == 2

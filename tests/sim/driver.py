@@ -118,7 +118,7 @@ class Driver:
         sources = [
             r
             for r in self._world.all_replicas()
-            if r.core is not None and r.has_data and not r.failed and r.applied > 0
+            if r.core is not None and r.has_data and not r.core.failed and r.applied > 0
         ]
         if not sources:
             return None
@@ -165,7 +165,7 @@ class Driver:
         self._copying[replica_id] = False
         world = self._world
         target, source = world.replicas[replica_id], world.replicas[asker]
-        if replica_id in world.retired or target.failed:
+        if replica_id in world.retired or target.failed or target.abstains:
             return
         if source.core is None or source.core.role is not Role.LEADER or not source.has_data:
             return  # whoever leads next asks again

@@ -49,6 +49,7 @@ class Plan:
     keeps_log: bool
     unfit_per_s: float = 0.0
     stays_unfit: bool = False
+    failed_ms_max: float = 0.0  # 0: who FAILED has for good
 
 
 class Weather(Enum):
@@ -67,9 +68,10 @@ _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather
 
 
 def draw_plan(seed: int, weather: Weather | None = None, *, clocks: bool = True) -> Plan:
-    """The world of this seed; its weather may be asked for. Without `clocks` it is what it was before any were wrong."""
+    """The world of this seed; its weather may be asked for. Without `clocks` it is what it was before any were wrong, and
+    before anybody came back that had FAILED."""
     plan = _with_habits(_with_weather(seed, weather))
-    return _with_clocks(plan) if clocks else plan
+    return _with_returns(_with_clocks(plan)) if clocks else plan
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -190,6 +192,14 @@ def _with_clocks(plan: Plan) -> Plan:
     if rng.random() < 0.75:
         return plan
     return replace(plan, unfit_per_s=rng.uniform(0.1, 2.0), stays_unfit=rng.random() < 0.5)
+
+
+def _with_returns(plan: Plan) -> Plan:
+    """Replicas that FAIL where nothing is wrong with what they have: started again they are well. Of a chance of its own."""
+    rng = random.Random(f"returns/{plan.seed}")
+    if rng.random() < 0.8:
+        return plan
+    return replace(plan, failures=True, failed_ms_max=rng.choice((200.0, 3000.0)))
 
 
 def _with_habits(plan: Plan) -> Plan:

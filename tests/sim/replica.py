@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from stele.consensus.replica import Replica
 from stele.model.config import Configuration
+from stele.model.errors import ensure
 from stele.model.ids import OpId, ReplicaId
 from stele.raft import RaftCore
 from stele.raft.effects import (
@@ -21,6 +22,7 @@ from stele.raft.effects import (
     Effect,
     PeerNeedsCopy,
     PeerReached,
+    PeerSound,
     Persist,
     ProposalLost,
     ProposalRefused,
@@ -100,6 +102,7 @@ class SimReplica:
         self._quiet_since: int | None = None
         self._quiet_ms = 0
         self._reads_ready: list[tuple[int, int]] = []
+        self._told_failed: dict[int, bool] = {}
 
     # Time
 
@@ -146,6 +149,11 @@ class SimReplica:
     def up(self) -> bool:
         """Whether it runs."""
         return self.core is not None
+
+    @property
+    def abstains(self) -> bool:
+        """Whether it runs and has FAILED."""
+        return self.core is not None and self.core.failed
 
     def start(self, hint: ReplicaId | None) -> None:
         """Read the disk, build a core, start it."""
@@ -257,8 +265,18 @@ class SimReplica:
                 check_role_step(role, effect.role)
                 role = effect.role
             self._do(effect)
+        self._check_told()
         self._begin_sync()
         self._set_wake()
+
+    def _check_told(self) -> None:
+        """What a leader has said of its peers is what it believes: nobody asks it again."""
+        core = self.core
+        if core is None or core.role is not Role.LEADER:
+            return
+        failed = [n for n, progress in core._progress.items() if progress.failed]
+        told = [n for n in core._progress if n in self._told_failed]
+        ensure(failed == told, f"leader {self.replica_id} believes that {failed} FAILED, and has said {told}")
 
     def _set_wake(self) -> None:
         assert self.core is not None
@@ -314,6 +332,7 @@ class SimReplica:
                 self._reads_ready.append((context, index))
                 self._serve_reads()
             case RoleChanged(role=role):
+                self._told_failed.clear()
                 self.active_ms = self.node_ms()
                 world.trace("{} is {} of term {}: {}", self.replica_id, role.value, effect.term, effect.cause)
                 if role is Role.LEADER:
@@ -338,6 +357,15 @@ class SimReplica:
                 world.trace(
                     "{} finds that {} {}", self.replica_id, replica_id, "answers" if reached else "is silent"
                 )
+            case PeerSound(replica_id, sound):
+                world.trace(
+                    "{} finds that {} {}", self.replica_id, replica_id, "is sound" if sound else "has FAILED"
+                )
+                ensure(sound == (replica_id in self._told_failed), "what is told of a peer is no change")
+                if sound:
+                    del self._told_failed[replica_id]
+                else:
+                    self._told_failed[replica_id] = True
             case PeerNeedsCopy(replica_id):
                 world.driver.copy_to(replica_id, self.replica_id)
             case ConfigChanged(config, committed):
@@ -448,7 +476,7 @@ class SimReplica:
         self.has_data = True
         self.feed(DataArrived())
 
-    def fail(self) -> None:
-        """Its disk is found damaged: it abstains for good."""
-        self.failed = True
-        self.feed(ReportFailed("its log is damaged"))
+    def fail(self, *, for_good: bool) -> None:
+        """It abstains: for good, since its disk is found damaged, or until it is started again."""
+        self.failed = for_good
+        self.feed(ReportFailed("its log is damaged" if for_good else "it lacks memory"))

@@ -360,13 +360,25 @@ class World:
             replica.slow_disk_until = self.now + self.rng.uniform(100.0, 3000.0)
 
     def _fail_one(self) -> None:
+        if self.healing:
+            return
         config = self.history.config
         voters = [self.replicas[p.replica_id] for p in config.voters]
-        sound = [r for r in voters if r.up and r.has_data]
+        sound = [r for r in voters if r.up and r.has_data and not r.abstains]
         if len(voters) >= 3 and len(sound) == len(voters):
             victim = self.rng.choice(sound)
             self.trace("{} FAILS", victim.replica_id)
-            victim.fail()
+            victim.fail(for_good=not self.plan.failed_ms_max)
+            if self.plan.failed_ms_max:
+                later = self.now + self.rng.uniform(20.0, self.plan.failed_ms_max)
+                self.at(later, self._start_again, victim, victim.life)
+        if self.plan.failed_ms_max:
+            self.at(self.now + self.rng.uniform(500.0, 3000.0), self._fail_one)
+
+    def _start_again(self, replica: SimReplica, life: int) -> None:
+        if replica.life == life:
+            replica.crash()
+            self.at(self.now + self.rng.uniform(1.0, 500.0), self._restart, replica)
 
     # Healing
 

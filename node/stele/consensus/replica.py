@@ -396,6 +396,12 @@ class Replica(ReadPart):
                 else:
                     self._log.warning("peer does not answer", peer=replica_id)
                 self.host.changed(self)
+            case fx.PeerSound(replica_id, sound):
+                if sound:
+                    self._log.info("peer is sound again", peer=replica_id)
+                else:
+                    self._log.warning("peer has FAILED", peer=replica_id)
+                self.host.changed(self)
 
     def _error(self, code: Code, message: str) -> SteleError:
         if code is Code.NOT_LEADER:

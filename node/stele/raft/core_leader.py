@@ -12,7 +12,7 @@ from stele.model.errors import Code
 from stele.model.ids import ReplicaId
 from stele.raft.core_base import NEVER_MS
 from stele.raft.core_election import ElectionPart
-from stele.raft.effects import PeerNeedsCopy, PeerReached, ReadLog, Role
+from stele.raft.effects import PeerNeedsCopy, PeerReached, PeerSound, ReadLog, Role
 from stele.raft.events import LogRead, PeerFailed
 from stele.raft.messages import UpdateRequest, UpdateResponse
 from stele.raft.progress import Progress
@@ -190,10 +190,10 @@ class LeaderPart(ElectionPart):
             return
         if response.failed:
             # It abstains: neither its copy nor its word counts any more.
-            progress.failed = True
+            self._tell_sound(progress, False)
             self._tell_reached(progress, True)
             return
-        progress.failed = False
+        self._tell_sound(progress, True)
         self._tell_reached(progress, True)
         progress.connected = True
         progress.heard_ms = self._now_ms
@@ -206,6 +206,12 @@ class LeaderPart(ElectionPart):
             self._on_peer_moved(progress)
         else:
             self._on_gap(progress, response)
+
+    def _tell_sound(self, progress: Progress, sound: bool) -> None:
+        if progress.failed is sound:
+            progress.failed = not sound
+            self._match_dirty = True  # its copy counts again, also where it acknowledges nothing new
+            self._out.append(PeerSound(progress.replica_id, sound))
 
     def _tell_reached(self, progress: Progress, reached: bool) -> None:
         if progress.unreached is reached:

@@ -189,6 +189,14 @@ class PeerReached:
     reached: bool
 
 
+@record
+class PeerSound:
+    """A peer of this leader has said that it is FAILED (`sound` false), or answers as a sound replica again."""
+
+    replica_id: ReplicaId
+    sound: bool
+
+
 Effect = (
     Persist
     | Send
@@ -207,4 +215,5 @@ Effect = (
     | TransferFailed
     | PeerNeedsCopy
     | PeerReached
+    | PeerSound
 )
