@@ -61,7 +61,8 @@ def answering(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
 
 
 class Served:
-    """`address` answers for all masters and nodes. `claims` and `leads` are the masters' own state."""
+    """`address` answers for all masters and nodes. `claims` and `leads` are the masters' own state. `failed_peers` are what
+    leaders say of their peers, `reported_failed` what they said when they reported last."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -70,6 +71,8 @@ class Served:
         self.holder = ""
         self.calls: list[str] = []
         self.witness_starts: list[OpId] = []
+        self.failed_peers: tuple[int, ...] = ()
+        self.reported_failed: tuple[int, ...] = ()
 
     def check(self, epoch: int) -> None:
         """Refuse a stale driver."""
@@ -80,7 +83,7 @@ class Served:
         """The model's tablet."""
         return self.cluster.tablets[id_from_pb(raw)]
 
-    def status(self, t: TabletView, r: ReplicaView) -> common_pb2.ReplicaStatusPB:
+    def status(self, t: TabletView, r: ReplicaView, failed: tuple[int, ...]) -> common_pb2.ReplicaStatusPB:
         """A replica's report."""
         leads = t.leader_node == r.node_id and t.config.peer(r.replica_id) is not None
         status = common_pb2.ReplicaStatusPB(
@@ -95,6 +98,8 @@ class Served:
             bytes_on_disk=r.bytes_on_disk,
             committed_config=config_to_pb(t.config),
         )
+        if leads:
+            status.peers.extend(common_pb2.PeerHealthPB(replica_id=n, failed=True) for n in failed)
         if r.copy is not None:
             status.copy.state = r.copy.state
             status.copy.bytes_done, status.copy.bytes_total = r.copy.bytes_done, r.copy.bytes_total
@@ -127,7 +132,9 @@ class Served:
                     leader_node=id_to_pb(t.leader_node),
                     replication_factor=t.replication_factor,
                     replicas=[
-                        mpb.ReplicaReportPB(node_id=id_to_pb(r.node_id), status=self.status(t, r))
+                        mpb.ReplicaReportPB(
+                            node_id=id_to_pb(r.node_id), status=self.status(t, r, self.reported_failed)
+                        )
                         for r in t.replicas
                     ],
                 )
@@ -269,7 +276,7 @@ class Nodes(ConsensusServiceServicer):
     async def GetConsensusState(self, request: cpb.GetConsensusStateRequest, context: Any) -> Any:
         node_id = dict(context.invocation_metadata())["stele-to-node"]
         found = [
-            self.served.status(t, r)
+            self.served.status(t, r, self.served.failed_peers)
             for t in self.served.cluster.view().tablets
             for r in t.replicas
             if r.node_id == node_id and id_to_pb(t.tablet_id) in request.tablet_ids

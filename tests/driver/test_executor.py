@@ -97,6 +97,19 @@ async def test_an_intent_is_cancelled_behind_a_fence() -> None:
         assert any(t.config.opid_index > before[t.tablet_id] for t in cluster.tablets.values())
 
 
+async def test_a_leader_that_said_that_a_peer_has_failed_is_asked_again() -> None:
+    """The peer may be well by now: it was demoted, or removed and copied anew."""
+    cluster, told = Cluster(4, 1, 1, 3), list[Progress]()
+    (t,) = cluster.tablets.values()
+    peer = next(p.replica_id for p in t.config.peers if p.node_id != t.leader)
+    async with serve(cluster) as served, driver(served, told) as executor:
+        served.reported_failed = (peer,)
+        assert (await executor.run_once(POLICY)).idle
+        served.failed_peers = (peer,)
+        await executor.run_once(POLICY)
+        assert told and "has FAILED" in told[0].reason
+
+
 async def test_a_driver_that_was_replaced_stops() -> None:
     cluster = killed()
     async with serve(cluster) as served, driver(served) as old, driver(served, holder="d2") as new:

@@ -138,7 +138,8 @@ class Executor:
         for tablet in view.tablets:
             intent = view.intent(tablet.tablet_id)
             dead = any(is_dead(view.node(p.node_id), policy) for p in tablet.config.peers)
-            if intent is None and not dead and not any(r.unreached_ms for r in tablet.replicas):
+            said = any(r.unreached_ms or r.failed_peers for r in tablet.replicas)  # and may no longer be so
+            if intent is None and not dead and not said:
                 continue
             for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
                 wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
