@@ -14,9 +14,10 @@ from stele.model.config import Configuration, MemberType, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, TableId, TabletId, new_id
-from stele.raft.effects import HardState
-from stele.raft.events import ChangeType
+from stele.raft.effects import HardState, Role
+from stele.raft.events import ChangeType, Persisted
 from stele.raft.ports import LoadedLog
+from stele.rpc.proto import common_pb2
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -82,6 +83,23 @@ async def test_a_replica_that_fails_at_work_abstains_and_is_replaced(group_of: M
     config = await lead.change_config(ChangeType.REMOVE, gone, lead.committed_config.opid_index)
     assert config.peer(leader.replica_id) is None
     assert nodes
+
+
+async def test_a_leader_whose_core_has_ended_leads_no_more_in_its_own_word(group_of: MakeGroup) -> None:
+    """Nothing that its core says comes any more, and so no change of role: who listens was never told."""
+    group, _ = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    told: list[tuple[Role, ReplicaId | None]] = []
+    leader.add_role_listener(lambda role, term, leads: told.append((role, leads)))
+    assert leader.runtime is not None
+    leader.runtime.post(Persisted(1 << 40))  # its core refuses to go on
+    await wait_until(lambda: leader.state is ReplicaState.FAILED)
+    assert told[-1] == (Role.NON_PARTICIPANT, None)
+    status = leader.status()
+    assert status.role == common_pb2.NON_PARTICIPANT and not status.leader_node and not status.peers
+    await group.write(rows([2]))
+    assert await group.leader() is not leader
 
 
 EMPTY = Configuration(-1, ())

@@ -15,6 +15,7 @@ from stele.master.replica_log import ReplicaCatalogLog
 from stele.model.errors import Code, NotLeader, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ClusterId, NodeId, OpId
 from stele.model.kvop import KeyOp, KeyOperation
+from stele.raft.events import Persisted
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.master.harness import until
@@ -152,6 +153,25 @@ async def test_facts(log: CatalogLog) -> None:
     assert heard == [True]
     assert log.leader_node == ID and log.term >= 1
     assert [p.node_id for p in log.committed_config.peers] == [ID]
+
+
+@pytest.fixture
+async def lone(tmp_path: Path) -> AsyncIterator[tuple[Node, CatalogLog]]:
+    """The only replica, on its node."""
+    async for made in lone_replica(tmp_path):
+        yield made
+
+
+async def test_who_listens_hears_that_the_replica_has_ended(lone: tuple[Node, CatalogLog]) -> None:
+    """A master led on in its own word, and nothing woke it."""
+    node, log = lone
+    heard: list[bool] = []
+    log.on_role_change(lambda: heard.append(log.is_leader))
+    runtime = node.replicas.get(CATALOG_TABLET_ID).runtime
+    assert runtime is not None
+    runtime.post(Persisted(1 << 40))  # its core refuses to go on
+    await until(lambda: not log.is_leader)
+    assert heard[0] and not heard[-1] and log.leader_node == ""
 
 
 async def test_a_log_without_a_replica_is_not_ready() -> None:

@@ -341,8 +341,11 @@ class Replica(ReadPart):
                 self.timestamps.in_log(decode_ceiling(entry.payload))
 
     def runtime_failed(self, error: Exception) -> None:
-        """Core or log refused to go on."""
+        """Core or log refused to go on: the core can no longer say that it leads no more."""
         self._failed(error)
+        self._role_changed(
+            fx.RoleChanged(Role.NON_PARTICIPANT, self.term, None, f"its core has ended: {error}")
+        )
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
         """Entries from the log, read in a thread; none if they were collected, which the core may not know yet.

@@ -60,7 +60,8 @@ def replica_status(replica: Replica) -> common_pb2.ReplicaStatusPB:
         pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
     now_ms = replica.runtime.now_ms() if replica.runtime is not None else 0
-    for peer in status.peers:
+    # A core that has ended may say for ever that it leads.
+    for peer in status.peers if replica.role is Role.LEADER else ():
         pb.peers.append(
             common_pb2.PeerHealthPB(
                 replica_id=peer.replica_id,
