@@ -1,4 +1,4 @@
-"""Replicas that start while the system gives no descriptor: they wait for it, and none is taken for damaged."""
+"""Replicas that lack what the system does not give just now: they wait for it, and none is taken for damaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ from stele.model.errors import Retryable
 from stele.model.ids import NodeId
 from stele.tserver import manager
 from stele.tserver.process import exit_code
-from tests.consensus.cluster import Group, Network, TestNode, rows, table, wait_until
+from tests.consensus import cluster
+from tests.consensus.cluster import OPTIONS, Group, Network, TestNode, rows, table, wait_until
 
 T = TypeVar("T")
 
@@ -157,3 +159,68 @@ async def test_a_node_that_cannot_look_at_its_volume_for_want_of_descriptors_end
     finally:
         descriptors.give()
         await again.stop()
+
+
+class ForgettingNode(TestNode):
+    """It lacks something each time it reads its log, until `lacks` is taken away."""
+
+    lacks: Exception | None = None
+    lacked = 0
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        if self.lacks is not None and getattr(work, "__name__", "") == "read_entries":
+            self.lacked += 1
+            raise self.lacks
+        return await super().in_thread(work, *args)
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [MemoryError("no memory just now"), RuntimeError("can't start new thread")],
+    ids=["memory", "thread"],
+)
+async def test_a_leader_that_cannot_read_its_log_for_a_peer_just_now_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: Exception
+) -> None:
+    """It waited for ever for what it had read, and its peer, which answered and so seemed well, got no entry any more."""
+    short = replace(OPTIONS, raft=replace(OPTIONS.raft, tail_bytes_max=20_000))
+    monkeypatch.setattr(cluster, "OPTIONS", short)
+    network = Network()
+    nodes = [ForgettingNode(network, tmp_path / f"n{i}") for i in range(3)]
+    for node in nodes:
+        await node.start()
+    try:
+        group = await Group(list(nodes)).create()
+        await group.write(rows([1]))
+        leader = await group.leader()
+        behind = next(r for r in group.replicas() if r is not leader)
+        network.cut.add(behind.host.node_id)
+        for at in range(20):
+            await group.write(rows(range(100 * at, 100 * at + 100), "y" * 50))
+        for node in nodes:
+            node.lacks = lacks
+        network.cut.clear()
+        await wait_until(lambda: sum(node.lacked for node in nodes) > 0)
+        for node in nodes:
+            node.lacks = None
+        await group.caught_up(behind, 30.0)
+        assert len(table(behind)) == 2_000
+    finally:
+        for node in nodes:
+            await node.stop()
+
+
+async def test_who_reads_a_log_without_the_memory_for_it_may_try_again(tmp_path: Path) -> None:
+    node = ForgettingNode(Network(), tmp_path / "n")
+    await node.start()
+    try:
+        group = await Group([node]).create()
+        await group.write(rows([1]))
+        leader = await group.leader()
+        node.lacks = MemoryError()
+        with pytest.raises(Retryable, match="no memory just now"):
+            await leader.read_log(1, 100)
+        node.lacks = None
+        assert await leader.read_log(1, 100)
+    finally:
+        await node.stop()

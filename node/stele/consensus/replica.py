@@ -362,6 +362,8 @@ class Replica(ReadPart):
             return ()
         except OSError as exc:
             raise translate(exc, "reading the log") from exc
+        except MemoryError as exc:
+            raise Retryable("reading the log: no memory just now; give the node more, or try again") from exc
 
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""

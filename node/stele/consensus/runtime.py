@@ -266,14 +266,17 @@ class CoreRuntime:
             self.tell(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
+        """The core waits for the answer, and sends that peer nothing before it: it comes, whatever the reading meets."""
         while True:
             try:
                 entries = await self._sink.read_log(request.first_index, request.bytes_max)
                 break
             except Retryable as exc:
                 log.warning("log not read, it is tried again", error=str(exc))
-                await asyncio.sleep(_READ_AGAIN_S)
             except SteleError as exc:
                 self._fail(exc)
                 return
+            except Exception:
+                log.exception("log not read, it is tried again")
+            await asyncio.sleep(_READ_AGAIN_S)
         self.post(LogRead(request.to, request.first_index, entries))
