@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from stele.tablet import compaction, worker
 from stele.tablet.colformat import FileMeta
 from stele.tablet.compaction import CompactionJob, choose
 from stele.tablet.compactor import Compactor
+from stele.tablet.files import Files
 from stele.tablet.store import TabletStore
 from tests.tablet.twin import FOREVER, Row, Twin, all_rows, flush, new_store
 
@@ -97,6 +99,53 @@ async def test_a_worker_that_cannot_be_started_fails_its_job_alone(tmp_path: Pat
         store.install_compaction(await compactor.run(again))
     finally:
         await compactor.close()
+    assert len(store.files) == 1
+
+
+async def test_an_answer_that_nobody_took_is_not_the_next_jobs(tmp_path: Path) -> None:
+    """The files of one merge would take the place of those that another one read."""
+    stores = [_store(tmp_path / name, Twin()) for name in ("given up", "next")]
+    compactor = Compactor()
+    try:
+        given_up = stores[0].plan_compaction(full=True)
+        assert given_up is not None
+        running = asyncio.create_task(compactor.run(given_up))
+        while not compactor.running:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        job = stores[1].plan_compaction(full=True)
+        assert job is not None
+        result = await compactor.run(job)
+        assert all(file.name.startswith(job.output) for file in result.files)
+        stores[1].install_compaction(result)
+        assert len(stores[1].files) == 1
+    finally:
+        await compactor.close()
+
+
+def test_a_merge_whose_end_failed_may_be_planned_again(tmp_path: Path) -> None:
+    """Whatever it met: only of errors that were foreseen its store heard that it was over."""
+    store = _store(tmp_path, Twin())
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    result = compaction.run_job(job)
+    before, path = store.files, tmp_path / "t"
+
+    class Lacking(Files):
+        def sync_directory(self, directory: Path) -> None:
+            raise MemoryError
+
+    options = store.options
+    store.options = replace(options, files=Lacking())
+    with pytest.raises(MemoryError):
+        store.install_compaction(result)
+    store.options = options
+    assert store.files == before and {p.name for p in path.glob("rows-*")} == set(before)
+    again = store.plan_compaction(full=True)
+    assert again is not None
+    store.install_compaction(compaction.run_job(again))
     assert len(store.files) == 1
 
 

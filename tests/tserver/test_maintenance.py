@@ -111,6 +111,53 @@ async def test_a_merge_that_fails_again_and_again_holds_nobody_up(cluster: Local
     assert compactor.refused == 1  # it is left alone for a while
 
 
+class Lacking(Compactor):
+    """One that has no memory for the first answer of its worker."""
+
+    lacked = 0
+
+    async def run(self, job: CompactionJob) -> CompactionResult:
+        result = await super().run(job)
+        self.lacked += 1
+        if self.lacked == 1:
+            raise MemoryError
+        return result
+
+
+class LackingFiles(Files):
+    """It has no memory when a directory is synced for the first time."""
+
+    lacked = 0
+
+    def sync_directory(self, directory: Path) -> None:
+        self.lacked += 1
+        if self.lacked == 1:
+            raise MemoryError
+        super().sync_directory(directory)
+
+
+@pytest.mark.parametrize("where", ["its worker", "its end"])
+async def test_a_merge_that_lacked_memory_is_made_later(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody said to its store that the merge was over: it was never merged again before the node's next start."""
+    monkeypatch.setattr(maintenance, "COMPACTION_REST_MS", 0)
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    (store,) = await with_files(cluster, 1)
+    assert node._maintenance is not None
+    lacking: Lacking | LackingFiles
+    if where == "its worker":
+        lacking = node._maintenance._compactor = Lacking()
+    else:
+        lacking = LackingFiles()
+        store.options = replace(store.options, files=lacking)
+    await with_room(node, 1 << 30)
+    await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
+    assert lacking.lacked > 1
+    assert sorted(path.name for path in store.directory.glob("rows-*")) == list(store.files)
+
+
 async def test_a_merge_waits_until_the_disk_has_room_for_it(cluster: LocalCluster) -> None:
     node = cluster.running["node-0"]
     await with_room(node, 100)

@@ -33,8 +33,12 @@ class Compactor:
             Corrupt: an input is damaged.
         """
         async with self._turn:
-            # A worker that has just gone idle may be on its way out when the job is written: a second one gets it.
-            answer = await self._ask(job) or await self._ask(job)
+            try:
+                # A worker that has just gone idle may be on its way out when the job is written: a second one gets it.
+                answer = await self._ask(job) or await self._ask(job)
+            except BaseException:
+                await self.close()  # or its answer would be taken for the next job's, and it would write on
+                raise
         if not answer:
             raise Retryable("the compaction worker died at its work; the files stand as they were")
         raw = json.loads(answer)

@@ -389,9 +389,8 @@ class TabletStore:
             chosen = choose(current.files, self.history_mark, full=full, room_bytes=room_bytes)
             if not chosen:
                 return None
-            self._compacting = True
             # A worker that outlives its node must never write a name that the next life of the node uses.
-            return CompactionJob(
+            job = CompactionJob(
                 str(self.directory),
                 tuple(f.name for f in chosen),
                 f"{NAME}{self._reserve_number():08x}-{new_id()}",
@@ -399,6 +398,8 @@ class TabletStore:
                 chosen[-1] == current.files[-1],
                 current.schema.to_json(),
             )
+            self._compacting = True
+            return job
         finally:
             self._manifest_lock.release()
 
@@ -440,7 +441,7 @@ class TabletStore:
                 self._compacting = False
                 for name in job.inputs:
                     self.options.files.remove(self.directory / name)
-        except SteleError:
+        except Exception:
             self.abandon_compaction(job)
             raise
         _log.debug("compacted", files=len(job.inputs), into=[m.name for m in result.files])

@@ -188,21 +188,23 @@ class Maintenance:
         machine: Any = replica.machine
         try:
             result = await self._compactor.run(job)
-        except SteleError as exc:
-            await self._node.in_thread(machine.abandon_compaction, job)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, the store waits for the end of this merge
             self._merge_failed(replica, exc)
+            await self._node.in_thread(machine.abandon_compaction, job)
             return
         try:
             await self._installs.run(self._node.in_thread(machine.install_compaction, result))
-        except SteleError as exc:
+        except Exception as exc:  # noqa: BLE001 - the store has given it up, and may fail again
             self._merge_failed(replica, exc)
 
-    def _merge_failed(self, replica: Replica, error: SteleError) -> None:
+    def _merge_failed(self, replica: Replica, error: Exception) -> None:
         self._resting[replica.superblock.key] = self._node.now_ms() + COMPACTION_REST_MS
         if isinstance(error, Corrupt):
             replica.fail(f"compaction: {error}")
-        else:
+        elif isinstance(error, SteleError):
             log.warning("compaction", tablet=replica.tablet_id, error=str(error))
+        else:
+            log.error("compaction", tablet=replica.tablet_id, exc_info=error)
 
 
 def room_bytes(node: Node) -> int:
