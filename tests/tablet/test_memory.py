@@ -19,10 +19,14 @@ from stele.model.errors import Code, Rejected
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
+from stele.tablet import exactly_once
+from stele.tablet.exactly_once import ExactlyOnce
+from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.tablet.writing import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, vet
 from tests.model.packed import compressed_rows
-from tests.tablet.twin import START_US, block_of, header, new_store
+from tests.tablet.test_keyspace import replace_entry
+from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store
 
 WIDE = Schema.make([("k", "int64"), *((f"c{n}", "double", True) for n in range(200))], ["k"])
 NUMBERS = Schema.make([("k", "int64"), ("v", "double", True)], ["k"])
@@ -252,3 +256,53 @@ def test_what_one_replica_lacks_memory_for_is_no_outcome(tmp_path: Path, kind: s
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = ["raised", "2 rows"] if kind == "plain" else ["raised"]
     assert ran.stdout.splitlines() == lines, ran.stderr
+
+
+def lack_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
+    """There is no memory for this, the next time it is called."""
+    real = getattr(where, name)
+
+    def lacking(*args: object) -> object:
+        monkeypatch.setattr(where, name, real)
+        raise MemoryError
+
+    monkeypatch.setattr(where, name, lacking)
+
+
+def test_a_flush_that_cannot_begin_for_want_of_memory_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one took the place of rows that nobody had written, and the log let them go."""
+    store = new_store(tmp_path / "t", schema=NUMBERS)
+    put(store, keys_only(NUMBERS, 0, 50))
+    lack_once(monkeypatch, ExactlyOnce, "frozen")
+    with pytest.raises(MemoryError):
+        store.begin_flush()
+    put(store, keys_only(NUMBERS, 50, 50))
+    assert flush(store)
+    with TabletStore.open(tmp_path / "t", FOREVER).view() as view:
+        assert sum(batch.num_rows for batch in view.scan()) == 100
+
+
+@pytest.mark.parametrize("kind", ["table", "keyspace"])
+def test_a_flush_that_lacks_memory_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """That of a key space seemed to go on for ever: none was begun again before the next start."""
+    store: TabletStore | KeySpace
+    if kind == "table":
+        store = new_store(tmp_path / "t", schema=NUMBERS)
+        put(store, keys_only(NUMBERS, 0, 50))
+    else:
+        store = KeySpace.create(tmp_path / "t")
+        store.apply(replace_entry(1, b"a", b"1"))
+    job = store.begin_flush()
+    assert job is not None
+    lack_once(monkeypatch, exactly_once, "encode")
+    with pytest.raises(MemoryError):
+        job.write()
+    again = store.begin_flush()
+    assert again is not None
+    again.write()
+    store.finish_flush(again)
+    assert store.flushed == store.applied

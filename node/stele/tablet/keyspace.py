@@ -57,7 +57,13 @@ class KeySpaceFlush:
 
     def write(self) -> None:
         """See FlushJob."""
-        store = self._store
+        try:
+            self._write(self._store)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _write(self, store: KeySpace) -> None:
         head = json.dumps(
             {
                 "term": self.opid.term,
@@ -71,14 +77,10 @@ class KeySpaceFlush:
         for key, (value, index) in self._pairs.items():
             parts.append(_PAIR.pack(len(key), len(value), index) + key + value)
         temporary = store.directory / (FILE_NAME + ".tmp")
-        try:
-            with store._file_lock:
-                store._files.write_new(temporary, [seal(_MAGIC, _VERSION, b"".join(parts))])
-                store._files.replace(temporary, store.directory / FILE_NAME)
-                store._on_disk = self.opid
-        except BaseException:
-            self.failed = True
-            raise
+        with store._file_lock:
+            store._files.write_new(temporary, [seal(_MAGIC, _VERSION, b"".join(parts))])
+            store._files.replace(temporary, store.directory / FILE_NAME)
+            store._on_disk = self.opid
 
 
 class KeySpace:

@@ -303,11 +303,11 @@ class TabletStore:
             return again
         if self.applied == self._flushed:
             return None
+        job = StoreFlush(self, self._state.active)  # first: what is frozen without a job is in nobody's hands
         with self._swap_lock:
-            frozen = self._state.active
-            self._state = replace(self._state, active=MemTable(self.schema), frozen=frozen)
-        self._job = StoreFlush(self, frozen)
-        return self._job
+            self._state = replace(self._state, active=MemTable(self.schema), frozen=job.frozen)
+        self._job = job
+        return job
 
     def _write_flush(self, job: StoreFlush) -> None:
         """On the job's thread: files, then the manifest, then readers see the file instead of memory."""
