@@ -304,13 +304,14 @@ def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[
     At least `least` word positions; as many as the longest key needs.
     """
     offsets, data = binary_parts(keys)
-    starts = offsets[:-1].astype(np.int64)
-    lengths = offsets[1:].astype(np.int64) - starts
+    begin, end = int(offsets[0]), int(offsets[-1])
+    starts = offsets[:-1].astype(np.int64) - begin
+    lengths = np.diff(offsets).astype(np.int64)
     longest = int(lengths.max()) if len(lengths) else 0
     count = max((longest + 7) // 8, least)
     # Reads run up to eight bytes past a key: padding keeps them inside.
-    padded = np.zeros(int(offsets[-1]) + 8 * count + 8, np.uint8)
-    padded[: int(offsets[-1])] = data[: int(offsets[-1])]
+    padded = np.zeros(end - begin + 8 * count + 8, np.uint8)
+    padded[: end - begin] = data[begin:end]
     every = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
     found: list[U64] = []
     for position in range(count):

@@ -9,6 +9,10 @@ something asks for keys of big blocks (a load of upserts never does).
 Threads: one writer; readers work on a `MemView`, which later writes do not change. Whoever comes first, writer or
 reader, decodes what waits, under `_waiting_lock`.
 
+Scans share what is put in order for them. It is kept in parts, each of rows that follow on each other, more than twice
+as many as all behind it: a scan beside writes puts only what is new in order, and however many read at once, a row is
+copied for all of them together a logarithmic number of times. One thread does so at a time, under `_sorting_lock`.
+
 Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
 """
 
@@ -30,7 +34,8 @@ from stele.model.block import plain_rows, vetted_rows
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
-from stele.tablet.runs import Mask, Positions, Run, concat, concat_batches, sorted_newest_first
+from stele.tablet.colformat import GROUP_BYTES, GROUP_ROWS
+from stele.tablet.runs import KeyList, Mask, Positions, Run, concat, concat_batches, sorted_newest_first
 
 U64 = npt.NDArray[np.uint64]
 
@@ -90,6 +95,27 @@ class Chunk:
         return Run(self.batch, self.keys, self.time_array(), self.deleted)
 
 
+class SortedRows:
+    """The rows with ordinals `start`..`end` as a sorted run. Group `n` of it are its rows `cuts[n]`..`cuts[n + 1]`."""
+
+    __slots__ = ("cuts", "end", "first_keys", "last_key", "max_time", "run", "start")
+
+    def __init__(self, start: int, run: Run) -> None:
+        self.start = start
+        self.end = start + run.rows
+        self.run = run
+        keys = KeyList(run.keys)
+        step = min(GROUP_ROWS, max(1, GROUP_BYTES * run.rows // max(1, run.batch.nbytes)))
+        self.cuts = [0]
+        while self.cuts[-1] + step < run.rows:  # all versions of a key are in one group
+            self.cuts.append(bisect.bisect_right(keys, keys[self.cuts[-1] + step - 1]))
+        if self.cuts[-1] < run.rows:
+            self.cuts.append(run.rows)
+        self.first_keys: list[bytes] = [keys[at] for at in self.cuts[:-1]]
+        self.last_key: bytes = keys[run.rows - 1]
+        self.max_time = int(run.times.max())
+
+
 class MemTable:
     """The rows since the last flush."""
 
@@ -107,7 +133,8 @@ class MemTable:
         self._big_end = 0
         self._index = _HashIndex()
         self._lock = threading.Lock()
-        self._sorted: tuple[int, Run] | None = None
+        self._sorting_lock = threading.Lock()
+        self._sorted: list[SortedRows] = []
 
     # --- writing (owner's thread) ----------------------------------------------------------------------------------
 
@@ -349,25 +376,19 @@ class MemTable:
                         found[ordinal] = (chunk.time_of(row), gone)
         return [(ordinal, *found[ordinal]) for ordinal in sorted(found, reverse=True)]
 
-    def sorted_run(self, chunks: Sequence[Chunk], count: int, rows: int) -> Run:
-        """The first `count` chunks as one sorted run; the last one made is kept for the next scan.
+    def sorted_rows(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
+        """The `rows` rows of these chunks in order, the newest part first. Its last rows may have been applied since.
 
         Raises:
             Retryable: NOT_READY, they are more than an array holds, until they are flushed.
         """
-        with self._lock:
-            if self._sorted is not None and self._sorted[0] == rows:
-                return self._sorted[1]
-        try:
-            run = sorted_newest_first(concat([c.run() for c in chunks[:count]]))
-        except pa.ArrowInvalid as exc:
-            raise Retryable(
-                f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
-                code=Code.NOT_READY,
-            ) from exc
-        with self._lock:
-            self._sorted = (rows, run)
-        return run
+        parts = self._sorted
+        if not parts or parts[-1].end < rows:
+            with self._sorting_lock:  # who waited for another's rows finds them
+                parts = self._sorted
+                if not parts or parts[-1].end < rows:
+                    parts = self._sorted = _sorted_with_rest(parts, chunks, rows)
+        return [part for part in reversed(parts) if part.start < rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,9 +400,16 @@ class MemView:
     count: int
     rows: int
 
-    def run(self) -> Run:
-        """All rows, sorted; at least one."""
-        return self.table.sorted_run(self.chunks, self.count, self.rows)
+    @property
+    def max_time(self) -> int:
+        """Hybrid time of the last row; at least one."""
+        last = self.chunks[self.count - 1]
+        return last.time_of(last.rows - 1)
+
+    def sorted_rows(self) -> list[SortedRows]:
+        """All rows, sorted, the newest part first; at least one. There may be later ones with them, with times above
+        `max_time`."""
+        return self.table.sorted_rows(self.chunks[: self.count], self.rows)
 
     def runs(self) -> list[Run]:
         """All rows as they were applied, the oldest first; without a copy."""
@@ -456,6 +484,27 @@ class _HashIndex:
 
 def _equal(left: pa.BinaryArray, right: pa.BinaryArray) -> Mask:
     return np.asarray(pc.equal(left, right))
+
+
+def _sorted_with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
+    """`parts`, and the rows behind them in order, too, with those of parts that are no more than twice as many."""
+    kept = list(parts)
+    while kept and kept[-1].end - kept[-1].start <= 2 * (rows - kept[-1].end):
+        kept.pop()
+    start = kept[-1].end if kept else 0
+    runs = []
+    for chunk in chunks:
+        if chunk.start + chunk.rows > start:
+            skipped = max(0, start - chunk.start)
+            runs.append(chunk.run().slice(skipped, chunk.rows - skipped))
+    try:
+        kept.append(SortedRows(start, sorted_newest_first(concat(runs))))
+    except pa.ArrowInvalid as exc:
+        raise Retryable(
+            f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
+            code=Code.NOT_READY,
+        ) from exc
+    return kept
 
 
 def _join(chunks: Sequence[Chunk], schema: Schema) -> Chunk:

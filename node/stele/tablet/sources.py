@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.schema import Column, Schema
-from stele.tablet.memtable import MemView
+from stele.tablet.memtable import SortedRows
 from stele.tablet.runs import KeyList, Mask, Run
 
 GROUPS_PER_PIECE = 4
@@ -58,39 +58,47 @@ class Source(Protocol):
 
 
 class MemorySource:
-    """The rows in memory, as one group."""
+    """Rows in memory that were put in order together."""
 
-    def __init__(self, memory: MemView, schema: Schema) -> None:
-        self._run = memory.run()
+    def __init__(self, rows: SortedRows, serial: int, schema: Schema) -> None:
+        """`serial`: of their memtable."""
+        self._rows = rows
         self._schema = schema
-        self.name: Hashable = (memory.table.serial, memory.rows)
-        self.first_keys: list[bytes] = [self._run.keys[0].as_py()]
-        self.last_key: bytes = self._run.keys[-1].as_py()
-        self.max_time = int(self._run.times.max())
+        self.name: Hashable = (serial, rows.start, rows.end)
+        self.first_keys = rows.first_keys
+        self.last_key = rows.last_key
+        self.max_time = rows.max_time
 
     def groups_between(self, lower: bytes, upper: bytes) -> range:
         """See Source."""
-        outside = (lower and lower > self.last_key) or (upper and upper <= self.first_keys[0])
-        return range(0) if outside else range(1)
+        if lower and lower > self.last_key:
+            return range(0)
+        start = max(0, bisect.bisect_right(self.first_keys, lower) - 1) if lower else 0
+        end = bisect.bisect_left(self.first_keys, upper) if upper else len(self.first_keys)
+        return range(start, end)
+
+    def _group(self, group: int) -> Run:
+        start, end = self._rows.cuts[group : group + 2]
+        return self._rows.run.slice(start, end - start)
 
     def keys(self, group: int) -> pa.BinaryArray:
         """See Source."""
-        return self._run.keys
+        return self._group(group).keys
 
     def deleted(self, group: int) -> Mask | None:
         """See Source."""
-        return self._run.deleted
+        return self._group(group).deleted
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
         """See Source."""
-        place = self._schema.column_ids
-        arrays = [self._run.batch.column(place.index(int(c.id))) for c in columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return self.run(group, columns, schema).batch
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
         """See Source."""
-        run = self._run
-        return Run(self.batch(group, columns, schema), run.keys, run.times, run.deleted)
+        place = self._schema.column_ids
+        run = self._group(group)
+        arrays = [run.batch.column(place.index(int(c.id))) for c in columns]
+        return Run(pa.RecordBatch.from_arrays(arrays, schema=schema), run.keys, run.times, run.deleted)
 
 
 def clusters(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[list[Source]]:
@@ -150,7 +158,9 @@ def _mark(sources: Sequence[Source], low: bytes, high: bytes, masks: list[list[M
     parts: list[pa.BinaryArray] = []
     places: list[Mask] = []
     deleted: list[Mask] = []
+    holding = 0
     for source, of_source in zip(sources, masks):
+        before = len(parts)
         for group in source.groups_between(low, high):
             keys = source.keys(group)
             listed = KeyList(keys)
@@ -162,10 +172,11 @@ def _mark(sources: Sequence[Source], low: bytes, high: bytes, masks: list[list[M
             parts.append(keys.slice(start, end - start))
             places.append(of_source[group][start:end])
             deleted.append(np.zeros(end - start, bool) if marks is None else marks[start:end])
+        holding += len(parts) > before
     if not parts:
         return
     whole = pa.concat_arrays(parts)
-    order = key_bytes.sort_order(whole) if len(parts) > 1 else np.arange(len(whole))
+    order = key_bytes.sort_order(whole) if holding > 1 else np.arange(len(whole))
     same = key_bytes.same_as_before(whole.take(pa.array(order)))
     live = np.zeros(len(whole), bool)
     live[order[~same]] = True

@@ -58,6 +58,8 @@ class View:
         self._live = live
         self._memory: Sequence[MemView] = [m for m in memory if m.rows]  # newest first
         self._files: Sequence[ColumnFile] = list(files)  # newest first
+        # Rows applied later may lie with those that are read.
+        self._newest = min(snapshot, self._memory[0].max_time) if self._memory else snapshot
 
     def __enter__(self) -> View:
         return self
@@ -120,13 +122,15 @@ class View:
         for cluster in clusters(self._sources(), lower, upper):
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
                 yield from self._stream(cluster[0], columns, schema, lower, upper)
-            elif free and max(s.max_time for s in cluster) <= self.snapshot:
+            elif free and max(s.max_time for s in cluster) <= self._newest:
                 yield from self._unordered(cluster, columns, schema)
             else:
                 yield from self._merge(cluster, columns, schema, lower, upper)
 
     def _sources(self) -> list[Source]:
-        memory: list[Source] = [MemorySource(m, self.schema) for m in self._memory]
+        memory: list[Source] = [
+            MemorySource(rows, m.table.serial, self.schema) for m in self._memory for rows in m.sorted_rows()
+        ]
         return [*memory, *self._files]
 
     def _unordered(
@@ -159,7 +163,7 @@ class View:
     def _visible(self, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
         runs = [r for r in runs if r.rows]
         if runs:
-            batch = visible(runs, self.snapshot)
+            batch = visible(runs, self._newest)
             if batch.num_rows:
                 yield batch
 
@@ -172,11 +176,17 @@ class View:
         upper: bytes,
     ) -> Iterator[pa.RecordBatch]:
         for low, high in pieces(cluster, lower, upper):
-            runs = []
+            found: list[list[Run]] = []
             for source in cluster:
-                for group in source.groups_between(low, high):
-                    runs.append(source.run(group, columns, schema).between(low, high))
-            yield from self._visible(runs)
+                groups = source.groups_between(low, high)
+                runs = [source.run(group, columns, schema).between(low, high) for group in groups]
+                if any(run.rows for run in runs):
+                    found.append(runs)
+            if len(found) == 1:  # in order as it is
+                for run in found[0]:
+                    yield from self._visible([run])
+            else:
+                yield from self._visible([run for runs in found for run in runs])
 
     # --- point reads -----------------------------------------------------------------------------------------------
 
