@@ -117,7 +117,7 @@ class View:
     def _batches(
         self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool
     ) -> Iterator[pa.RecordBatch]:
-        """`free`: all rows, in any order."""
+        """`free`: all rows, in any order. A batch is empty where none of the rows that were read is there."""
         schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
         for cluster in clusters(self._sources(), lower, upper):
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
@@ -143,6 +143,8 @@ class View:
                     yield source.batch(group, columns, schema)
                 elif mask.any():
                     yield source.batch(group, columns, schema).filter(pa.array(mask))
+                else:
+                    yield pa.RecordBatch.from_pylist([], schema=schema)
 
     def _stream(
         self, file: ColumnFile, columns: tuple[Column, ...], schema: pa.Schema, lower: bytes, upper: bytes
@@ -163,9 +165,7 @@ class View:
     def _visible(self, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
         runs = [r for r in runs if r.rows]
         if runs:
-            batch = visible(runs, self._newest)
-            if batch.num_rows:
-                yield batch
+            yield visible(runs, self._newest)
 
     def _merge(
         self,
