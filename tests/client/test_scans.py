@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, Client
+from stele.client import AsyncClient, Client, scan
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
@@ -382,6 +382,26 @@ async def test_a_column_asked_for_twice_is_there_twice(
 
 def _by_key(count: int) -> list[int]:
     return sorted(range(count), key=lambda n: (n % 10, n))
+
+
+@pytest.mark.parametrize("columns", [None, ["name", "v", "name"]], ids=["all", "twice"])
+async def test_more_of_a_column_than_an_array_holds_is_put_in_order_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None
+) -> None:
+    """Arrow refused to join more than 2 GiB of it, of which this test holds a small part."""
+    monkeypatch.setattr(scan, "_TAKE_BYTES_MAX", 20_000)
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, FOUR)
+        await table.write_arrow(rows())
+        in_order = rows().take(_by_key(ROWS)).cast(SCHEMA.to_arrow())
+        scanner = table.scan(columns, ordered=True)
+        found = await scanner.to_table()
+        assert found.equals(in_order if columns is None else in_order.select(columns))
+        names = found.column("name" if columns is None else 0)
+        assert names.num_chunks > 10 and all(chunk.nbytes < 40_000 for chunk in names.chunks)
+        batches = [batch async for batch in scanner.batches()]
+        assert pa.Table.from_batches(batches).equals(found)
+        assert (await table.scan(ordered=True, limit=9).to_table()).equals(in_order.slice(0, 9))
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from threading import Event, Semaphore
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +36,8 @@ _QUEUE_BATCHES = 8
 _BACKOFF_S, _BUSY_BACKOFF_MAX_S = 0.05, 1.0
 _BUSY_TIMES = 10
 """A node that has no place for another scan is well: it is asked for so many times the timeout."""
+_TAKE_BYTES_MAX = 512 << 20
+"""More of a column is put in order in parts: Arrow joins a column to take rows from it, and an array holds 2 GiB."""
 _LOOK_S = 0.5  # how often a thread that waits for room looks whether anybody is left to make it
 _DEFINITE = frozenset(
     (
@@ -427,7 +431,36 @@ def _collect(scan: TabletScan) -> list[pa.RecordBatch]:
 def _in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
     names = table.schema.names  # one that is asked for twice stands there twice
     keyed = pa.table({column.name: table.column(names.index(column.name)) for column in schema.key_columns})
-    return table.take(pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in keyed.schema.names]))
+    order = pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in keyed.schema.names])
+    if all(column.nbytes <= _TAKE_BYTES_MAX for column in table.columns):
+        return table.take(order)
+    return pa.Table.from_batches(_taken_in_parts(table, order.to_numpy()), table.schema)
+
+
+def _taken_in_parts(table: pa.Table, order: npt.NDArray[np.uint64]) -> Iterator[pa.RecordBatch]:
+    """Rows of a table in this order, as batches of bounded size; no column of the table is joined."""
+    lengths = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            lengths += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    ends = np.cumsum(lengths[order])
+    batches = table.to_batches()
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    begin = 0
+    while begin < len(order):
+        before = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + _TAKE_BYTES_MAX, "right")))
+        rows = order[begin:end].astype(np.int64)
+        by_place = np.argsort(rows)
+        cuts = np.searchsorted(rows, starts[1:], sorter=by_place)
+        found = [
+            batch.take(pa.array(rows[members] - start))
+            for batch, start, members in zip(batches, starts, np.split(by_place, cuts))
+        ]
+        joined = pa.concat_batches(found)
+        del found
+        yield joined.take(pa.array(np.argsort(by_place)))
+        begin = end
 
 
 def _with_key_columns(plan: ScanPlan) -> ScanPlan:
