@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stele.client import AsyncClient
 from stele.client.admin import form_masters
+from stele.master.leadership import MasterOptions
 from stele.master.server import MasterNode
 from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
@@ -24,8 +25,9 @@ HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
 class LocalCluster:
     """One master and some nodes."""
 
-    def __init__(self, directory: Path, nodes: int = 3) -> None:
+    def __init__(self, directory: Path, nodes: int = 3, master_options: MasterOptions | None = None) -> None:
         self.directory = directory
+        self.master_options = master_options
         self.cluster_id = ClusterId(new_id())
         chosen = random.SystemRandom()
         self._net = f"127.{chosen.randrange(128, 192)}.{chosen.randrange(256)}"
@@ -82,7 +84,7 @@ class LocalCluster:
 
     async def launch(self, name: str, *, first: bool = False) -> Node:
         options = self.options(name, first=first)
-        node = MasterNode(options) if name == "master" else Node(options)
+        node = MasterNode(options, self.master_options) if name == "master" else Node(options)
         await node.start()
         self.running[name] = node
         return node

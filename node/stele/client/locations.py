@@ -41,7 +41,7 @@ class ReplicaPlace:
 
 @dataclass(slots=True)
 class TabletPlace:
-    """One tablet. `leader` indexes `replicas`: the presumed leader, else where to ask next."""
+    """The tablet of one part of a table. `leader` indexes `replicas`: the presumed leader, else where to ask next."""
 
     tablet_id: str
     ordinal: int
@@ -75,11 +75,14 @@ class TabletPlace:
             self.leader = (self.leader + 1) % len(replicas)
 
     def update(self, fresh: TabletPlace) -> None:
-        """Take up what the masters say of this tablet now.
+        """Take up what the masters say of this part's tablet now.
 
+        It may be another than before: one that nobody leads in time is REPLACED. Its replicas were told to nobody, so
+        nothing was asked of it, and who holds this place goes on with the new one.
         Whom we meant to ask goes on being asked if it is still there: nodes told us later than the masters know.
         """
         previous = self.target().node_id if self.replicas else ""
+        self.tablet_id = fresh.tablet_id  # before the replicas: scans ask from threads of their own
         self.replicas = fresh.replicas
         self.incarnation = fresh.incarnation
         self.leader = 0
@@ -221,7 +224,7 @@ class Locations:
                 continue
             fresh = _place(pb, ordinal)
             tablet = known.get(ordinal)
-            if tablet is None or tablet.tablet_id != fresh.tablet_id:
+            if tablet is None:
                 known[ordinal] = fresh
             else:
                 tablet.update(fresh)

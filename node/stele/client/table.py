@@ -66,7 +66,7 @@ class AsyncTable:
         self._observed = observed
         self._unsettled = unsettled
         self._timeout_s = timeout_s
-        self._tablets: dict[str, TabletClient] = {}
+        self._tablets: dict[int, TabletClient] = {}
         self._batcher = Batcher(self.name, self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
 
     @property
@@ -319,9 +319,9 @@ class AsyncTable:
 
     def _tablet(self, ordinal: int) -> TabletClient:
         (place,) = self.locations.by_ordinal([ordinal])
-        client = self._tablets.get(place.tablet_id)
+        client = self._tablets.get(ordinal)
         if client is None:
-            client = self._tablets[place.tablet_id] = TabletClient(
+            client = self._tablets[ordinal] = TabletClient(
                 place, self.locations, self._streams, self._observed
             )
         return client

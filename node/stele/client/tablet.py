@@ -131,7 +131,7 @@ class Sequencer:
 
 
 class TabletClient:
-    """One tablet of an open table."""
+    """The tablet of one part of an open table."""
 
     def __init__(
         self, place: TabletPlace, locations: Locations, streams: Streams, observed: Observed
@@ -159,13 +159,11 @@ class TabletClient:
         sequencer = self._sequencer
         client_id, made_us, sequence = sequencer.begin()
         request = tserver_pb2.WriteRequest(
-            tablet_id=id_to_pb(self.place.tablet_id),
             client_id=client_id,
             sequence=sequence,
             first_attempt_us=made_us,
             digest=digest(block),
             block=block,
-            tablet_incarnation=self.place.incarnation,
         )
         try:
             response = await self._ask(tserver_pb2.ClientRequest(write=request), timeout_s, sequencer)
@@ -177,14 +175,12 @@ class TabletClient:
 
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
         """Point reads. Raises SteleError; a read that got no answer in time is TIMED_OUT or NO_QUORUM."""
-        request.tablet_id = id_to_pb(self.place.tablet_id)
         response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s)
         self._observed.saw(response.read.snapshot)
         return response.read
 
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
         """A key space operation. Raises as `write` and `read` do."""
-        request.tablet_id = id_to_pb(self.place.tablet_id)
         changes = request.op not in (tserver_pb2.KV_READ, tserver_pb2.KV_LIST)
         if not changes:
             return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
@@ -276,14 +272,18 @@ class TabletClient:
         """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
         deadline_ms = max(1, int(timeout_s * 900))
         kind = request.WhichOneof("body")
+        tablet_id = id_to_pb(self.place.tablet_id)
         lowest_unfinished = 0 if sequencer is None else sequencer.lowest_unfinished()
         if kind == "write":
+            request.write.tablet_id = tablet_id
             request.write.deadline_ms = deadline_ms
             request.write.lowest_unfinished = lowest_unfinished
             request.write.tablet_incarnation = self.place.incarnation
         elif kind == "read":
+            request.read.tablet_id = tablet_id
             request.read.deadline_ms = deadline_ms
         else:
+            request.kv.tablet_id = tablet_id
             request.kv.deadline_ms = deadline_ms
             request.kv.lowest_unfinished = lowest_unfinished
 
