@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from stele.client import AsyncClient
+import pyarrow as pa
+
+from stele.client import AsyncClient, Scanner
 from stele.master.leadership import MasterOptions
 from stele.master.server import MasterNode
 from tests.consensus.cluster import wait_until
@@ -29,15 +31,25 @@ async def test_what_was_opened_before_its_tablet_was_replaced_goes_on_with_the_n
                 asyncio.create_task(space.replace("a", "1")),
                 asyncio.create_task(table.put({"id": 1, "name": "n"})),
             ]
+            scans = [
+                asyncio.create_task(table.scan().to_table()),
+                asyncio.create_task(_by_batches(table.scan(ordered=True))),
+            ]
             master = cluster.running["master"]
             assert isinstance(master, MasterNode)
             await wait_until(lambda: _replaced(master) == 2, timeout_s=60)
             await cluster.launch("node-0")
             await asyncio.gather(*waiting)
+            for scan in scans:  # at a snapshot before the put
+                assert (await scan).num_rows == 0
             assert await space.read("a") == b"1"
             assert await table.get(1) == {"id": 1, "name": "n"}
     finally:
         await cluster.close()
+
+
+async def _by_batches(scanner: Scanner) -> pa.Table:
+    return pa.Table.from_batches([batch async for batch in scanner.batches()], scanner.plan.arrow_schema)
 
 
 def _replaced(node: MasterNode) -> int:
