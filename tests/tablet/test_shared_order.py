@@ -14,11 +14,12 @@ import pytest
 
 from stele.model import keys
 from stele.model.block import RowOp
+from stele.model.errors import Code, Retryable
 from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.tablet import memtable
 from stele.tablet.store import TabletStore
-from tests.tablet.twin import Row, block_of, new_store, rows_in, rows_of, write_entry
+from tests.tablet.twin import SCHEMA, Row, block_of, new_store, rows_in, rows_of, write_entry
 
 ORDERED = ScanSpec(ordered=True)
 READERS = 8
@@ -123,3 +124,19 @@ def test_a_view_gives_its_rows_whichever_view_was_read_before(
         assert rows_in(view) == in_order
         part = rows_of(view.scan(ScanSpec(lower_key=lower, upper_key=upper)))
         assert part == [row for row in in_order if 50 <= row["n"] < 150]
+
+
+def test_rows_that_are_too_many_to_be_put_in_order_hold_up_nobody() -> None:
+    """They share one value here, which Arrow would have to write down once for each."""
+    batch = pa.RecordBatch.from_pylist([dict(_rows(0, 1)[0], v="x" * (8 << 20))], SCHEMA.to_arrow())
+    table = memtable.MemTable(SCHEMA)
+    table.append(batch, 1, None, 0, None)
+    before = table.view()
+    (part,) = before.sorted_rows()
+    for time in range(2, 300):
+        table.append(batch, time, None, 0, None)
+    for _ in range(2):
+        with pytest.raises(Retryable) as caught:
+            table.view().sorted_rows()
+        assert caught.value.code is Code.NOT_READY
+        assert before.sorted_rows() == [part]
