@@ -45,6 +45,9 @@ def _fitted(array: pa.Array, type_: str) -> list[Any]:
         (pa.array([-(2**62)], pa.timestamp("us")), "date", "it has a time of day"),
         (pa.array([datetime(2024, 5, 1, 1)]).dictionary_encode(), "date", "it has a time of day"),
         (pa.array([1], pa.timestamp("ns")), "timestamp", "lose data"),
+        (pa.array([5, 1000]), "decimal(5,2)", "does not fit in precision 5"),
+        (pa.array([2**63 - 1]), "decimal(38,20)", "lose|loss"),
+        (pa.array([1], pa.uint8()), "decimal(2,2)", "does not fit in precision 2"),
     ],
 )
 def test_a_cast_that_would_change_a_value_is_refused(array: pa.Array, type_: str, why: str) -> None:
@@ -61,6 +64,12 @@ def test_a_cast_that_would_change_a_value_is_refused(array: pa.Array, type_: str
         (pa.array(["inf", "-Infinity", "2"]), "float", [float("inf"), float("-inf"), 2.0]),
         (pa.array([None, 0.57, -1e-2]), "decimal(5,2)", [None, Decimal("0.57"), Decimal("-0.01")]),
         (pa.array([0.1], pa.float32()), "decimal(5,2)", [Decimal("0.10")]),
+        (pa.array([5, None, -999]), "decimal(5,2)", [Decimal("5.00"), None, Decimal("-999.00")]),
+        (pa.array([5]), "decimal(38,20)", [Decimal(5)]),
+        (pa.array([-(2**63), 2**63 - 1]), "decimal(19,0)", [Decimal(-(2**63)), Decimal(2**63 - 1)]),
+        (pa.array([2**64 - 1], pa.uint64()), "decimal(20,0)", [Decimal(2**64 - 1)]),
+        (pa.array([7], pa.int8()), "decimal(1,0)", [Decimal(7)]),
+        (pa.array([5, 5]).dictionary_encode(), "decimal(5,2)", [Decimal("5.00"), Decimal("5.00")]),
         (pa.array(["a", None]).dictionary_encode(), "string", ["a", None]),
         (pa.array([], pa.timestamp("us")), "date", []),
     ],

@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 
 from stele.model.schema import shown
 
+_ALL_INTEGERS = pa.decimal128(20, 0)
+"""Holds those of any integer type."""
+
 
 def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """`array` as the `wanted` type of a column.
@@ -27,6 +30,9 @@ def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         raise pa.ArrowNotImplementedError("a number is no bool")
     if pa.types.is_date(wanted) and pa.types.is_timestamp(given):
         return _dates(array, wanted)
+    if pa.types.is_decimal(wanted) and pa.types.is_integer(given):
+        # Arrow asks whether the largest integer of the type would fit; of a decimal it asks each value.
+        array = pc.cast(array, _ALL_INTEGERS)
     found = pc.cast(array, wanted)
     if pa.types.is_decimal(wanted) and pa.types.is_floating(given):
         # By way of text: from a decimal Arrow makes a neighbour of the nearest number.
