@@ -174,9 +174,13 @@ def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytes
             ("table", "scan", "t", "--snapshot", "noon"),
             "--snapshot noon: expected a hybrid time or an ISO 8601 time",
         ),
+        (
+            ("table", "scan", "t", "--snapshot", "2024-01-01T00:00:00.1234567"),
+            "--snapshot 2024-01-01T00:00:00.1234567: expected a hybrid time or an ISO 8601 time (it is finer than",
+        ),
         (("table", "load", "t", "rows.parquet", "rows.txt"), "rows.txt: expected .csv, .parquet, or .arrow"),
     ],
-    ids=["snapshot", "suffix"],
+    ids=["snapshot", "fine-snapshot", "suffix"],
 )
 def test_what_can_be_judged_without_a_cluster_is_judged_before_it_is_asked(
     command: tuple[str, ...], why: str, tmp_path: Path

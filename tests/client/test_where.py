@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from stele.client.where import parse_where
@@ -41,6 +43,13 @@ def test_conditions() -> None:
     assert [found[i][2] for i in (0, 1, 2, 5, 8)] == [-3, "it's", 1500.0, True, [1, 2, 3]]
     assert str(found[3][2]) == "2013-01-01 05:00:00+00:00"
     assert parse_where("v >= .5 AND v <> -.5e1", SCHEMA) == [("v", ">=", 0.5), ("v", "!=", -5.0)]
+    noon = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
+    text = (
+        "at IN ('2024-05-01T12:00:00.000000000Z', '20240501T120000,5', '2024-05-01 14:00:00.1234560+02:00')"
+    )
+    assert parse_where(text, SCHEMA)[0][2] == [
+        noon + datetime.timedelta(microseconds=part) for part in (0, 500_000, 123_456)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +98,15 @@ def test_conditions() -> None:
             "2013 is no timestamp; column at is compared with one like '2026-01-31T12:00:00Z'",
         ),
         ("at = 'soon'", "'soon' is no timestamp"),
+        (
+            "at < '2024-01-01T00:00:00.1234567'",
+            "'2024-01-01T00:00:00.1234567' is no timestamp (it is finer than a microsecond)",
+        ),
+        ("at = '20240101T000000,0000001000Z'", "is no timestamp (it is finer than a microsecond)"),
+        ("at = '2024-01-01T12:00.5'", "is no timestamp (only seconds have a fraction)"),
+        ("at = '2024-01-01T12.5Z'", "is no timestamp (only seconds have a fraction)"),
+        ("v = 1e400", "1e400 is no double (it is too large)"),
+        ("v IN (1, -1e400)", "-1e400 is no double (it is too large)"),
         ("ok = 1", "1 is no bool; column ok is compared with one like true"),
         ("price = 'x'", "'x' is no decimal(10,2); column price is compared with one like 1.5"),
     ],

@@ -210,6 +210,7 @@ def _as_text(array: pa.Array) -> pa.Array:
 
 
 def _snapshot(text: str) -> int | None:
+    from stele.model import texts
     from stele.model.clock import from_physical_us
     from stele.model.errors import Rejected
 
@@ -218,9 +219,7 @@ def _snapshot(text: str) -> int | None:
     if text.isdecimal():
         return int(text)
     try:
-        moment = datetime.datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)  # as in --where
+        moment = texts.moment(text)
         if moment < _EPOCH:
             raise ValueError("it is before 1970")
     except ValueError as exc:

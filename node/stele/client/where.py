@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stele.model import texts
 from stele.model.errors import Rejected
 from stele.model.schema import Column, Schema, shown
 
@@ -153,6 +154,8 @@ class _Reader:
             raise self._fault(f"{raw} is a column; {column.name} is compared with a value, not with a column")
         try:
             return _converted(kind, raw, column)
+        except texts.Inexact as exc:
+            raise self._fault(f"{raw} is no {column.type} ({exc})") from None
         except (ValueError, ArithmeticError):
             quotes = "; text stands in ''" if kind == "word" and column.type == "string" else ""
             raise self._fault(
@@ -178,12 +181,11 @@ def _converted(kind: str, raw: str, column: Column) -> Any:
     if pa.types.is_integer(arrow) and kind == "number":
         return int(text)
     if pa.types.is_floating(arrow) and kind == "number":
-        return float(text)
+        return texts.number(text)
     if pa.types.is_decimal(arrow) and kind in ("number", "string"):
         return decimal.Decimal(text)
     if pa.types.is_date(arrow) and kind == "string":
         return datetime.date.fromisoformat(text)
     if pa.types.is_timestamp(arrow) and kind == "string":
-        moment = datetime.datetime.fromisoformat(text)
-        return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        return texts.moment(text)
     raise ValueError

@@ -1,0 +1,46 @@
+"""Values that people write as text: times and numbers. Shared by conditions, options and defaults. Pure.
+
+Invariant: no digit that stands there is dropped in silence, but for the precision of a `double`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+
+_TOO_FINE = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
+_NO_SECONDS = re.compile(r"(?<![0-9]{2}:[0-9]{2}:[0-9]{2})(?<![0-9]{6})[.,]")
+
+
+class Inexact(ValueError):
+    """A text that would become another value than it says; the message is why."""
+
+
+def moment(text: str) -> datetime.datetime:
+    """An ISO 8601 time. Without a zone it is UTC.
+
+    Raises:
+        Inexact: it is finer than a microsecond, or has a fraction of an hour or a minute, which Python takes for one of a
+            second.
+        ValueError: it is no time.
+    """
+    found = datetime.datetime.fromisoformat(text)
+    if _TOO_FINE.search(text):
+        raise Inexact("it is finer than a microsecond")
+    if _NO_SECONDS.search(text):
+        raise Inexact("only seconds have a fraction")
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+def number(text: str) -> float:
+    """The double nearest to a number in digits.
+
+    Raises:
+        Inexact: it is beyond all of them.
+        ValueError: it is no number.
+    """
+    found = float(text)
+    if math.isinf(found):
+        raise Inexact("it is too large")
+    return found
