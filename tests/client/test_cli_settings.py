@@ -151,6 +151,27 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
 
 
+def test_a_default_in_a_file_is_the_number_that_stands_there(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        "columns: [{name: id, type: int64}, {name: a, type: 'decimal(38,20)', default: 0.1234567890123456789},"
+        " {name: b, type: 'decimal(38,20)', default: '0.1234567890123456789'}, {name: c, type: double, default: +0.5},"
+        " {name: d, type: double, default: -.inf}, {name: e, type: double, default: 1.0e+400},"
+        " {name: f, type: int64, default: 7}, {name: g, type: double, default: 1_000.25}]\nprimaryKey: [id]\n"
+    )
+    schema = table_from_file(str(file)).schema
+    assert [(column.name, column.default) for column in schema.columns[1:]] == [
+        ("a", "0.1234567890123456789"),
+        ("b", '"0.1234567890123456789"'),
+        ("c", "0.5"),
+        ("d", "-Infinity"),
+        ("e", "1.0E+400"),
+        ("f", "7"),
+        ("g", "1000.25"),
+    ]
+    assert [column.name for column in schema.columns if column.default_fault()] == ["a", "e"]
+
+
 def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --masters it would tell nobody, and be silent to whoever leads."""
     a, b = "a" * 32, "b" * 32

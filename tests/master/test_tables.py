@@ -9,6 +9,7 @@ from pathlib import Path
 from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.convert import id_to_pb
+from stele.rpc.convert_schema import schema_from_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
@@ -103,6 +104,45 @@ async def test_a_new_table_has_no_long_defaults_but_one_that_has_them_is_still_k
         older = w.catalog.tables["d" * 32]
         w.catalog.tables["d" * 32] = replace(older, schema=older.schema.replace("x" * 4_094, "x" * 9_000))
         next(c for c in request.schema.columns if c.default_value).default_value = b'"' + b"x" * 9_000 + b'"'
+        again = await w.leader.CreateTable(request, None)
+        assert hex_of(again.table_id) == "d" * 32
+
+
+async def test_a_new_table_has_no_default_that_is_rounded_but_one_that_has_it_is_still_known(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        request = create_request("t", table_id="d" * 32)
+        for name, kind, default in (
+            ("p", "decimal(38,20)", b'"0.1234567890123456789"'),
+            ("m", "timestamp", b'"2024-01-01T00:00:00.123456"'),
+            ("x", "double", b"1e300"),
+        ):
+            column_id = request.schema.next_column_id
+            request.schema.columns.add(id=column_id, name=name, type=kind, default_value=default)
+            request.schema.next_column_id += 1
+        await w.leader.CreateTable(request, None)
+        bad = create_request("u")
+        bad.schema.CopyFrom(request.schema)
+        for column, default in zip(
+            bad.schema.columns[-3:],
+            (b"0.1234567890123456789", b'"2024-01-01T00:00:00.1234567"', b"1e400"),
+            strict=True,
+        ):
+            column.default_value = default
+        error = await refused(w.leader.CreateTable(bad, None))
+        assert error.code is Code.INVALID_ARGUMENT
+        for words in (
+            "p: default 0.1234567890123456789 is no decimal(38,20) (",
+            'm: default "2024-01-01T00:00:00.1234567" is no timestamp (it is finer',
+            "x: default 1e400 is no double (it is too large)",
+        ):
+            assert words in str(error), words
+        older = w.catalog.tables["d" * 32]
+        stored = schema_from_pb(bad.schema).to_json()
+        w.catalog.tables["d" * 32] = replace(older, schema=stored)
+        request.schema.CopyFrom(bad.schema)
         again = await w.leader.CreateTable(request, None)
         assert hex_of(again.table_id) == "d" * 32
 

@@ -113,6 +113,67 @@ def test_bad_defaults_are_refused(type_: str, default: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("type_", "default", "taken", "why"),
+    [
+        (
+            "decimal(38,20)",
+            "0.1234567890123456789",
+            decimal.Decimal("0.12345678901234568"),
+            "it would be read as 0.12345678901234568; write it as text",
+        ),
+        ("decimal(5,2)", "1e-99999999999999999999", 0, "it would be read as 0.0; write it as text"),
+        ("int64", "9007199254740993.0", 2**53, "it would be read as 9007199254740992.0; write it without"),
+        ("int64", "9.223372036854775e18", 9223372036854774784, "it would be read as 9.223372036854775e+18;"),
+        (
+            "timestamp",
+            '"2024-01-01T00:00:00.1234567Z"',
+            datetime.datetime(2024, 1, 1, 0, 0, 0, 123456, datetime.UTC),
+            "it is finer than a microsecond",
+        ),
+        (
+            "timestamp",
+            '"2024-01-01T12:00.5"',
+            datetime.datetime(2024, 1, 1, 12, 0, 0, 500_000, datetime.UTC),
+            "only seconds have a fraction",
+        ),
+        ("double", "1e400", float("inf"), "it is too large"),
+        ("float", " -1e400 ", float("-inf"), "it is too large"),
+    ],
+)
+def test_a_default_that_is_not_taken_as_it_stands_is_told_and_reads_as_ever_where_it_is_stored(
+    type_: str, default: str, taken: object, why: str
+) -> None:
+    """Rows have it by then, and all replicas must give the same."""
+    schema = Schema.make([("k", "int64"), ("c", type_, False, default)], ["k"])
+    column = Schema.from_json(schema.to_json()).by_name["c"]
+    assert column.default_scalar().as_py() == taken
+    assert column.default_fault().startswith(f"column c: default {default} is no {type_} ({why}")
+
+
+@pytest.mark.parametrize(
+    ("type_", "default"),
+    [
+        ("decimal(38,20)", '"0.1234567890123456789"'),
+        ("decimal(5,2)", "1.250"),
+        ("decimal(5,2)", "5"),
+        ("int64", "7.0"),
+        ("int64", "9223372036854775807"),
+        ("double", "0.1234567890123456789"),
+        ("double", "Infinity"),
+        ("double", "1e-400"),
+        ("timestamp", '"2024-01-01T00:00:00.123456000Z"'),
+        ("timestamp", "null"),
+        ("date", '"2024-01-01"'),
+        ("string", '"1e400"'),
+        ("bool", "true"),
+        ("int64", None),
+    ],
+)
+def test_a_default_that_is_taken_as_it_stands_has_no_fault(type_: str, default: str | None) -> None:
+    assert Column(ColumnId(0), "c", type_, True, default).default_fault() == ""
+
+
+@pytest.mark.parametrize(
     ("type_", "value"),
     [
         ("int64", 1.5),

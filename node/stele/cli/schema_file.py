@@ -5,6 +5,7 @@ Invariant: all faults of a definition are told together.
 
 from __future__ import annotations
 
+import decimal
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,24 @@ class TableDefinition:
     replication_factor: int = 3
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads numbers with a point as they stand there: whether they fit their column is not for a float to say."""
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> decimal.Decimal | float:
+    try:
+        return decimal.Decimal(loader.construct_scalar(node))
+    except decimal.InvalidOperation:  # .inf and .nan
+        return loader.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
+def _as_json(default: Any) -> str:
+    return str(default) if isinstance(default, decimal.Decimal) else json.dumps(default)
+
+
 def table_from_file(path: str) -> TableDefinition:
     """The definition in a file.
 
@@ -43,7 +62,7 @@ def table_from_file(path: str) -> TableDefinition:
     except UnicodeDecodeError as exc:
         raise Rejected(f"{path}: no YAML or JSON: {exc}") from exc
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _Loader)
     except yaml.YAMLError as exc:
         raise Rejected(f"{path}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
     if not isinstance(document, dict):
@@ -88,7 +107,7 @@ def _from_spec(name: str, spec: dict[str, Any], where: str) -> TableDefinition:
                     column["name"],
                     column["type"],
                     bool(column.get("nullable", False)),
-                    None if column.get("default") is None else json.dumps(column["default"]),
+                    None if column.get("default") is None else _as_json(column["default"]),
                 )
                 for column in spec["columns"]
             ],

@@ -83,7 +83,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, also for a long default; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
+        Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
             is removed by now.
         Retryable: NOT_READY while nodes are still being heard, or too few are.
     """
@@ -139,6 +139,7 @@ def _check_defaults(table: TableRecord) -> None:
         for name, length in lengths
         if length > DEFAULT_BYTES_MAX
     ]
+    faults.extend(filter(None, (column.default_fault() for column in columns)))
     if faults:
         raise Rejected(f"create table {table.name!r}: " + "; ".join(faults))
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stele.model import texts
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 
@@ -260,6 +261,30 @@ class Column:
         if why:
             raise Rejected(f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})")
         return self.array([value])[0]
+
+    def default_fault(self) -> str:
+        """Why rows would take another value than the default's text says, as a sentence that names the column; empty if
+        they take that one. The default fits the type.
+
+        Asked of new tables only: what is stored is read as ever, so that all replicas give the same.
+        """
+        if self.default is None:
+            return ""
+        why = ""
+        try:
+            read = texts.number if pa.types.is_floating(self.arrow) else decimal.Decimal
+            said = json.loads(self.default, parse_float=read)
+            if pa.types.is_timestamp(self.arrow) and said is not None:
+                texts.moment(said)
+            rounded = isinstance(said, decimal.Decimal) and said != self.default_scalar().as_py()
+        except texts.Inexact as exc:
+            why, rounded = str(exc), False
+        except ArithmeticError:  # an exponent that no Decimal has
+            rounded = True
+        if rounded:
+            form = "as text" if pa.types.is_decimal(self.arrow) else "without a point or exponent"
+            why = f"it would be read as {json.loads(self.default)}; write it {form}"
+        return f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})" if why else ""
 
 
 def _parsed(value: Any, arrow: pa.DataType) -> Any:
