@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stele.driver.situation import is_dead
 from stele.driver.view import NodeState
 from stele.model.ids import NodeId
 from stele.rpc.proto.consensus_pb2 import StartTabletCopyRequest
@@ -13,6 +14,7 @@ from stele_operator.api.scalars import RATE_MAX, RATE_MIN
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeleteClaim, DeletePod, ReleaseClaim, RetireClaim
 from stele_operator.plan.fates import SILENT_S, Fate, State, members
+from stele_operator.plan.planner import BUSY_S
 from tests.operator.worlds import made, node_of
 
 FATES = [
@@ -150,6 +152,29 @@ def test_nobody_who_is_heard_counts_as_dead_however_short_the_patience(text: str
     policy = make_plan(world.observe()).policy
     assert policy is not None
     assert policy.dead_after_ms == SILENT_S * 1000
+
+
+@pytest.mark.parametrize("at_look_s", [None, 2.9], ids=["silent after a look", "silent before a look"])
+@pytest.mark.parametrize("text", ["0s", "3s", "10s", "30s", "5m"])
+def test_a_cluster_at_rest_is_looked_at_in_time_to_see_who_is_silent(
+    text: str, at_look_s: float | None
+) -> None:
+    """A process that hangs wakes nobody: its pod stays as it was, and at rest the next look was 30 s away."""
+    world = made()
+    world.cluster["spec"]["healing"] = {"witnessAfter": text}
+    node_id = world.objects["Pod", node_of(world, "n2")]["metadata"]["annotations"]["stele.dev/node-id"]
+    plan = make_plan(world.observe())
+    assert plan.policy is not None and not plan.actions
+    if at_look_s is not None:
+        world.heard_s[node_id] += plan.wait_s - at_look_s
+    member = next(m for m in plan.members if m.node_id == node_id)
+    while not is_dead(member.node, plan.policy):
+        world.now_s += plan.wait_s
+        world.heard_s.update({other: world.now_s for other in world.heard_s if other != node_id})
+        plan = make_plan(world.observe())
+        assert plan.policy is not None
+        member = next(m for m in plan.members if m.node_id == node_id)
+    assert member.silent_s <= plan.policy.dead_after_ms / 1000 + SILENT_S + BUSY_S
 
 
 @pytest.mark.parametrize(

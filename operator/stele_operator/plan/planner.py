@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
+from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import formation, tables, trouble, upkeep
 from stele_operator.plan.actions import Action, CreateTable
@@ -97,7 +98,7 @@ def make_plan(o: Observation) -> Plan:
     too_many = _too_many(o, everyone)
     policy = _policy(o, everyone, bool(too_many))
     findings[:0] = too_many
-    wait_s = _wait_s(o, everyone, actions, health.counts)
+    wait_s = _wait_s(o, spec, everyone, actions, health.counts)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
 
@@ -139,9 +140,8 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     rate = bytes_per_second(spec.budget.bytesPerSecond)
     # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
     copies = min(spec.budget.copies, rate // RATE_MIN)
-    # Whoever is heard is silent for a second or two between heartbeats: no patience is shorter than SILENT_S.
     return Policy(
-        dead_after_ms=int(max(SILENT_S, seconds(spec.healing.witnessAfter)) * 1000),
+        dead_after_ms=int(_patience_s(spec) * 1000),
         lost=given_up,
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
@@ -149,8 +149,17 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     )
 
 
+def _patience_s(spec: TabletClusterSpec) -> float:
+    # Whoever is heard is silent for a second or two between heartbeats: no patience is shorter than SILENT_S.
+    return max(SILENT_S, seconds(spec.healing.witnessAfter))
+
+
 def _wait_s(
-    o: Observation, everyone: tuple[Member, ...], actions: list[Action], counts: TabletCounts
+    o: Observation,
+    spec: TabletClusterSpec,
+    everyone: tuple[Member, ...],
+    actions: list[Action],
+    counts: TabletCounts,
 ) -> float:
     settled = (
         not actions
@@ -159,4 +168,5 @@ def _wait_s(
         and all(m.state in (State.READY, State.RETIRED) for m in everyone)
         and counts.healthy == counts.total
     )
-    return QUIET_S if settled else BUSY_S
+    # Nothing in Kubernetes tells of a process that hangs, or that the masters do not hear: it is seen by looking.
+    return min(QUIET_S, _patience_s(spec)) if settled else BUSY_S
