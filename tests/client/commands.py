@@ -6,16 +6,23 @@ import asyncio
 import contextlib
 import io
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import pytest
 
 from stele.cli import app
-from tests.client.small import SmallCluster
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
-def runner(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> Run:
+class Cluster(Protocol):
+    """What commands are to be told of one."""
+
+    @property
+    def master_address(self) -> str: ...
+
+
+def runner(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs commands in a thread, as a process of their own would: what they print, and how they end."""
 
     def run(arguments: tuple[str, ...]) -> tuple[int, str, str]:

@@ -323,7 +323,14 @@ class _Consensus(ConsensusServiceServicer):
             tablet = node.cluster.tablets[id_from_pb(raw)]
             term, leader = tablet.heard.get(node.number, (tablet.term, tablet.leader))
             leader_node = id_to_pb(node.cluster.nodes[leader].identity.node_id) if leader >= 0 else b""
-            answer.replicas.add(tablet_id=raw, term=term, leader_node=leader_node)
+            answer.replicas.add(
+                tablet_id=raw,
+                replica_id=node.number + 1,
+                state=common_pb2.RUNNING,
+                role=common_pb2.LEADER if node.number == leader else common_pb2.FOLLOWER,
+                term=term,
+                leader_node=leader_node,
+            )
         return answer
 
 

@@ -65,26 +65,37 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
 def describe(tablet: str, masters: str, as_json: bool) -> None:
     """Show the replicas of one tablet; its first digits will do.
 
+    What they have applied and hold is asked of their nodes. `told`: now, or how long ago the masters heard it of a node
+    that gives no answer.
+
     Example: stele tablet describe 9a2e41
     """
-    from stele.client.admin import cluster_view
+    from stele.client.admin import cluster_view, tablet_now
     from stele.client.health import examine
     from stele.model.errors import Code, Rejected
 
-    async def work(client: AsyncClient) -> master_pb2.GetClusterViewResponse:
-        return await cluster_view(client.masters)
+    async def work(
+        client: AsyncClient,
+    ) -> tuple[master_pb2.TabletViewPB, master_pb2.TabletViewPB, ClusterHealth]:
+        cluster = await cluster_view(client.masters)
+        found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet.lower())]
+        if len(found) != 1:
+            raise Rejected(
+                f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND
+            )
+        health = examine(cluster)
+        known = {node.node_id: node for node in health.nodes}
+        return found[0], await tablet_now(client.pool, found[0], known), health
 
-    cluster = with_client(masters, work)
-    found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet.lower())]
-    if len(found) != 1:
-        raise Rejected(f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND)
+    view, now, health = with_client(masters, work)
     if as_json:
-        show_json(_as_json(found[0]))
+        show_json(_as_json(now))
     else:
-        _show(found[0], examine(cluster))
+        _show(view, now, health)
 
 
-def _show(view: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
+def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
+    """`view`: by which the masters, and ksck, judge; `now`: with what its nodes have said since."""
     from stele.client.health import member_faults, state_name
     from stele.rpc.proto import common_pb2
 
@@ -97,11 +108,11 @@ def _show(view: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
         f"configuration {view.committed_config.opid_index}"
     )
     faults = member_faults(view, known)
-    reports = {(r.node_id, r.status.replica_id): r.status for r in view.replicas}
+    reports = {(r.node_id, r.status.replica_id): r for r in now.replicas}
     members = {(peer.node_id, peer.replica_id): peer for peer in view.committed_config.peers}
     rows = []
     for node_id, replica_id in [*members, *(key for key in reports if key not in members)]:
-        node, peer, status = (
+        node, peer, report = (
             known.get(node_id.hex()),
             members.get((node_id, replica_id)),
             reports.get((node_id, replica_id)),
@@ -109,13 +120,20 @@ def _show(view: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
         kind = "no member"
         if peer is not None:
             kind = common_pb2.MemberTypePB.Name(peer.member_type) + (" (promote)" if peer.promote else "")
-        row = [replica_id, node.label if node else short(node_id.hex()), kind, "-", "-", "-", "-"]
+        status = report.status if report is not None else None
+        row = [replica_id, node.label if node else short(node_id.hex()), kind, *"-----"]
         if status is not None and node is not None and node.state == "alive":
             row[3:5] = state_name(status), common_pb2.RolePB.Name(status.role)
-        if status is not None:
-            row[5:7] = f"{status.last_applied.term}.{status.last_applied.index}", f"{status.bytes_on_disk:,}"
+        if report is not None:
+            row[5:8] = _numbers(report)
         rows.append((*row, faults.get(replica_id, "") if peer is not None else _what_becomes(status)))
-    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", ""), rows)
+    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", "told", ""), rows)
+
+
+def _numbers(report: master_pb2.ReplicaReportPB) -> tuple[str, str, str]:
+    applied, age_s = report.status.last_applied, report.age_ms / 1_000
+    told = f"{age_s:,.1f} s ago" if report.age_ms else "now"
+    return f"{applied.term}.{applied.index}", f"{report.status.bytes_on_disk:,}", told
 
 
 def _what_becomes(status: common_pb2.ReplicaStatusPB | None) -> str:

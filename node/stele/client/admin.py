@@ -1,21 +1,26 @@
-"""What an administrator asks of masters and nodes: form first masters, see the cluster, ask a node for its replicas.
+"""What an administrator asks of masters and nodes: form first masters, see the cluster, ask nodes for their replicas.
 
 Used by the command line, the test harness and the operator's demo. Changes no configuration; that is the driver's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 
-from stele.model.errors import Code, Rejected, Retryable
+from stele.client.health import NodeHealth
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters, parse_masters
-from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+
+_ASK_TIMEOUT_S = 3.0
 
 
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str:
@@ -60,7 +65,11 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str
 async def node_status(pool: ChannelPool, address: str) -> tserver_pb2.GetNodeStatusResponse:
     """What the node or master at `address` says of itself. Raises SteleError."""
     answer: tserver_pb2.GetNodeStatusResponse = await pool.unary(
-        address, TabletServerServiceStub, "GetNodeStatus", tserver_pb2.GetNodeStatusRequest(), timeout_s=3.0
+        address,
+        TabletServerServiceStub,
+        "GetNodeStatus",
+        tserver_pb2.GetNodeStatusRequest(),
+        timeout_s=_ASK_TIMEOUT_S,
     )
     return answer
 
@@ -68,7 +77,11 @@ async def node_status(pool: ChannelPool, address: str) -> tserver_pb2.GetNodeSta
 async def list_replicas(pool: ChannelPool, address: str) -> list[common_pb2.ReplicaStatusPB]:
     """All replicas of the node at `address`. Raises SteleError."""
     answer = await pool.unary(
-        address, TabletServerServiceStub, "ListTablets", tserver_pb2.ListTabletsRequest(), timeout_s=3.0
+        address,
+        TabletServerServiceStub,
+        "ListTablets",
+        tserver_pb2.ListTabletsRequest(),
+        timeout_s=_ASK_TIMEOUT_S,
     )
     return list(answer.replicas)
 
@@ -83,3 +96,46 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
         "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
     )
     return answer
+
+
+async def tablet_now(
+    pool: ChannelPool, tablet: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]
+) -> master_pb2.TabletViewPB:
+    """A tablet of the cluster's view with what its nodes say of their replicas at this moment, `age_ms` 0.
+
+    Nodes tell the masters when a role or a configuration changes, not how many bytes or entries there are by now. What
+    the masters heard last stays, with its age, of nodes that are not `known` to be alive or give no answer.
+    """
+    ids = [p.node_id for p in tablet.committed_config.peers] + [r.node_id for r in tablet.replicas]
+    nodes = [node for raw in dict.fromkeys(ids) if (node := known.get(id_from_pb(raw))) is not None]
+    alive = [node for node in nodes if node.state == "alive"]
+    answers = await asyncio.gather(*(_replicas_on(pool, node, tablet.tablet_id) for node in alive))
+    reports = {(r.node_id, r.status.replica_id): r for r in tablet.replicas}
+    for node, statuses in zip(alive, answers):
+        for status in statuses:
+            report = master_pb2.ReplicaReportPB(node_id=id_to_pb(node.node_id), status=status)
+            reports[report.node_id, status.replica_id] = report
+    now = master_pb2.TabletViewPB()
+    now.CopyFrom(tablet)
+    del now.replicas[:]
+    now.replicas.extend(reports.values())
+    return now
+
+
+async def _replicas_on(
+    pool: ChannelPool, node: NodeHealth, tablet_id: bytes
+) -> list[common_pb2.ReplicaStatusPB]:
+    """None of them if the node gives no answer."""
+    request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[tablet_id])
+    try:
+        answer = await pool.unary(
+            node.address,
+            ConsensusServiceStub,
+            "GetConsensusState",
+            request,
+            timeout_s=_ASK_TIMEOUT_S,
+            to_node=node.node_id,
+        )
+    except SteleError:
+        return []
+    return list(answer.replicas)
