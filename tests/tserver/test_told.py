@@ -9,7 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from stele.consensus.replica import Replica
-from stele.model.ids import NodeId, new_id
+from stele.driver.executor import Executor
+from stele.driver.orders import Orders
+from stele.driver.policy import Policy
+from stele.driver.steps import DrainNode
+from stele.model.ids import NodeId, TabletId, new_id
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import consensus_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
@@ -108,3 +112,27 @@ async def test_a_copy_is_described_as_far_as_it_has_come(
 
         await described(run, tablet_id, told)
         assert copy.progress.bytes_done < copy.progress.bytes_total
+
+
+async def test_a_driver_knows_how_large_a_tablet_is_that_leaves_a_draining_node(
+    cluster: LocalCluster,
+) -> None:
+    """Where it goes there has to be room for it as it is now, not as it was when its leader began to lead."""
+    policy = Policy()
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        tablet_id = table.locations.tablets[0].tablet_id
+        await fill(client, 5000)
+        replicas = await settled(cluster, tablet_id)
+        executor = Executor(client.pool, [cluster.master_address], holder="test")
+        claim = await executor.ensure_claim()
+        drain = DrainNode(TabletId(""), -1, "", cluster.ids[next(iter(replicas))])
+        orders = Orders(client.pool, executor.masters, claim.epoch, policy)
+        await orders.give(drain, await executor.observe(policy))
+        for _ in range(20):  # a node that is slow gives no answer in time
+            tablet = (await executor.observe(policy)).tablet(TabletId(tablet_id))
+            assert tablet is not None
+            known = max(r.bytes_on_disk for r in tablet.replicas)
+            if known:
+                break
+        assert known in {r.status().bytes_on_disk for r in replicas.values()}

@@ -18,10 +18,10 @@ from stele.driver.orders import Orders
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress
-from stele.driver.situation import is_dead
+from stele.driver.situation import judge
 from stele.driver.steps import WAITS, AddWitness, CancelCopy, Step, WaitCopy
 from stele.driver.trials import CopyMemory
-from stele.driver.view import Claim, ClusterView, NodeState
+from stele.driver.view import Claim, ClusterView, NodeState, NodeView
 from stele.driver.wire import claim_from_pb, freshen, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.rpc.channels import ChannelPool
@@ -129,17 +129,20 @@ class Executor:
             log.info("driver claim not released, it will expire", error=str(exc))
 
     async def observe(self, policy: Policy) -> ClusterView:
-        """The masters' view, freshened by asking the nodes of those tablets that something happens to."""
+        """The masters' view, freshened by asking the nodes of those tablets that something happens to, or is to happen to: a
+        replica that is to be made needs room for what there is by now, which nodes do not tell the masters unasked."""
         answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
         view = view_from_pb(answer)
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
         wanted: dict[str, list[bytes]] = {}
+        nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
         for tablet in view.tablets:
             intent = view.intent(tablet.tablet_id)
-            dead = any(is_dead(view.node(p.node_id), policy) for p in tablet.config.peers)
-            said = any(r.unreached_ms or r.failed_peers for r in tablet.replicas)  # and may no longer be so
-            if intent is None and not dead and not said:
+            situation = judge(tablet, view, policy, nodes)
+            well = situation.needed <= 0 and all(m.live and m.answers for m in situation.members)
+            # Of one that is not heard yet nothing is done before it is.
+            if intent is None and (well or any(m.unheard for m in situation.members)):
                 continue
             for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
                 wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
