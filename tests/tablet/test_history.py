@@ -39,7 +39,9 @@ class Story:
     def __init__(self, directory: Path, seed: int) -> None:
         self.rng = random.Random(seed)
         self.directory = directory
-        self.options = StoreOptions(history_us=self.rng.choice([0, 1, 4, 1 << 50]))
+        self.steady_us = 0
+        history_us = self.rng.choice([0, 1, 4, 1 << 50])
+        self.options = StoreOptions(history_us=history_us, steady_us=lambda: self.steady_us)
         self.twin = Twin()
         self.store = new_store(directory, self.options)
         self.merge: CompactionJob | None = None
@@ -55,6 +57,10 @@ class Story:
 
     def flush(self) -> None:
         flush(self.store)
+
+    def rest(self) -> None:
+        """Time passes in which nothing is written."""
+        self.steady_us += self.rng.randrange(6)
 
     def merge_begins(self) -> None:
         """Of all files, of those that are worth it, or of the newest four."""
@@ -90,7 +96,7 @@ class Story:
 
     def tell(self) -> None:
         chosen = [self.write] * 8 + [self.flush] * 6 + [self.look_back] * 3
-        chosen += [self.merge_begins, self.merge_ends, self.check, self.restart]
+        chosen += [self.merge_begins, self.merge_ends, self.check, self.restart, self.rest]
         for _ in range(STEPS):
             self.rng.choice(chosen)()
         self.check()

@@ -67,7 +67,8 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(history_us=st.sampled_from([0, 0, 3, 1 << 50]))
     def begin(self, history_us: int) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="stele-twin-"))
-        self.options = StoreOptions(history_us=history_us)
+        self.steady_us = 0
+        self.options = StoreOptions(history_us=history_us, steady_us=lambda: self.steady_us)
         self.store = new_store(self.home / "t", self.options)
         self.twin = Twin()
         self.job: FlushJob | None = None
@@ -86,6 +87,11 @@ class StoreMachine(RuleBasedStateMachine):
         outcome = self.store.apply(entry)
         assert codes(outcome) == errors
         self.snapshots.append(entry.timestamp)
+
+    @rule(us=st.integers(1, 4))
+    def rest(self, us: int) -> None:
+        """Time passes in which nothing is written."""
+        self.steady_us += us
 
     @rule()
     def flush_whole(self) -> None:
@@ -254,7 +260,7 @@ def test_plain_blocks_that_wait_undecoded_are_what_decoded_ones_are(tmp_path: Pa
 
 def test_ten_times_more_data_than_the_memory_budget(tmp_path: Path) -> None:
     """Memory stays within its budget (and one block), history is dropped, and all rows are right at the end."""
-    options = StoreOptions(flush_bytes=256 << 10, history_us=1)
+    options = StoreOptions(flush_bytes=256 << 10, history_us=1, steady_us=lambda: 0)
     store = TabletStore.create(tmp_path / "t", SCHEMA, options)
     rng = np.random.default_rng(5)
     newest: dict[int, tuple[int, int] | None] = {}

@@ -77,7 +77,7 @@ def test_both_are_state_machines(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_below_the_history_mark_is_refused(tmp_path: Path) -> None:
-    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(history_us=3))
+    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(history_us=3, steady_us=lambda: 0))
     for index in range(1, 9):
         store.apply(write_entry(index, _block(index)))
     mark = store.history_mark
@@ -92,7 +92,8 @@ def test_a_snapshot_below_the_history_mark_is_refused(tmp_path: Path) -> None:
 def test_the_present_is_no_history_after_a_write_in_the_future(tmp_path: Path) -> None:
     """A leader's clock was an hour ahead: each scan at the present was refused, for as long as the clock had been wrong."""
     now_us = [1_000]
-    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(history_us=3, wall_us=lambda: now_us[0]))
+    options = StoreOptions(history_us=3, wall_us=lambda: now_us[0], steady_us=lambda: 0)
+    store = TabletStore.create(tmp_path / "t", SCHEMA, options)
     future_us = 9_000
     for index, at_us in enumerate((995, 998, 1_000, future_us), 1):
         store.apply(write_entry(index, _block(index), at_us=at_us))

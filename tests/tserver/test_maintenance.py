@@ -332,3 +332,59 @@ async def test_writes_wait_while_flushes_lag(cluster: LocalCluster) -> None:
         await waits
         assert (await table.get({"id": 3})) == {"id": 3, "name": "n"}
         await wait_until(lambda: not node.stores.over)
+
+
+@pytest.mark.parametrize("room", ["enough", "less than its files"])
+async def test_the_disk_of_deleted_rows_comes_back_to_a_node_at_rest(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """It never did: told that its disk was full, and to delete rows, its user had a fuller disk for good."""
+    monkeypatch.setattr(maintenance, "RECLAIM_MS", 0, raising=False)
+    node = cluster.running["node-0"]
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
+        (replica,) = [r for r in node.replicas if isinstance(r.machine, TabletStore)]
+        store = replica.machine
+        assert isinstance(store, TabletStore)
+        store.options = replace(store.options, history_us=0)
+        ids = pa.array(range(8_000), pa.int64())
+        rows = pa.table({"id": ids, "name": ["n" * 800] * 8_000})
+        await table.write_arrow(rows)
+        await replica.flush()
+        full = store.bytes_on_disk
+        assert full > 6 << 20
+        if room != "enough":
+            await with_room(node, full // 2)
+        await table.write_arrow(rows.select(["id"]), op="delete")
+        await replica.flush()
+        await wait_until(lambda: store.bytes_on_disk == 0, timeout_s=60.0)
+        assert await table.scan().count() == 0
+
+
+async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluster) -> None:
+    """A node that has just started may have a thousand stores to look at."""
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    (small,) = await with_files(cluster, 1)
+    async with cluster.client() as client:
+        for name in ("a", "b"):
+            table = await client.create_table(name, SCHEMA, replication_factor=1)
+            for start in (0, 4_000):
+                rows = {"id": range(start, start + 4_000), "name": ["n" * 800] * 4_000}
+                await table.write_arrow(pa.table(rows))
+                for replica in node.replicas:
+                    await replica.flush()
+    stores = [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
+    large = [store for store in stores if store is not small]
+    for store in large:
+        store.options = replace(store.options, history_us=0)
+    loops = await at_rest(node)
+    assert [store.reclaim_due for store in large] == [True, True]
+    loops._reclaim_ms = 0
+    await loops.merge_due()
+    assert [store.reclaim_due for store in large] == [False, True]
+    await with_room(node, 1 << 30)
+    await loops.merge_due()
+    assert len(small.files) == 1 and not any(store.reclaim_due for store in large)
+    assert [len(store.files) for store in large] == [2, 2]  # nothing in them is dead
+    await loops.close()

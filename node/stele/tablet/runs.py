@@ -259,6 +259,16 @@ def _kept(versions: _Versions, mark: int, bottom: bool) -> Mask:
     return keep
 
 
+def kept_rows(runs: Sequence[Run], mark: int) -> Mask:
+    """Of sorted runs, which come newest first and have nothing older below them: which rows a merge at `mark` keeps, the
+    runs laid one after the other. Looks at no columns."""
+    kept = np.zeros(sum(run.rows for run in runs), bool)
+    if runs:
+        versions = _in_order(runs)
+        kept[versions.order[_kept(versions, mark, True)]] = True
+    return kept
+
+
 def _row_bytes(batch: pa.RecordBatch) -> Positions:
     """About how many bytes each row takes."""
     sizes = np.full(batch.num_rows, batch.num_columns, np.int64)  # validity, at most

@@ -27,7 +27,7 @@ from stele.model.errors import Code, Corrupt, Rejected, SteleError, ensure
 from stele.model.ids import HybridTime, OpId, new_id
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.tablet import exactly_once, manifest
+from stele.tablet import exactly_once, manifest, reclaim
 from stele.tablet.checked import read_sealed, seal
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import NAME, FileMeta
@@ -40,6 +40,7 @@ from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.manifest import Manifest
 from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.progress import Progress
+from stele.tablet.reclaim import Judgement
 from stele.tablet.runs import Kept
 from stele.tablet.sources import LiveMasks
 from stele.tablet.view import View
@@ -55,15 +56,21 @@ def _wall_us() -> int:
     return time.time_ns() // 1_000
 
 
+def _steady_us() -> int:
+    return time.monotonic_ns() // 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """`flush_bytes`: memory of recent rows that is worth a flush. `history_us`: how long versions are kept for
-    snapshots in the past, in microseconds before the newest write, or before `wall_us` where that lies in the future."""
+    """`flush_bytes`: memory of recent rows that is worth a flush. `history_us`: how long versions are kept for snapshots in
+    the past, in microseconds before the present. That is the newest write's time and what has passed by `steady_us` since it
+    was applied, or `wall_us` where that is earlier: a wrong clock ends no history."""
 
     flush_bytes: int = 32 << 20
     history_us: int = 15 * 60 * 1_000_000
     files: Files = FILES
     wall_us: Callable[[], int] = _wall_us
+    steady_us: Callable[[], int] = _steady_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,10 @@ class TabletStore:
         self._progress = progress
         self._flushed = progress.applied
         self._readable = progress.last_timestamp
+        self._written_us = options.steady_us()
         self._job: StoreFlush | None = None
         self._compacting = False
+        self._judged = Judgement()
         self._live = LiveMasks()
         self._swap_lock = threading.Lock()
         self._manifest_lock = threading.Lock()
@@ -181,14 +190,18 @@ class TabletStore:
 
     @property
     def history_mark(self) -> int:
-        """Hybrid time below which no snapshot is served. It follows the newest write, so replicas agree on it.
+        """Hybrid time below which no snapshot is served. It follows the present, as far as the newest write: later snapshots
+        all show the same rows, and are served for ever. Each replica has its own, apart by how late each has applied.
 
-        Where that lies in the future, the wall clock counts: else the present would be history. What was dropped is told
-        by the manifest, whatever the clock says next.
+        Where the newest write lies in the future, the wall clock counts: else the present would be history. What was dropped
+        is told by the manifest, whatever the clock says next.
         """
-        newest_us = min(physical_us(self.last_timestamp), self.options.wall_us())
-        lag = newest_us - self.options.history_us
-        return max(self._state.manifest.history_mark, from_physical_us(lag) if lag > 0 else 0)
+        # `apply` sets them the other way round: on another thread the time may only seem shorter.
+        newest, written_us = self.last_timestamp, self._written_us
+        rested_us = max(0, self.options.steady_us() - written_us)
+        lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.options.history_us
+        over = min(self._readable, from_physical_us(lag)) if lag > 0 else 0
+        return max(self._state.manifest.history_mark, over)
 
     @property
     def memory_bytes(self) -> int:
@@ -221,6 +234,8 @@ class TabletStore:
 
     def apply(self, entry: Entry) -> Outcome:
         """See StateMachine."""
+        if entry.kind is EntryKind.WRITE:
+            self._written_us = self.options.steady_us()
         self._progress.advance(entry)
         if entry.kind is not EntryKind.WRITE:
             return Outcome()
@@ -385,21 +400,47 @@ class TabletStore:
         if self._compacting or not self._manifest_lock.acquire(blocking=False):
             return None  # a flush is writing: its file may be worth merging, too, so ask again later
         try:
-            current = self._state.manifest
-            chosen = choose(current.files, self.history_mark, full=full, room_bytes=room_bytes)
-            if not chosen:
-                return None
-            # A worker that outlives its node must never write a name that the next life of the node uses.
-            job = CompactionJob(
-                str(self.directory),
-                tuple(f.name for f in chosen),
-                f"{NAME}{self._reserve_number():08x}-{new_id()}",
-                self.history_mark,
-                chosen[-1] == current.files[-1],
-                current.schema.to_json(),
-            )
-            self._compacting = True
-            return job
+            chosen = choose(self._state.manifest.files, self.history_mark, full=full, room_bytes=room_bytes)
+            return self._job_of(chosen) if chosen else None
+        finally:
+            self._manifest_lock.release()
+
+    def _job_of(self, chosen: Sequence[FileMeta]) -> CompactionJob:
+        current = self._state.manifest
+        # A worker that outlives its node must never write a name that the next life of the node uses.
+        job = CompactionJob(
+            str(self.directory),
+            tuple(f.name for f in chosen),
+            f"{NAME}{self._reserve_number():08x}-{new_id()}",
+            self.history_mark,
+            chosen[-1] == current.files[-1],
+            current.schema.to_json(),
+        )
+        self._compacting = True
+        return job
+
+    @property
+    def reclaim_due(self) -> bool:
+        """Whether enough may be dead since `judge_dead` last looked. Cheap, never blocks."""
+        return not self._compacting and reclaim.due(
+            self._state.manifest.files, self.history_mark, self._judged
+        )
+
+    def judge_dead(self) -> None:
+        """Find out how much of the files is dead, for `plan_reclaim`. Blocks; any thread.
+
+        Raises:
+            Corrupt: a file is damaged.
+        """
+        self._judged = reclaim.judge(self._state.files, self.history_mark)
+
+    def plan_reclaim(self, *, room_bytes: int | None = None) -> CompactionJob | None:
+        """A merge of all files, if `judge_dead` found a good share of them dead; else as `plan_compaction`."""
+        if self._compacting or not self._manifest_lock.acquire(blocking=False):
+            return None
+        try:
+            files = self._state.manifest.files
+            return self._job_of(files) if reclaim.worth(files, self._judged, room_bytes) else None
         finally:
             self._manifest_lock.release()
 

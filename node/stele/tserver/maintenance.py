@@ -42,6 +42,8 @@ FLUSH_AGE_MS = 120_000
 QUIET_MS = 10_000
 """A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
 QUIET_BYTES = 1 << 20
+RECLAIM_MS = 10_000
+"""Between two looks for stores much of which is dead, once none is."""
 COMPACTION_REST_MS = 30_000
 """How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
 SEGMENTS_KEPT = 2
@@ -59,6 +61,7 @@ class Maintenance:
         self._compactor = Compactor()
         self._installs = Whole()
         self._merged_last: StreamKey | None = None
+        self._reclaim_ms = 0
         self._resting: dict[StreamKey, int] = {}
         loop = asyncio.get_running_loop()
         self._loops = [
@@ -157,32 +160,57 @@ class Maintenance:
         """Merge, one after the other, what is to be merged and has room, the stores by turns."""
         while True:
             await self._node.watch.measure()  # the merge before took space, and gave some back
-            due = self._next_merge()
+            due = self._next_merge() or await self._next_reclaim()
             if due is None:
                 return
             await self._merge(*due)
 
     def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
-        now, room = self._node.now_ms(), room_bytes(self._node)
-        self._resting = {key: until for key, until in self._resting.items() if until > now}
-        for replica in self._in_turn():
-            machine: Any = replica.machine
-            if machine is None or not replica.running or not hasattr(machine, "plan_compaction"):
-                continue
-            if replica.superblock.key in self._resting:
-                continue
+        room = room_bytes(self._node)
+        for replica, machine in self._in_turn():
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
                 self._merged_last = replica.superblock.key
                 return replica, job
         return None
 
-    def _in_turn(self) -> list[Replica]:
-        """All replicas, those behind the one whose files were merged last first."""
+    async def _next_reclaim(self) -> tuple[Replica, CompactionJob] | None:
+        """A merge of all files of a store much of which is dead; looked for only while nothing else is to be merged, one store
+        after the other, so that other merges wait for one look at most."""
+        now = self._node.now_ms()
+        if now < self._reclaim_ms:
+            return None
+        for replica, machine in self._in_turn():
+            looked = machine.reclaim_due
+            try:
+                if looked:
+                    await self._node.in_thread(machine.judge_dead)
+            except SteleError as exc:
+                self._merge_failed(replica, exc)
+                continue
+            job = machine.plan_reclaim(room_bytes=room_bytes(self._node)) if replica.running else None
+            if job is not None:
+                self._merged_last = replica.superblock.key
+                return replica, job
+            if looked:
+                return None
+        self._reclaim_ms = now + RECLAIM_MS
+        return None
+
+    def _in_turn(self) -> list[tuple[Replica, Any]]:
+        """All that have files to merge and no failed merge to rest from, those behind the one merged last first."""
+        now = self._node.now_ms()
+        self._resting = {key: until for key, until in self._resting.items() if until > now}
         replicas = list(self._node.replicas)
         keys = [replica.superblock.key for replica in replicas]
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
-        return replicas[start:] + replicas[:start]
+        return [
+            (replica, replica.machine)
+            for replica in replicas[start:] + replicas[:start]
+            if replica.running
+            and hasattr(replica.machine, "plan_compaction")
+            and replica.superblock.key not in self._resting
+        ]
 
     async def _merge(self, replica: Replica, job: CompactionJob) -> None:
         machine: Any = replica.machine
