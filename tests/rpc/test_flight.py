@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from threading import Event
+from threading import Event, Thread
 
 import google_crc32c
 import numpy as np
@@ -17,6 +19,7 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import new_id
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
+from stele.rpc import flight_client
 from stele.rpc.copy_frames import frame_from_batch, frame_to_batch
 from stele.rpc.flight import Endpoint, FlightServer, from_flight_error
 from stele.rpc.flight_client import FlightConnections, FlightStream
@@ -268,3 +271,88 @@ def test_what_is_no_frame_is_refused() -> None:
     for bad in (pa.record_batch([[1]], names=["x"]), pa.RecordBatch.from_pylist([], good.schema)):
         with pytest.raises(Rejected):
             frame_from_batch(bad)
+
+
+class Relay:
+    """Between a client and a server. What it carried before `cut` it holds from then on: nothing passes, nothing ends, as on
+    a machine that is gone and a network that forgot; connections made since are carried as ever."""
+
+    def __init__(self, port: int) -> None:
+        self._server = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._made: list[tuple[Event, socket.socket]] = []
+        Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        for held, _ in self._made:
+            held.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        for _, end in self._made:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._server))
+                held = Event()
+                self._made += [(held, near), (held, far)]
+                for source, target in ((near, far), (far, near)):
+                    Thread(target=self._carry, args=(source, target, held), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, held: Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not held.is_set():
+                    target.sendall(data)
+            if not held.is_set():
+                target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("reading", [False, True], ids=["nobody reads", "somebody reads still"])
+def test_a_connection_that_died_while_it_rested_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, reading: bool
+) -> None:
+    """The first scan after a pause waited 15 s, and was given up, for each such connection."""
+    monkeypatch.setattr(flight_client, "REST_S", -1.0, raising=False)
+    provider, connections = Provider(), FlightConnections()
+    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider, scans_max=4, copies_max=4)
+    relay = Relay(server.port)
+    try:
+        assert received(connections, relay.port, copy_ticket(0, 5)) == CONTENT[:5]
+        stream = iter(FlightStream(connections, f"127.0.0.1:{relay.port}", bytes(ticket().ticket), Event()))
+        if reading:
+            next(stream)
+        relay.cut()
+        assert received(connections, relay.port, copy_ticket(5, 7)) == CONTENT[5:12]
+        stream.close()
+    finally:
+        connections.close()
+        relay.close()
+        server.close()
+
+
+def test_a_connection_that_something_comes_over_is_shared() -> None:
+    provider, connections = Provider(), FlightConnections()
+    server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider, scans_max=4, copies_max=4)
+    address = f"127.0.0.1:{server.port}"
+    try:
+        first = connections.get(address)
+        assert connections.get(address) is first
+        stream = iter(FlightStream(connections, address, bytes(ticket().ticket), Event()))
+        next(stream)
+        connections._connections[address].heard = -math.inf
+        next(stream)
+        assert connections.get(address) is first
+        connections._connections[address].heard = -math.inf
+        second = connections.get(address)
+        next(stream)  # of the first one, which says nothing of the second
+        assert second is not first and connections.get(address) is second
+        stream.close()
+    finally:
+        connections.close()
+        server.close()

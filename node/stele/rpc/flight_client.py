@@ -27,6 +27,22 @@ STALL_TIMEOUT_S = 15.0
 """A server that sends nothing for so long is given up; nodes send an empty batch where they find nothing for long."""
 _AVOID_S = 5.0
 """How long a node that went silent is passed over by all streams, so that each need not find out by itself."""
+REST_S = 5.0
+"""A connection that nothing came over for so long may have died in silence: a new one is made, which finds out at once."""
+
+
+class _Connection:
+    """`heard`: when something last came over it, on time.monotonic."""
+
+    __slots__ = ("client", "heard")
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.heard = time.monotonic()
+
+    @property
+    def rested(self) -> bool:
+        return time.monotonic() - self.heard > REST_S
 
 
 class FlightConnections:
@@ -34,14 +50,15 @@ class FlightConnections:
 
     def __init__(self, options: tuple[tuple[str, int], ...] = ()) -> None:
         self._options = list(options)
-        self._clients: dict[str, Any] = {}
+        self._connections: dict[str, _Connection] = {}
         self._avoided: dict[str, float] = {}
         self._lock = Lock()
         self.closed = False
         self.watchdog = Watchdog()
 
     def get(self, address: str) -> Any:
-        """A connection to `address`. Fails at once if nobody listens; gRPC alone would wait 20 s for a dead machine.
+        """A connection to `address`, where one that was heard lately is shared. Fails at once if nobody listens; gRPC alone
+        would wait 20 s for a dead machine.
 
         Raises:
             Retryable: UNAVAILABLE, also for a while after `avoid`.
@@ -52,12 +69,12 @@ class FlightConnections:
         if not address:  # it has not told the masters yet
             raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
         with self._lock:
-            client = self._clients.get(address)
+            found = self._connections.get(address)
             avoided = self._avoided.get(address, 0.0) > time.monotonic()
         if avoided:
             raise Retryable(f"{address} was silent a moment ago", code=Code.UNAVAILABLE)
-        if client is not None:
-            return client
+        if found is not None and not found.rested:
+            return found.client
         host, port = split_address(address)
         try:
             socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
@@ -67,14 +84,24 @@ class FlightConnections:
         client = fl.connect(f"grpc+tcp://{address}", generic_options=self._options)
         with self._lock:
             if not self.closed:
-                return self._clients.setdefault(address, client)
+                found = self._connections.get(address)
+                if found is None or found.rested:  # nobody was quicker
+                    found = self._connections[address] = _Connection(client)
+                return found.client
         client.close()
         raise Closed()
+
+    def heard(self, address: str, client: Any) -> None:
+        """Something came over this connection."""
+        with self._lock:
+            found = self._connections.get(address)
+            if found is not None and found.client is client:
+                found.heard = time.monotonic()
 
     def drop(self, address: str) -> None:
         """Forget a connection that failed. It is closed when its last reader lets go of it."""
         with self._lock:
-            self._clients.pop(address, None)
+            self._connections.pop(address, None)
 
     def avoid(self, address: str) -> None:
         """Nobody answers there, though connections stand."""
@@ -86,9 +113,9 @@ class FlightConnections:
         self.watchdog.close()
         with self._lock:
             self.closed = True
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+            connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            connection.client.close()
 
 
 class FlightStream:
@@ -135,6 +162,7 @@ class FlightStream:
                     reader = None
                     return
                 watched.due = math.inf
+                self._connections.heard(address, client)
                 ensure_safe(chunk.data)
                 yield chunk.data
         except (fl.FlightError, pa.ArrowException, OSError) as exc:
