@@ -315,7 +315,7 @@ class Log:
             self.stats.refused_disk_full += 1
             raise Retryable(
                 f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
-                f"{self.options.low_space_files // 2} inodes, are free; delete data or grow the volume",
+                f"{self.options.low_space_files // 2} inodes, are free; drop tables or grow the volume",
                 code=Code.DISK_FULL,
             )
 
