@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stele.consensus.bootstrap import STORE
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.copy_target import CopyOrder, TabletCopy
 from stele.consensus.replica import Replica, ReplicaState
@@ -425,3 +428,56 @@ async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of:
     await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
     await group.caught_up(witness)
     assert len(table(witness)) == 101 and witness.superblock.data_state is DataState.READY
+
+
+async def test_a_crash_while_rows_are_brought_again_leaves_a_witness(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said READY from the first time, and had no store from the moment that this was removed to the next rename."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    source = DirectSource(group.node_of(leader))
+    begun = leader.committed_opid
+    what = order(group, source.node, 4, witness=True, witness_start=begun)
+    power = ["on"]
+
+    async def unread(self: Replica, machine: object) -> None:
+        raise Retryable("the disk did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "data_arrived", unread)
+        first = await nodes[3].manager.start_copy(what, source)
+        assert first is not None and await first.wait_prepared(10)
+        victim = next(r for r in group.replicas() if r is not leader)
+        demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+        config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+        peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
+        await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+        await first.wait()
+    assert first.failed and "did not answer" in first.progress.error
+    assert nodes[3].replicas.get(group.tablet_id).superblock.young_witness
+    rename = os.rename
+
+    def goes_off(source: Path, target: Path) -> None:
+        if Path(target).name == STORE:
+            power[0] = "off"
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", goes_off)
+        second = await nodes[3].manager.start_copy(what, DirectSource(source.node))
+        assert second is not None
+        await second.wait()
+    assert second.failed and power == ["off"]
+    node = await nodes[3].restart()
+    witness = node.replicas.get(group.tablet_id)
+    assert witness.running and witness.superblock.young_witness, witness.error
+    third = await node.manager.start_copy(what, DirectSource(source.node))
+    assert third is not None
+    await installed(third)
+    await group.caught_up(witness)
+    assert len(table(witness)) == 100

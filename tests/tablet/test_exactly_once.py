@@ -98,6 +98,54 @@ def test_who_was_forgotten_is_too_old_after_a_restart_too(tmp_path: Path) -> Non
     assert reopened.apply(write_entry(3, _insert(1), client_id=ONE, at_us=later + 1)).code is Code.TOO_OLD
 
 
+def test_a_client_that_goes_on_writing_is_not_forgotten(tmp_path: Path) -> None:
+    """Its first write is long ago: were it counted from there, all that it writes from then on would be TOO_OLD."""
+    store = new_store(tmp_path / "t")
+    for n in range(5):
+        at_us = START_US + n * IDLE_US * 2 // 3
+        write = write_entry(n + 1, _insert(n), client_id=ONE, sequence=n + 1, at_us=at_us)
+        assert store.apply(write).code is Code.OK
+    again = write_entry(6, _insert(4), client_id=ONE, sequence=5, at_us=at_us + 1)
+    assert store.apply(again).duplicate
+
+
+def test_who_is_forgotten_later_and_was_made_earlier_brings_nobody_back(tmp_path: Path) -> None:
+    """The retry of the one that was forgotten first would be new, and be done a second time."""
+    store = new_store(tmp_path / "t")
+    for index, client, made in ((1, ONE, 50), (2, TWO, 10)):
+        write = write_entry(
+            index,
+            _insert(index),
+            client_id=client,
+            first_attempt_us=START_US + made,
+            at_us=START_US + 60 + index,
+        )
+        assert store.apply(write).code is Code.OK
+    later = START_US + IDLE_US + 100
+    third = write_entry(3, _insert(3), client_id=b"3" * 16, first_attempt_us=later, at_us=later)
+    assert store.apply(third).code is Code.OK
+    for index, client, made in ((4, ONE, 50), (5, TWO, 10)):
+        late = write_entry(
+            index, _insert(index), client_id=client, first_attempt_us=START_US + made, at_us=later + index
+        )
+        assert store.apply(late).code is Code.TOO_OLD
+
+
+def test_what_a_client_has_finished_is_too_old_after_a_restart_too(tmp_path: Path) -> None:
+    """A message of long ago, that went astray, names the lowest of then: its write would be done a second time."""
+    store = new_store(tmp_path / "t")
+    astray = _insert(1)
+    for sequence, lowest in ((1, 1), (2, 1), (3, 3)):
+        write = write_entry(
+            sequence, _insert(sequence), client_id=ONE, sequence=sequence, lowest_unfinished=lowest
+        )
+        assert store.apply(write).code is Code.OK
+    flush(store)
+    reopened = TabletStore.open(tmp_path / "t", FOREVER)
+    late = reopened.apply(write_entry(4, astray, client_id=ONE, sequence=1, lowest_unfinished=1))
+    assert late.code is Code.TOO_OLD
+
+
 def test_a_write_that_is_refused_whole_is_refused_again_alike(tmp_path: Path) -> None:
     """A block of another version of the schema: this follows from the entry and the state, so all replicas refuse it alike."""
     store = new_store(tmp_path / "t")

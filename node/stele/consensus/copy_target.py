@@ -256,6 +256,8 @@ class TabletCopy:
             self._resumed = True
         elif self._resumed:
             superblock = replace(superblock, witness_start=self.witness_start)
+            # It says READY where rows that had arrived did not come into use: they go before the next ones are in place.
+            await self._write_superblock(superblock)
         else:
             await self._write_superblock(superblock)
         self._prepared.set()
