@@ -282,6 +282,20 @@ async def test_a_source_told_of_damage_again_and_again_looks_once_at_a_time(
     assert len(looks) == 1 and leader.running
 
 
+async def test_a_source_that_was_told_of_damage_looks_again_the_next_time(group_of: MakeGroup) -> None:
+    """What is rotten by then would be given to one receiver after the other."""
+    group, nodes = await group_of(1)
+    await group.write(rows(range(100)))
+    leader, node = await group.leader(), nodes[0]
+    for rotten in (False, True):
+        session = await node.sessions.begin(leader)
+        if rotten:
+            flip(next((leader.directory / "store").glob("rows-*")))
+        await node.sessions.end(session.session_id, "CORRUPT: a disk far away")
+        await wait_until(lambda: not node.sessions._looked_at and not node.sessions._orders._running)
+    assert leader.state is ReplicaState.FAILED
+
+
 async def test_a_copy_that_is_cancelled_verifies_no_longer(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
