@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from stele.consensus import quiet
+from stele.consensus.quiet import begin_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
-from stele.raft.events import Persisted
+from stele.model.config import MemberType, Peer
+from stele.raft.events import ChangeType, Persisted
 from stele.tserver import quiet as quiet_groups
 from tests.consensus.cluster import Group, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
@@ -107,3 +109,38 @@ async def test_only_the_group_that_lost_its_leader_wakes(group_of: MakeGroup) ->
     network.cut.clear()
     await another_leads(group, leader)
     assert [r.term for r in other.replicas()] == terms
+
+
+async def test_a_leader_whose_node_falls_silent_at_rest_is_replaced(group_of: MakeGroup) -> None:
+    """Nobody waits for its heartbeats: that its node is not heard is all that the others learn of it."""
+    group, nodes, leader = await at_rest(group_of)
+    nodes[0].network.cut.add(leader.host.node_id)
+    await another_leads(group, leader)
+
+
+async def test_a_follower_whose_node_falls_silent_wakes_its_leader_and_it_rests_once_that_is_back(
+    group_of: MakeGroup,
+) -> None:
+    """Else nobody would tell the masters that it is gone, and it would not be replaced."""
+    group, nodes, leader = await at_rest(group_of)
+    core, network = leader.core, nodes[0].network
+    assert core is not None
+    victim = next(r for r in group.replicas() if r is not leader)
+    network.cut.add(victim.host.node_id)
+    await wait_until(lambda: any(not p.reachable for p in core.status().peers), 15)
+    assert leader.is_leader and not resting(leader)
+    network.cut.clear()
+    await rests(group)
+
+
+async def test_a_group_that_is_being_healed_does_not_rest(group_of: MakeGroup) -> None:
+    """A copy that waits to be made a voter has nobody who promotes it while its leader's time stands still."""
+    group, _, leader = await at_rest(group_of)
+    other = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(other.host.node_id, other.replica_id, "x:1", MemberType.NON_VOTER)
+    await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    await wait_until(lambda: not leader.busy)
+    for _ in range(20):
+        assert not begin_quiet(leader, lambda node_id: True)
+        await asyncio.sleep(0.05)
+    assert not resting(leader)

@@ -109,6 +109,7 @@ async def test_an_older_order_about_the_same_tablet_is_refused(alone: Alone) -> 
     await alone.create(one, OpId(7, 5))
     await alone.delete(one, OpId(7, 9), DataState.DELETED)
     assert await stale(alone.create(one, OpId(7, 6)))
+    await alone.delete(one, OpId(7, 9), DataState.DELETED)  # again: its answer was lost
     await alone.create(two, OpId(7, 8))
     assert not alone.node.replicas.holds(one) and alone.node.replicas.holds(two)
 

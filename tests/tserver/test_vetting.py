@@ -44,6 +44,20 @@ def test_masters_that_are_none_any_more_do_not_count() -> None:
     assert verdict(Vouchers(NODE, "node", 3), *old, new) == (True, True)
 
 
+def test_half_of_the_masters_are_no_majority() -> None:
+    """The other half may remember a newer start."""
+    assert verdict(Vouchers(NODE, "node", 2), answer(A, A, B, leads=True)) == (False, False)
+    four = answer(A, A, B, C, D, leads=True), answer(B, A, B, C, D)
+    assert verdict(Vouchers(NODE, "node", 4), *four) == (False, False)
+    assert verdict(Vouchers(NODE, "node", 4), *four, answer(C, A, B, C, D)) == (True, True)
+
+
+def test_the_list_of_masters_may_change_within_a_term() -> None:
+    """One was added: a majority of those before is none of those that there are."""
+    before, after = answer(B, A, B), answer(A, A, B, C, D, leads=True)
+    assert verdict(Vouchers(NODE, "node", 4), before, after) == (False, False)
+
+
 def test_a_master_may_open_on_all_others_word_and_is_vetted_only_by_a_leader() -> None:
     assert verdict(Vouchers(A, "master", 3), answer(A), answer(B)) == (False, False)
     assert verdict(Vouchers(A, "master", 3), answer(B), answer(C)) == (True, False)
