@@ -137,6 +137,22 @@ def test_restart_comes_back_with_everything(tmp_path: Path) -> None:
     assert again.apply(replace(repeated, term=2)).duplicate
 
 
+def test_a_batch_that_is_refused_changes_nothing_and_a_copy_is_as_far_as_its_file(tmp_path: Path) -> None:
+    """Also while a flush is written: the checkpoint is of what was flushed last."""
+    store = KeySpace.create(tmp_path / "k", flush_bytes=1)
+    store.apply(replace_entry(1, b"a", b"1"))
+    first = store.begin_flush()
+    assert first is not None
+    first.write()  # on the disk, and its owner has not been told yet
+    found = store.checkpoint(tmp_path / "one")
+    assert found.opid == OpId(1, 1) == KeySpace.open(tmp_path / "one").applied
+    store.finish_flush(first)
+    assert not store.should_flush(), "nothing has come since"
+    cas = [KeyOperation(KeyOp.REPLACE, b"a", b"2"), KeyOperation(KeyOp.CAS, b"b", b"3", b"other")]
+    assert store.apply(entry_of(2, cas)).code is Code.CAS_FAILED
+    assert store.list() == [(b"a", b"1")] and store.changed_at(b"a") == 1
+
+
 def test_no_damaged_byte_goes_unseen(tmp_path: Path) -> None:
     store = KeySpace.create(tmp_path / "k")
     store.apply(replace_entry(1, b"a", b"1"))

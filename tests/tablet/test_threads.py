@@ -11,9 +11,11 @@ import pytest
 from stele.model import keys
 from stele.model.block import RowOp
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
+from stele.tablet.compaction import run_job
+from stele.tablet.files import FILES, Files
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import StateMachine
 from stele.tablet.memtable import SMALL_ROWS
@@ -125,3 +127,59 @@ def test_a_key_that_is_too_long_is_an_error_of_its_row(tmp_path: Path) -> None:
         assert [(e.row, e.code) for e in outcome.row_errors] == [(1, Code.TOO_LARGE)]
     with store.view() as view:
         assert len(rows_of(view.scan())) == 59
+
+
+def three_files(home: Path, files: Files = FILES) -> TabletStore:
+    """A store of three files, one row in each but for the key that all have."""
+    store = TabletStore.create(home / "t", SCHEMA, StoreOptions(files=files))
+    for index in range(1, 4):
+        store.apply(write_entry(index, _block(index, index)))
+        flush(store)
+    return store
+
+
+def test_files_that_a_merge_replaces_while_they_are_verified_are_no_damage(tmp_path: Path) -> None:
+    """A replica that is well became FAILED: its source of a copy had told it of damage while it merged."""
+    store, merged = three_files(tmp_path), list[str]()
+
+    def read(size: int) -> None:
+        if not merged:
+            assert compact(store)
+            merged.extend(store.files)
+
+    store.verify(read)
+    assert list(store.files) == merged and len(merged) == 1
+    path = tmp_path / "t" / merged[0]
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(Corrupt, match="missing"):
+        store.verify()
+
+
+class MergesMeanwhile(Files):
+    """While a checkpoint links its files another thread puts a merge's in their place."""
+
+    def __init__(self) -> None:
+        self.install: threading.Thread | None = None
+
+    def link(self, source: Path, target: Path) -> None:
+        if self.install is not None and not self.install.is_alive() and self.install.ident is None:
+            self.install.start()
+            self.install.join(0.3)  # it has to wait for the checkpoint
+        super().link(source, target)
+
+
+def test_a_checkpoint_links_files_of_one_moment(tmp_path: Path) -> None:
+    """One that a merge had removed was missing: an error of the disk, and the replica FAILED."""
+    files = MergesMeanwhile()
+    store = three_files(tmp_path, files)
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    files.install = threading.Thread(target=store.install_compaction, args=(run_job(job),))
+    found = store.checkpoint(tmp_path / "copy")
+    files.install.join()
+    assert (
+        len(found.files) == 5 and len(store.files) == 1
+    )  # three of rows, the exactly-once state, the manifest
+    copy = TabletStore.open(tmp_path / "copy")
+    with copy.view() as view:
+        assert len(rows_of(view.scan())) == 3
