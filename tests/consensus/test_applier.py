@@ -50,3 +50,44 @@ async def test_whoever_comes_after_the_end_does_not_wait() -> None:
     work.stop(END)
     with pytest.raises(Retryable, match="FAILED"):
         await asyncio.wait_for(work.wait(1), 5)
+
+
+async def test_a_late_store_gets_what_is_committed_and_no_more(tmp_path: Path) -> None:
+    """The log holds more, which another leader may yet put something else in the place of."""
+    work, store = applier(), KeySpace.create(tmp_path / "k")
+    work.committed_index = 3
+    waits = asyncio.ensure_future(work.wait(1))
+
+    async def read(first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        await asyncio.sleep(0)
+        assert not waits.done(), "nobody reads a store that is not up to date"
+        return entries(first_index, min(first_index + 1, 9))
+
+    await work.catch_up(store, read)
+    await asyncio.wait_for(waits, 5)
+    assert (store.applied.index, work.applied_index) == (3, 3)
+    work.add(entries(4, 5))
+    await asyncio.wait_for(work.wait(5), 5)
+    assert store.applied.index == 5
+
+
+async def test_what_a_late_store_holds_already_is_not_applied_again(tmp_path: Path) -> None:
+    """It is of a replica that knew more to be committed than this one does."""
+    store, told, failed = KeySpace.create(tmp_path / "k"), list[int](), list[Exception]()
+    for entry in entries(1, 5):
+        store.apply(entry)
+    work = Applier(
+        slice_ms=4.0, applied=lambda entry, outcome: None, slice_done=told.append, failed=failed.append
+    )
+    work.committed_index = 3
+
+    async def read(first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        raise AssertionError("it lacks nothing")
+
+    await work.catch_up(store, read)
+    await asyncio.wait_for(work.wait(5), 5)
+    assert told == [3], "the core knows no more to be committed"
+    work.add(entries(4, 4))
+    work.add(entries(5, 6))
+    await asyncio.wait_for(work.wait(6), 5)
+    assert store.applied.index == 6 and told[-1] == 6 and not failed

@@ -132,6 +132,28 @@ async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:
     assert await alone.drive(5) is Code.NOT_FOUND
 
 
+async def test_whatever_a_replaced_driver_orders_is_refused(alone: Alone) -> None:
+    assert await alone.drive(5) is Code.NOT_FOUND
+    service, tablet_id, late = ConsensusService(alone.node), id_to_pb(new_id()), 4
+    node_id = id_to_pb(new_id())
+    change = consensus_pb2.BulkChangeConfigRequest(
+        tablet_id=tablet_id, driver_epoch=late, type=consensus_pb2.ADD_PEER
+    )
+    change.peer.node_id = node_id
+    copy = consensus_pb2.StartTabletCopyRequest(
+        tablet_id=tablet_id,
+        replica_id=2,
+        source_node=node_id,
+        source_address="127.0.0.1:1",
+        driver_epoch=late,
+    )
+    down = consensus_pb2.LeaderStepDownRequest(tablet_id=tablet_id, driver_epoch=late)
+    assert await stale(service.BulkChangeConfig(change, None))
+    assert await stale(service.StartTabletCopy(copy, None))
+    assert await stale(service.LeaderStepDown(down, None))
+    assert not alone.node.replicas.copies
+
+
 async def test_heartbeats_tell_of_new_leaders_and_drivers_and_cost_no_sync(alone: Alone) -> None:
     before = alone.node.volume.record
     alone.node.fences.learned(9, 3)
