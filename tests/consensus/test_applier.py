@@ -60,6 +60,10 @@ async def test_a_late_store_gets_what_is_committed_and_no_more(tmp_path: Path) -
 
     async def read(first_index: int, bytes_max: int) -> tuple[Entry, ...]:
         await asyncio.sleep(0)
+        if work.applied_index >= 1:
+            late = asyncio.ensure_future(work.wait(1))
+            await asyncio.sleep(0)
+            assert not late.done()
         assert not waits.done(), "nobody reads a store that is not up to date"
         return entries(first_index, min(first_index + 1, 9))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from stele.consensus import quiet
-from stele.consensus.quiet import begin_quiet
+from stele.consensus.quiet import begin_quiet, follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
+from stele.model.ids import OpId
+from stele.raft.messages import UpdateRequest
 from tests.consensus.cluster import Group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
@@ -120,3 +123,30 @@ async def test_a_resting_leader_that_fails_wakes_the_others(group_of: MakeGroup)
     leader.fail("a scan found damage")
     await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not leader))
     await group.write(rows([2]))
+
+
+async def test_a_follower_rests_only_with_a_leader_that_it_agrees_with(group_of: MakeGroup) -> None:
+    """It does not look at the message otherwise: what it lacks, or does not know to be committed, it would lack for as long
+    as the group rests."""
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await put_to_rest(group)
+    follower = next(r for r in group.replicas() if r is not leader)
+    third = next(r for r in group.replicas() if r not in (leader, follower))
+    assert follower.core is not None and follower.runtime is not None
+    status, own = follower.core.status(), follower.runtime
+    last, commit = status.last_logged, status.commit_index
+    good = UpdateRequest(status.term, last, (), commit, 0, own.now_ms(), last.index)
+    refused = (
+        (leader, replace(good, term=good.term - 1)),
+        (leader, replace(good, term=good.term + 1)),
+        (leader, replace(good, preceding=OpId(last.term, last.index - 1))),
+        (leader, replace(good, preceding=OpId(last.term, last.index + 1))),
+        (leader, replace(good, commit_index=commit - 1)),
+        (leader, replace(good, commit_index=commit + 1)),
+        (third, good),
+    )
+    for sender, message in refused:
+        assert not follow_quiet(follower, sender.replica_id, message, lambda node_id: True), message
+    assert not follow_quiet(follower, leader.replica_id, good, lambda node_id: node_id != third.host.node_id)
+    assert follow_quiet(follower, leader.replica_id, good, lambda node_id: True)
