@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -123,6 +124,36 @@ def test_a_segment_that_somebody_read_goes_later_and_nothing_is_missing() -> Non
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
     assert again.stream(key()).last_opid == log.stream(key()).last_opid
+
+
+def test_a_segment_that_somebody_links_elsewhere_is_not_written_again(tmp_path: Path) -> None:
+    """A copy of the log made by links: what is collected here must not change there."""
+    log = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
+    fill(log, 60)
+    closed = [s.path for s in log.segments.values() if s.sequence < log.active_sequence]
+    kept = {tmp_path / path.name: path.read_bytes() for path in closed}
+    for path in closed:
+        os.link(path, tmp_path / path.name)
+    log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+    assert log.collect().segments == len(closed) > 2
+    fill(log, 60)
+    log.close()
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_a_segment_that_somebody_took_away_is_gone(tmp_path: Path) -> None:
+    """It was needed by nobody. Known for ever, its bytes would be counted, and each collection fail again."""
+    log = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
+    fill(log, 60)
+    oldest = log.segments[min(log.segments)]
+    oldest.path.unlink()
+    log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
+    log.collect()
+    assert sorted(log.segments) == [log.active_sequence]
+    log.close()
+    again = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
+    assert not again.recovery.failed and not again.recovery.damages
+    again.close()
 
 
 def test_what_is_held_is_the_sum_of_the_segments_from_there_on() -> None:
