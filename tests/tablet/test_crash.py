@@ -182,6 +182,50 @@ def test_a_flush_that_fails_again_and_again_fills_no_disk(tmp_path: Path, where:
     assert all_rows(reopened) == twin.at(reopened.last_timestamp)
 
 
+class NoDescriptor(Files):
+    """None is left, while `lacking`, for the directory in which a file has just got its name."""
+
+    lacking = False
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)
+        if self.lacking:
+            raise translate(OSError(errno.EMFILE, "Too many open files"), f"syncing {target.parent.name}")
+
+
+@pytest.mark.parametrize("how", ["flush", "merge"])
+def test_what_fails_after_the_manifest_has_its_name_takes_nothing_away(tmp_path: Path, how: str) -> None:
+    """That one counts from then on, for the next start at the latest: the files that it lists must stay."""
+    files, twin = NoDescriptor(), Twin()
+    store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(files=files))
+    for start in (0, 3, 6):
+        store.apply(twin.write(_rows(start, 5), RowOp.UPSERT)[0])
+        if how == "merge" or start < 6:
+            flush(store)
+    job = store.begin_flush() if how == "flush" else None
+    merge = store.plan_compaction(full=True) if how == "merge" else None
+    files.lacking = True
+    with pytest.raises(Retryable, match="Too many open files"):
+        if merge is not None:
+            store.install_compaction(run_job(merge))
+        else:
+            assert job is not None
+            job.write()
+    files.lacking = False
+    shutil.copytree(tmp_path / "t", tmp_path / "next start")
+    started = TabletStore.open(tmp_path / "next start")
+    assert (started.applied, len(started.files)) == (store.applied, 1 if how == "merge" else 3)
+    for one in (started, store):
+        one.verify()
+        assert all_rows(one) == twin.at(store.last_timestamp)
+    store.apply(twin.write(_rows(9, 5), RowOp.UPSERT)[0])
+    while flush(store):
+        pass
+    assert compact(store)
+    store.close()
+    assert all_rows(TabletStore.open(tmp_path / "t")) == twin.at(store.last_timestamp)
+
+
 def test_a_full_disk_fails_the_merge_and_the_files_stand(tmp_path: Path) -> None:
     files, twin = Full(), Twin()
     store = TabletStore.create(tmp_path / "t", SCHEMA, StoreOptions(files=files))
