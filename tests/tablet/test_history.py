@@ -183,6 +183,40 @@ def test_what_was_dropped_is_not_read_once_history_is_longer(tmp_path: Path, how
     store.close()
 
 
+@pytest.mark.parametrize("last", ["flush", "merge"])
+def test_what_began_earlier_and_ends_later_does_not_lower_the_mark(tmp_path: Path, last: str) -> None:
+    """What the other one dropped would be missing from snapshots that are taken for whole."""
+    short, long = StoreOptions(history_us=0), StoreOptions(history_us=1 << 50)
+    store = new_store(tmp_path / "t", short)
+    for index in (1, 2):
+        store.apply(write_entry(index, _row(index)))
+        flush(store)
+    store.apply(write_entry(3, _row(3)))
+    if last == "flush":
+        job = store.begin_flush()
+        assert job is not None
+        store.apply(write_entry(4, _row(4)))
+        merge = store.plan_compaction(full=True)
+        assert merge is not None
+        store.install_compaction(run_job(merge))
+        mark = merge.history_mark
+        job.write()
+        store.finish_flush(job)
+    else:
+        merge = store.plan_compaction(full=True)
+        assert merge is not None
+        store.apply(write_entry(4, _row(4)))
+        mark = store.history_mark
+        flush(store)
+        store.install_compaction(run_job(merge))
+    store.close()
+    again = TabletStore.open(tmp_path / "t", long)
+    assert again.history_mark == mark
+    with pytest.raises(Rejected, match="below the history mark"):
+        again.view(HybridTime(mark - 1))
+    again.close()
+
+
 @pytest.mark.parametrize("ordinary", [True, False], ids=["table", "key space"])
 def test_a_flush_keeps_the_ceiling(tmp_path: Path, ordinary: bool) -> None:
     """The log may be gone below it: the next leader would give out timestamps that were served already."""
