@@ -248,6 +248,54 @@ def test_a_draining_voter_stays_until_its_successor_votes() -> None:
     assert "RemovePeer" in story(cluster) and cluster.healthy()
 
 
+def least_spare(cluster: Cluster, t: ModelTablet) -> int:
+    """How few voters the tablet could lose at worst, from now until all is well."""
+    spares = []
+    for _ in range(60):
+        steps = plan(cluster.view(), POLICY)
+        if not steps:
+            return min(spares)
+        for step in steps:
+            cluster.apply(step)
+            spares.append(cluster.spare(t))
+        cluster.advance()
+    raise AssertionError("no end")
+
+
+def test_voters_of_two_draining_nodes_stay_until_each_has_a_successor() -> None:
+    """Both went when the first successor voted; the second one's rows were copied while no voter could be spared."""
+    cluster, t = one(machines=6)
+    node_of(cluster, t, 1).state = node_of(cluster, t, 2).state = NodeState.DRAINING
+    assert least_spare(cluster, t) == 1 and cluster.healthy()
+
+
+def test_a_draining_voter_stays_while_a_dead_one_is_replaced() -> None:
+    cluster, t = one(machines=6)
+    node_of(cluster, t, 1).alive = False
+    node_of(cluster, t, 2).state = NodeState.DRAINING
+    cluster.advance()
+    while cluster.spare(t) < 1:
+        for step in plan(cluster.view(), POLICY):
+            cluster.apply(step)
+        cluster.advance()
+    assert least_spare(cluster, t) == 1 and cluster.healthy()
+
+
+def test_a_voter_that_dies_while_another_is_drained_goes_first() -> None:
+    cluster, t = one(machines=6)
+    node_of(cluster, t, 1).state = NodeState.DRAINING
+    while len(t.config.voters) < 4:
+        for step in plan(cluster.view(), POLICY):
+            cluster.apply(step)
+        cluster.advance()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, RemovePeer) and step.replica_id == 3
+    cluster.apply(step)
+    assert least_spare(cluster, t) == 1 and cluster.healthy()
+
+
 def test_no_voter_goes_whose_rows_a_majority_of_the_others_lacks() -> None:
     cluster, t = one()
     peers = t.config.peers

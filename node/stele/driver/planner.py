@@ -345,10 +345,11 @@ class _Planner:
         return _blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
 
     def _replaced(self, s: Situation) -> Member | None:
-        """What must go now that the joining replica votes: members that are no good, the intent's own first."""
-        gone = [m for m in s.members if m is not s.joining and not (m.live and m.active)]
+        """What must go now that the joining replica votes: members that are no good, the intent's own first. One that only
+        drains stays until there are enough without it, since the tablet may need its vote."""
+        gone = [m for m in s.members if m is not s.joining and not m.live]
         if s.needed <= 0:
-            gone += [m for m in s.members if not m.peer.votes and m not in gone]
+            gone += [m for m in s.members if not (m.peer.votes and m.active) and m not in gone]
         intended = s.intent.replaces_replica if s.intent is not None else 0
         return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
 
