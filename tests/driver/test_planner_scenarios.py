@@ -11,14 +11,23 @@ from stele.driver.copying import Copying
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.situation import judge
-from stele.driver.steps import WAITS, BeginIntent, Blocked, CancelCopy, RemovePeer, RetireNode, WaitPromotion
+from stele.driver.steps import (
+    WAITS,
+    BeginIntent,
+    Blocked,
+    CancelCopy,
+    DemotePeer,
+    RemovePeer,
+    RetireNode,
+    WaitPromotion,
+)
 from stele.driver.targets import Load
 from stele.driver.trials import CopyMemory, Trials
-from stele.driver.view import ClusterView, CopyView, NodeState
+from stele.driver.view import ClusterView, CopyView, Intent, NodeState, ReplicaState
 from stele.model.config import MemberType
-from stele.model.ids import NodeId, ReplicaId
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId
 from stele.wal.options import LogOptions
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
+from tests.driver.model import POLICY, Cluster, ModelNode, ModelReplica, ModelTablet, node_name
 
 
 def story(
@@ -157,6 +166,24 @@ def test_as_many_may_be_out_of_reach_as_may_be_silent() -> None:
     assert any(isinstance(s, BeginIntent) for s in plan(cluster.view(), replace(POLICY, max_lost_nodes=1)))
 
 
+def test_a_machine_that_is_lost_with_its_node_and_its_master_is_one_of_each() -> None:
+    """Else nothing would be healed with `maxLostNodes: 1` whenever a machine of a master goes."""
+    cluster = Cluster(6, 1, 2, 3)
+    (table, catalog) = cluster.tablets.values()  # on nodes 1, 2, 3 and 2, 3, 4
+    cluster.nodes[node_name(1)].alive = cluster.nodes[node_name(4)].alive = False
+    cluster.advance()
+    view, strict = cluster.view(), replace(POLICY, max_lost_nodes=1)
+    assert [s.code for s in plan(view, strict) if isinstance(s, Blocked)] == ["TooManyLost"] * 2
+    tablets = tuple(
+        replace(t, tablet_id=CATALOG_TABLET_ID) if t.tablet_id == catalog.tablet_id else t
+        for t in view.tablets
+    )
+    steps = {s.tablet_id: s for s in plan(replace(view, tablets=tablets), strict)}
+    assert isinstance(steps[table.tablet_id], BeginIntent)
+    blocked = steps[CATALOG_TABLET_ID]  # no other master is there
+    assert isinstance(blocked, Blocked) and blocked.code == "NoTarget"
+
+
 def test_a_voter_that_is_not_reached_just_now_neither_gives_rows_nor_spares_another() -> None:
     """Long before it is replaced itself."""
     cluster, t = one()
@@ -174,6 +201,8 @@ def test_a_voter_that_is_not_reached_just_now_neither_gives_rows_nor_spares_anot
     trials = Trials({(t.tablet_id, 4): 1})
     copying = Copying(view, patient, trials, load)
     assert copying.source(situation, 4) == second.peer.node_id
+    again = Copying(view, patient, Trials({(t.tablet_id, 4): 3}), load)
+    assert again.source(situation, 4) == second.peer.node_id
 
 
 def test_a_new_replica_that_its_leader_does_not_reach_goes_elsewhere() -> None:
@@ -445,6 +474,169 @@ def test_a_new_leader_master_takes_nobody_for_returned() -> None:
 
     steps = story(cluster, after={"DemotePeer": fails_over})
     assert steps == ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
+
+
+def test_a_new_leader_master_replaces_nobody_that_it_has_not_heard_yet() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    cluster.new_leader_rounds = 2
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, Blocked) and step.code == "NotHeard"
+
+
+@pytest.mark.parametrize("found", ["failed", "tombstoned"])
+def test_a_new_replica_that_is_of_no_use_is_made_anew_under_another_number(found: str) -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def breaks() -> None:
+        setattr(t.replicas[4], found, True)
+
+    steps = story(cluster, after={"StartCopy": breaks})
+    assert steps[:3] == ["BeginIntent", "StartCopy", "CancelCopy"]
+    assert cluster.healthy() and t.config.peer(4) is None
+
+
+def test_a_demoted_replica_on_a_draining_node_is_not_promoted_back() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+
+    def returns() -> None:
+        node.alive, node.state = True, NodeState.DRAINING
+
+    steps = story(cluster, after={"DemotePeer": returns})
+    assert "PromoteBack" not in steps and cluster.healthy() and node.state is NodeState.RETIRED
+
+
+def test_a_witness_joins_while_it_is_prepared_though_it_does_not_run_yet() -> None:
+    """Its node has opened it, and waits for the configuration that names it."""
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    for _ in range(2):  # BeginIntent, StartCopy
+        for step in plan(cluster.view(), POLICY):
+            cluster.apply(step)
+    view = cluster.view()
+    (tablet,) = view.tablets
+    reports = tuple(
+        replace(r, state=ReplicaState.CONFIGURING) if r.replica_id == 4 else r for r in tablet.replicas
+    )
+    (step,) = plan(replace(view, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    assert isinstance(step, DemotePeer) and "no dead one's vote" in step.reason
+
+
+def test_a_dead_witness_is_removed_and_never_demoted() -> None:
+    """As a NON_VOTER it would be promoted back, and it holds no rows."""
+    cluster, t = one()
+    peers = t.config.peers
+    t.config = replace(t.config, peers=(*peers[:2], replace(peers[2], member_type=MemberType.WITNESS)))
+    t.replicas[3].has_data = False
+    cluster.intents[t.tablet_id] = Intent(t.tablet_id, ReplicaId(4), node_name(4), "add", cluster.epoch)
+    t.next_replica_id = 5
+    t.replicas[4] = ModelReplica(node_name(4), has_data=True)
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, RemovePeer) and step.replica_id == 3
+
+
+def test_a_replica_that_is_gone_from_its_node_may_be_made_anew_there() -> None:
+    """Its leader does not reach it either, since nobody answers for it; the node is well."""
+    cluster, t = one(machines=3)
+    t.replicas[3].failed = True
+    view = cluster.view()
+    (tablet,) = view.tablets
+    reports = tuple(
+        replace(r, unreached_ms={3: 120_000}) if r.node_id == t.leader else r for r in tablet.replicas
+    )
+    (step,) = plan(replace(view, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    assert isinstance(step, DemotePeer) and step.replica_id == 3
+
+
+def test_what_a_leader_said_of_its_peers_does_not_grow_worse_while_nobody_hears_it() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).cut = True
+    cluster.advance()
+    view = cluster.view()
+    nodes = tuple(replace(n, heartbeat_age_ms=90_000 if n.node_id == t.leader else 100) for n in view.nodes)
+    patient = replace(POLICY, dead_after_ms=100_000)
+    assert any(isinstance(s, BeginIntent) for s in plan(view, patient))
+    assert plan(replace(view, nodes=nodes), patient) == ()
+
+
+def test_replicas_that_one_pass_plans_are_spread() -> None:
+    cluster = Cluster(7, 1, 7, 3)
+    cluster.nodes[node_name(3)].alive = False
+    cluster.advance()
+    targets = [s.target_node for s in plan(cluster.view(), POLICY) if isinstance(s, BeginIntent)]
+    assert len(targets) == 3 and len(set(targets)) == 3
+
+
+def test_of_too_many_voters_those_on_draining_nodes_go_and_the_leader_goes_last() -> None:
+    cluster, t = one(rf=5, machines=5)
+    t.rf = 3
+    for replica in (0, 1):
+        node_of(cluster, t, replica).state = NodeState.DRAINING
+    t.leader = t.config.peers[4].node_id
+    assert story(cluster) == ["RemovePeer", "RemovePeer", "RetireNode", "RetireNode"]
+    assert [p.replica_id for p in t.config.peers] == [3, 4, 5]
+    other, u = one(rf=5, machines=5)
+    u.rf, u.leader = 3, u.config.peers[4].node_id
+    assert story(other) == ["RemovePeer", "RemovePeer"]
+    assert [p.replica_id for p in u.config.peers] == [1, 2, 5]
+
+
+def test_of_too_many_voters_one_that_shares_a_machine_goes_first() -> None:
+    cluster, t = one(rf=5, machines=5)
+    t.rf = 3
+    node_of(cluster, t, 1).machine = node_of(cluster, t, 0).machine
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, RemovePeer) and step.replica_id == 2
+
+
+def test_no_replica_goes_where_the_masters_have_heard_nobody_or_what_is_lost() -> None:
+    cluster, t = one(machines=5)
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    view = cluster.view()
+    unheard = tuple(replace(n, ever_heard=n.node_id != node_name(4)) for n in view.nodes)
+    (step,) = plan(replace(view, nodes=unheard), POLICY)
+    assert isinstance(step, BeginIntent) and step.target_node == node_name(5)
+    (step,) = plan(view, replace(POLICY, lost=frozenset({node_name(4)}), lost_after_ms=5_000, retire=False))
+    assert isinstance(step, BeginIntent) and step.target_node == node_name(5)
+
+
+def test_a_target_has_room_for_the_replica_that_takes_most() -> None:
+    """Others may hold next to nothing, such as one that is being copied."""
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    view = cluster.view()
+    free = {node_name(4): (1 << 30), node_name(5): (3 << 30)}
+    nodes = tuple(
+        replace(n, disk_free_bytes=free.get(n.node_id, 8 << 30), disk_used_bytes=1) for n in view.nodes
+    )
+    (tablet,) = view.tablets
+    reports = tuple(replace(r, bytes_on_disk=(1 << 30) * (r.replica_id == 1)) for r in tablet.replicas)
+    (step,) = plan(replace(view, nodes=nodes, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    assert isinstance(step, BeginIntent) and step.target_node == node_name(5)
+    full = tuple(replace(n, disk_free_bytes=min(n.disk_free_bytes, 1 << 30)) for n in nodes)
+    (step,) = plan(replace(view, nodes=full, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    assert isinstance(step, Blocked) and step.code == "NoTarget"
+
+
+@pytest.mark.parametrize("state", ["PREPARING", "CREATING"])
+def test_a_node_that_a_new_tablet_names_does_not_retire(state: str) -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).state = NodeState.DRAINING
+    view = cluster.view()
+    new = tuple(replace(tablet, state=state) for tablet in view.tablets)
+    assert plan(replace(view, tablets=new), POLICY) == ()
+    assert [type(s) for s in plan(replace(view, tablets=()), POLICY)] == [RetireNode]
 
 
 def test_a_lost_node_drains_and_retires() -> None:
