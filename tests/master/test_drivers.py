@@ -97,3 +97,64 @@ async def test_intents(tmp_path: Path) -> None:
         assert not w.catalog.intents and w.catalog.tablets[row.tablet_id].config.opid_index == 9
         await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)  # again: nothing
         assert (await w.leader.BeginIntent(begin(target), None)).intent.replica_id == 5
+
+
+async def test_an_intent_that_was_taken_over_ends_only_with_a_configuration_written_since(
+    tmp_path: Path,
+) -> None:
+    """The driver before may have sent an order that carries the index which was in force until then."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        epoch = await claimed(w)
+        target = min(n for n in w.nodes if row.config.peer_on(n) is None)
+        asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+        await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
+        w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(12, row.config.peers))
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        later = await claimed(w)
+        asked.replica_id = 4
+        taken = await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=later, intent=asked), None)
+        assert (taken.intent.epoch, taken.intent.config_index) == (later, 12)
+
+        def end(index: int) -> pb.EndIntentRequest:
+            return pb.EndIntentRequest(
+                epoch=later,
+                tablet_id=id_to_pb(row.tablet_id),
+                replica_id=4,
+                committed_config=config_to_pb(Configuration(index, row.config.peers)),
+                term=1,
+            )
+
+        for late in (11, 12):
+            assert (await refused(w.leader.EndIntent(end(late), None))).code is Code.CAS_FAILED
+        assert w.catalog.tablets[row.tablet_id].config.opid_index == 12
+        w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(15, row.config.peers))
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 15)
+        await w.leader.EndIntent(end(13), None)
+        assert not w.catalog.intents
+        assert w.catalog.tablets[row.tablet_id].config.opid_index == 15, (
+            "what is known already is not forgotten"
+        )
+
+
+async def test_a_table_that_is_dropped_while_it_is_healed_leaves_no_intent(tmp_path: Path) -> None:
+    """No driver looks at its tablets any more, and a node that an intent names would never retire."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        epoch = await claimed(w)
+        target = min(n for n in w.nodes if row.config.peer_on(n) is None)
+        asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+        await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
+
+        async def become(state: pb.NodeStatePB.ValueType) -> None:
+            request = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(target), state=state)
+            await w.leader.SetNodeState(request, None)
+
+        await become(pb.DRAINING)
+        assert (await refused(become(pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
+        assert not w.catalog.intents
+        await become(pb.RETIRED)
+        assert w.catalog.nodes[target].state == "RETIRED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,60 @@ async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> N
         answer = await w.leader.TSHeartbeat(beat, None)
         assert answer.is_leader and answer.needs_full_report and answer.needs_reregister
         assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
+
+
+async def test_a_leader_that_led_before_knows_nothing_of_replicas_until_it_is_told_all(
+    tmp_path: Path,
+) -> None:
+    """Another leader's answers have cleared what changed meanwhile; what is left would pass for all that there is, and
+    replicas that it lacks for gone."""
+    async with world(tmp_path, replace(OPTIONS, missing_after_ms=0)) as w:
+        await ready(w)
+        table_id = await made(w)
+        await w.elect(MASTERS[1])
+        await w.elect(MASTERS[0])
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        mine = [t for t in view.tablets if hex_of(t.table_id) == table_id]
+        assert len(mine) == 4 and not any(t.replicas for t in mine), "neither there nor missing"
+        beat = next(iter(w.nodes.values())).heartbeat(10**6)
+        beat.incremental = True
+        beat.ClearField("tablets")
+        assert (await w.leader.TSHeartbeat(beat, None)).needs_full_report
+
+
+async def test_a_tablet_whose_leader_says_that_it_leads_no_more_has_none(tmp_path: Path) -> None:
+    """Whoever asks where it is may be sent there all the same; but it takes no writes, and is not well."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+
+        async def leader() -> str:
+            await w.beat()
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            return next(hex_of(t.leader_node) for t in view.tablets if hex_of(t.tablet_id) == row.tablet_id)
+
+        assert await leader() == row.leader
+        w.nodes[row.leader].replicas[row.tablet_id, row.config.peer_on(row.leader).replica_id] = False
+        assert await leader() == ""
+
+
+async def test_a_replica_counts_as_gone_once_its_node_has_lacked_it_for_a_while(tmp_path: Path) -> None:
+    """A moment after a start not all that it has is opened."""
+    async with world(tmp_path, replace(OPTIONS, missing_after_ms=60_000)) as w:
+        await ready(w)
+        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        peer = row.config.peers[2]
+        del w.nodes[peer.node_id].replicas[row.tablet_id, peer.replica_id]
+        await w.beat()
+
+        async def told() -> list[int]:
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            (tablet,) = (t for t in view.tablets if hex_of(t.tablet_id) == row.tablet_id)
+            return sorted(r.status.replica_id for r in tablet.replicas)
+
+        assert await told() == sorted(p.replica_id for p in row.config.peers if p != peer)
+        w.shift_ms += 60_000
+        assert await told() == sorted(p.replica_id for p in row.config.peers)
 
 
 async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_tables(tmp_path: Path) -> None:

@@ -142,3 +142,41 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "keep"
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
         assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "delete"
+
+
+async def test_a_first_replica_is_not_made_once_another_configuration_is_in_force(tmp_path: Path) -> None:
+    """It would take that one for the group's first; the driver makes it as a copy instead."""
+
+    class Nodes(ChannelPool):
+        async def unary(self, address: str, stub: Any, method: str, request: Any, **how: Any) -> Any:
+            sent.append((method, how["to_node"]))
+
+    sent: list[tuple[str, str]] = []
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=60_000)) as w:
+        await ready(w)
+        created = await w.leader.CreateTable(create_request("t"), None)
+        await until(lambda: [r.state for r in tablets(w, created)] == ["CREATING"])
+        (row,) = tablets(w, created)
+        late = next(p for p in row.config.peers if p.node_id != row.leader)
+        for peer in row.config.peers:
+            if peer is not late:
+                w.nodes[peer.node_id].replicas[row.tablet_id, peer.replica_id] = peer.node_id == row.leader
+        await w.beat()
+        await until(lambda: w.catalog.tablets[row.tablet_id].state == "RUNNING")
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+
+        async def ordered() -> list[tuple[str, str]]:
+            sent.clear()
+            await w.beat()
+            orders = Orders(lead, Nodes(Identity()))
+            orders.consider(w.catalog.tablets[row.tablet_id])
+            await until(lambda: not orders.under_way())
+            return list(sent)
+
+        assert await ordered() == [("CreateTablet", late.node_id)]
+        w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(12, row.config.peers))
+        await w.beat()
+        await until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        assert w.catalog.tablets[row.tablet_id].uncreated == (late.replica_id,)
+        assert await ordered() == []

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from stele.master.background import Background
 from stele.master.leadership import MasterOptions
+from stele.master.orders import Orders
+from stele.master.port import swap
 from stele.model.errors import Code, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.rpc.proto import master_pb2 as pb
@@ -44,6 +47,42 @@ async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
                 break
             await asyncio.sleep(0.01)
         await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
+
+
+async def test_a_tablet_that_runs_by_the_time_its_row_may_be_changed_is_not_replaced(tmp_path: Path) -> None:
+    """It was looked at before, and another operation held its table meanwhile."""
+    options = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, create_timeout_ms=60_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        answer = await w.leader.CreateTable(create_request("t"), None)
+        table_id = hex_of(answer.table_id)
+        await until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["CREATING"])
+        lead = w.masters[w.group.leader].lead
+        assert lead is not None
+        background = Background(lead, Orders(lead, w.pool))
+        (row,) = w.catalog.current_tablets(table_id)
+        async with lead.locks.hold(tables=(f"id/{table_id}",), tablets=(row.tablet_id,)):
+            w.shift_ms += 61_000
+            late = asyncio.create_task(background._replace(row.tablet_id))
+            await asyncio.sleep(0)
+            row = w.catalog.tablets[row.tablet_id]
+            await lead.commit([swap(row, replace(row, state="RUNNING"))])
+        await late
+        assert [t.state for t in w.catalog.tablets_of_table(table_id)] == ["RUNNING"]
+
+
+async def test_nothing_is_placed_on_nodes_that_a_new_leader_has_not_heard(tmp_path: Path) -> None:
+    """They may be dead: their silence counts from when it began to lead."""
+    async with world(tmp_path, replace(OPTIONS, alive_ms=3_600_000)) as w:
+        await ready(w)
+        silent = tuple(sorted(w.nodes)[:2])
+        await w.elect(MASTERS[1])
+        lead = w.masters[MASTERS[1]].lead
+        assert lead is not None
+        await w.beat_until(lambda: lead.settled, silent=silent)
+        assert {c.node_id for c in lead.candidates()} == set(w.nodes) - set(silent)
+        await w.beat()
+        assert {c.node_id for c in lead.candidates()} == set(w.nodes)
 
 
 async def test_a_first_replica_that_is_never_made_is_missing_in_the_end(tmp_path: Path) -> None:

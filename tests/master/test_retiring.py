@@ -6,8 +6,9 @@ import copy
 from pathlib import Path
 
 from stele.master.orders import fate_of
-from stele.model.config import Configuration
+from stele.model.config import Configuration, Peer
 from stele.model.errors import Code
+from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import claimed, made, ready, refused, world
@@ -26,6 +27,19 @@ async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> No
         error = await refused(w.leader.SetNodeState(retire, None))
         assert error.code is Code.UNSAFE_CHANGE and "the intent on tablet" in str(error)
         assert w.catalog.nodes[target].state == "DRAINING"
+
+
+async def test_a_master_that_has_just_joined_the_catalog_does_not_retire(tmp_path: Path) -> None:
+    """Its log knows the configuration before the row of its own tablet does."""
+    async with world(tmp_path) as w:
+        joins = f"{0xB0:032x}"
+        await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(joins), role="master"), None)
+        drain = pb.SetNodeStateRequest(node_id=id_to_pb(joins), state=pb.DRAINING)
+        await w.leader.SetNodeState(drain, None)
+        w.group.config = Configuration(20, (*w.group.config.peers, Peer(NodeId(joins), ReplicaId(4), "")))
+        retire = pb.SetNodeStateRequest(node_id=id_to_pb(joins), state=pb.RETIRED)
+        error = await refused(w.leader.SetNodeState(retire, None))
+        assert error.code is Code.UNSAFE_CHANGE and "the configuration of the catalog" in str(error)
 
 
 async def test_a_replica_that_may_know_more_than_the_catalog_is_not_tombstoned(tmp_path: Path) -> None:
