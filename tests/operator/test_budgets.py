@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from stele.driver.view import NodeState, ReplicaState, ReplicaView, TabletView
+from stele.model.config import MemberType
 from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeletePod
 from stele_operator.plan.health import tablet_health
+from stele_operator.plan.observation import Machine
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World
 from tests.operator.worlds import made, names, node_of
@@ -71,9 +73,23 @@ def without_one(tablet: TabletView) -> TabletView:
     return replace(tablet, replicas=(ReplicaView(last.node_id, last.replica_id, ReplicaState.UNKNOWN),))
 
 
+def with_a_witness(tablet: TabletView) -> TabletView:
+    """The tablet with a last replica that votes, and whose rows are still being copied."""
+    *others, last = tablet.config.peers
+    peers = (*others, replace(last, member_type=MemberType.WITNESS))
+    return replace(tablet, config=replace(tablet.config, peers=peers))
+
+
 @pytest.mark.parametrize(
     "change",
-    [with_failed, with_laggard, with_one_out_of_reach, with_one_that_finds_no_leader, without_one],
+    [
+        with_a_witness,
+        with_failed,
+        with_laggard,
+        with_one_out_of_reach,
+        with_one_that_finds_no_leader,
+        without_one,
+    ],
 )
 def test_no_node_may_go_while_a_replica_acknowledges_nothing(
     change: Callable[[TabletView], TabletView],
@@ -83,6 +99,15 @@ def test_no_node_may_go_while_a_replica_acknowledges_nothing(
     world.tablets[0] = change(world.tablets[0])
     health = tablet_health(world.observe()).counts
     assert (health.total - health.healthy, health.under_replicated) == (1, 1)
+    world.step()
+    assert least(world) == 5
+    assert drains(world)[:2] == ("True", "VoterLost")
+
+
+def test_no_node_may_go_while_a_tablet_has_no_leader() -> None:
+    """Though all its voters answer: nobody knows yet whether they elect one."""
+    world = made()
+    world.tablets[0] = replace(world.tablets[0], leader_node="")
     world.step()
     assert least(world) == 5
     assert drains(world)[:2] == ("True", "VoterLost")
@@ -172,6 +197,20 @@ def test_what_a_tablet_can_spare_decides_not_whether_it_is_whole(factor: int, fa
         assert "status.healing" in message
     else:
         assert status == "False"
+
+
+def test_a_claim_that_is_kept_of_a_node_that_was_replaced_holds_up_no_drain() -> None:
+    """It stays for `keepFor`, a day, and nothing starts on it."""
+    world = made()
+    world.machines.append(Machine("n6", True, "z3"))
+    name = node_of(world, "n5")
+    world.kill("n5")
+    world.now_s += 700
+    world.settle()
+    world.run()
+    assert name in names(world, "PersistentVolumeClaim") and name not in names(world, "Pod")
+    assert sum("-node-" in n for n in names(world, "Pod")) == 5
+    assert least(world) == 4 and drains(world)[0] == "False"
 
 
 def test_a_drain_that_waits_for_the_pod_before_is_told_which() -> None:

@@ -82,6 +82,20 @@ def test_a_container_that_somebody_put_into_the_pod_says_nothing_of_the_node(sid
     assert (pod.running, pod.exit_code, pod.restarts, pod.waiting) == (False, 3, 0, "CrashLoopBackOff")
 
 
+def test_how_a_node_ended_counts_no_more_once_it_runs_again() -> None:
+    """Its volume was mounted wrongly once; now it replays its log, and has its time for that."""
+    world = made()
+    name = node_of(world, "n2")
+    pod = world.objects["Pod", name]
+    ended = {"terminated": {"exitCode": 4, "message": "told why"}}
+    pod["status"]["containerStatuses"] = [{"name": "stele", "state": {"running": {}}, "lastState": ended}]
+    node_id = pod["metadata"]["annotations"]["stele.dev/node-id"]
+    world.now_s += 31
+    world.heard_s |= {n: world.now_s for n in world.heard_s if n != node_id}
+    member = next(m for m in members(world.observe()) if m.node_id == node_id)
+    assert member.fate is Fate.MACHINE_SILENT and not member.given_up
+
+
 def test_the_machine_that_a_volume_was_made_on_may_be_long_gone() -> None:
     """A volume that any machine can mount: its pod ran on n2, and is being started again."""
     world = made()
