@@ -316,6 +316,15 @@ def test_a_volume_chosen_on_a_machine_that_went_down_is_chosen_again() -> None:
     assert not [a for a in make_plan(world.observe()).actions if isinstance(a, DeletePod | DeleteClaim)]
 
 
+def test_nothing_is_made_or_healed_for_a_cluster_that_is_being_deleted() -> None:
+    """`kubectl delete --cascade=foreground` holds it until its pods are gone: made anew, they would hold it for ever."""
+    world = made()
+    world.cluster["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    del world.objects["Pod", "flights-node-2"]
+    plan = make_plan(world.observe())
+    assert not plan.actions and plan.policy is None
+
+
 def test_paused_touches_nothing() -> None:
     world = made()
     world.cluster["spec"]["paused"] = True
