@@ -12,7 +12,15 @@ import pytest
 from stele_operator.act import Actor, Outcome
 from stele_operator.kube import Conflict, Kube, KubeError
 from stele_operator.observe import observe_kubernetes
-from stele_operator.plan.actions import Action, CreateObject, DeleteObject, PatchObject, SetFinalizers
+from stele_operator.plan.actions import (
+    Action,
+    CreateObject,
+    DeleteObject,
+    PatchObject,
+    RegisterNode,
+    ReplaceIdentity,
+    SetFinalizers,
+)
 from stele_operator.plan.formation import replace_identity
 from stele_operator.report import Reporter
 from tests.operator.cluster import Bench, bench
@@ -45,6 +53,19 @@ async def test_what_is_gone_meanwhile_is_old_news_and_no_failure(tmp_path: Path)
             assert found.error and found.changed_under
         gone = DeleteObject("no longer wanted", "PersistentVolumeClaim", "none", "u", "1")
         assert not (await outcome(made, gone)).error
+
+
+async def test_what_counts_on_a_serial_or_a_registration_is_not_done_without_it(tmp_path: Path) -> None:
+    """Else a claim would take a serial that nobody set aside, or a pod start on a node that no master knows."""
+    async with bench(tmp_path, machines=1) as made:
+        rest = DeleteObject("no longer wanted", "PersistentVolumeClaim", "none", "u", "1")
+        actor = Actor(made.kube, "default", None)
+        serials = ReplaceIdentity("serials", "ConfigMap", "flights-identity", "", "1", {"data": {}})
+        for first in (serials, RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0")):
+            (only,) = await actor.carry_out([first, rest])
+            assert only.action is first and only.error
+        refused = PatchObject("it grew", "PersistentVolumeClaim", "none", "u", "1", {"spec": {}})
+        assert [bool(o.error) for o in await actor.carry_out([refused, rest])] == [True, False]
 
 
 async def test_an_object_made_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
