@@ -92,6 +92,49 @@ async def test_an_attempt_that_was_not_proposed_says_nothing_of_the_one_before(t
         assert refused.value.code is Code.CHANGE_IN_PROGRESS
 
 
+async def test_a_key_space_that_was_deleted_is_told_from_a_key_that_is_not_there(tmp_path: Path) -> None:
+    """To a program that looks who holds a name it said that nobody does."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        (tablet,) = cluster.tablets.values()
+        await space.replace("owner", "me")
+        watching = asyncio.ensure_future(space.changed("owner", "me"))
+        await asyncio.sleep(0.1)
+        await client.delete_table("settings")
+        tablet.store.close()
+        cluster.tablets.clear()
+        for asked in (space.read("owner"), watching):
+            with pytest.raises(Rejected) as caught:
+                async with asyncio.timeout(10):
+                    await asked
+            assert caught.value.code is Code.NOT_FOUND
+
+
+async def test_replicas_that_moved_while_no_master_leads_say_nothing_of_rows_and_keys(tmp_path: Path) -> None:
+    """Each says that it has no such tablet: no row or key is absent for that, and the same request does not fail again."""
+    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        table = await client.create_table("t", SCHEMA, ONE)
+        await space.replace("owner", "me")
+        await table.put({"id": 1})
+        there = dict(cluster.tablets)
+        cluster.tablets.clear()
+        cluster.not_leading = 1_000_000
+        for asked in (
+            space.read("owner"),
+            space.replace("owner", "you"),
+            table.get(1),
+            table.update({"id": 1, "n": 1}),
+        ):
+            with pytest.raises(Retryable, match="nothing was done") as caught:
+                await asked
+            assert caught.value.code is Code.NO_QUORUM
+        cluster.tablets.update(there)
+        cluster.not_leading = 0
+        assert await space.read("owner") == b"me"
+        await table.update({"id": 1, "n": 1})
+
+
 async def test_tables_by_name(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         cluster.not_leading = 3  # a master that does not lead yet is asked again

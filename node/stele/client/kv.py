@@ -39,12 +39,7 @@ class KeySpace:
 
     async def read(self, key: bytes | str) -> bytes | None:
         """The value of a key as of now (linearizable), None if it is not there."""
-        try:
-            pairs = await self._ask(tserver_pb2.KV_READ, key)
-        except Rejected as exc:
-            if exc.code is Code.NOT_FOUND:
-                return None
-            raise
+        pairs = await self._ask(tserver_pb2.KV_READ, key)
         return pairs[0][1] if pairs else None
 
     async def delete(self, key: bytes | str) -> None:

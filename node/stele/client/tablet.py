@@ -323,7 +323,8 @@ def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleEr
             "read before writing it anew",
             code=Code.UNKNOWN_OUTCOME,
         )
-    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE, Code.WRONG_CLUSTER):
+    # That the table itself is gone the masters alone can tell.
+    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in _REFRESH:
         return Retryable(
             f"no leader found within {timeout_s:.1f} s: {error.args[0]}; nothing was done",
             code=Code.NO_QUORUM,
