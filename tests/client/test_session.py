@@ -328,3 +328,34 @@ async def test_a_flush_that_another_overlaps_counts_rows_from_where_it_ended(tmp
             with pytest.raises(RowErrors) as caught:
                 await session.flush()
             assert [(e.row, e.code) for e in caught.value.errors] == [(1, Code.ALREADY_PRESENT)]
+
+
+async def test_of_many_rows_behind_a_block_that_failed_each_is_told(tmp_path: Path) -> None:
+    """More than one block of them, of which one was sent."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
+        session = table.new_session(flush_interval_s=0)
+        for number in range(20_000):
+            await session.upsert({"id": number})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert [error.row for error in caught.value.errors] == list(range(20_000))
+        assert await table.scan().count() == 0
+
+
+async def test_a_client_that_is_closed_waits_for_rows_that_left_after_a_flush(tmp_path: Path) -> None:
+    """That flush has told of its own rows; of those under way nobody has."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", SCHEMA, ONE)
+        async with AsyncClient([cluster.master_address]) as other:
+            session = (await other.open_table("t")).new_session(flush_interval_s=0)
+            cluster.nodes[0].delay_s = 0.1
+            await session.insert({"id": 1})
+            first = asyncio.create_task(session.flush())
+            await asyncio.sleep(0.05)  # its row has left
+            await session.insert({"id": 2})
+            session._on_timer()
+            assert (await first).rows_written == 1
+        assert await (await client.open_table("t")).scan().count() == 2

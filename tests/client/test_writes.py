@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import RowErrors
+from stele.client import AsyncClient, RowErrors
+from stele.client.batcher import GATE_S
 from stele.client.bulk import BLOCK_ROWS
+from stele.client.results import WriteResult
+from stele.model.block import RowOp
+from stele.model.clock import HybridClock
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, new_id
 from stele.model.keys import encode_tuple
@@ -477,3 +482,231 @@ async def test_rows_behind_one_that_cannot_be_sent_keep_their_places(tmp_path: P
             (4, there),
         ]
         assert result.rows_written == 1
+
+
+async def test_rows_of_several_operations_that_share_blocks_are_each_done_as_meant(tmp_path: Path) -> None:
+    """Given in one turn, to several tablets, with one between them that is refused before it is sent."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.write_arrow(pa.table({"id": np.arange(90), "name": ["old"] * 90}))
+        ops = [RowOp.INSERT, RowOp.UPSERT, RowOp.INSERT_IGNORE]
+        blocks = sum(len(tablet.attempts) for tablet in cluster.tablets.values())
+        bad, *ends = await asyncio.gather(
+            table.upsert({"id": "x"}),
+            *(table.apply(ops[id % 3], {"id": id, "name": f"new {id}"}) for id in range(90)),
+            return_exceptions=True,
+        )
+        assert sum(len(tablet.attempts) for tablet in cluster.tablets.values()) <= blocks + 8
+        assert isinstance(bad, Rejected) and bad.code is Code.INVALID_ARGUMENT
+        for id, end in enumerate(ends):
+            if id % 3:
+                assert isinstance(end, int), (id, end)
+            else:
+                assert isinstance(end, Rejected) and f"id={id}:" in str(end)
+                assert end.code is Code.ALREADY_PRESENT
+        found = (await table.scan(["id", "name"], ordered=True).to_table())["name"].to_pylist()
+        assert found == [f"new {id}" if id % 3 == 1 else "old" for id in range(90)]
+
+
+async def test_rows_that_waited_behind_a_block_are_each_done_as_meant(tmp_path: Path) -> None:
+    """They came one after another, of one operation each, and leave in one block."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.put({"id": 3, "name": "old"})
+        cluster.nodes[0].came.clear()
+        cluster.nodes[0].speaks.clear()
+        ahead = asyncio.ensure_future(table.put({"id": 1}))
+        await cluster.nodes[0].came.wait()
+        behind = []
+        for op, id in ((RowOp.UPSERT, 2), (RowOp.INSERT, 3)):
+            behind.append(asyncio.ensure_future(table.apply(op, {"id": id, "name": "new"})))
+            await asyncio.sleep(3 * GATE_S)  # it is routed by itself
+        cluster.nodes[0].speaks.set()
+        _, upserted, inserted = await asyncio.gather(ahead, *behind, return_exceptions=True)
+        assert len(tablet.attempts) == 3
+        assert isinstance(upserted, int)
+        assert isinstance(inserted, Rejected) and inserted.code is Code.ALREADY_PRESENT
+        assert await table.get(3, ["name"]) == {"name": "old"}
+
+
+async def test_rows_of_a_block_that_was_too_large_are_each_done_as_meant(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.write_arrow(pa.table({"id": np.arange(4), "name": ["old"] * 4}))
+        tablet.before.append(lambda: Rejected("too large", code=Code.TOO_LARGE))
+        ops = [RowOp.INSERT_IGNORE, RowOp.INSERT, RowOp.UPSERT, RowOp.UPSERT]
+        ends = await asyncio.gather(
+            *(table.apply(op, {"id": id, "name": "new"}) for id, op in enumerate(ops)), return_exceptions=True
+        )
+        assert [isinstance(end, int) for end in ends] == [True, False, True, True], ends
+        found = (await table.scan(["name"], ordered=True).to_table())["name"].to_pylist()
+        assert found == ["old", "old", "new", "new"]
+
+
+async def test_two_rows_that_are_too_large_together_are_both_written_and_one_alone_is_told(
+    tmp_path: Path,
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        too_large = Rejected("too large", code=Code.TOO_LARGE)
+        tablet.before.append(lambda: too_large)
+        assert (await table.write_arrow(pa.table({"id": [1, 2]}))).rows_written == 2
+        assert await table.scan().count() == 2
+        tablet.before.append(lambda: too_large)
+        result = await table.write_arrow(pa.table({"id": [3]}), raise_row_errors=False)
+        assert result.rows_written == 0
+        assert [(e.row, e.code) for e in result.row_errors] == [(0, Code.TOO_LARGE)]
+
+
+async def test_what_is_left_of_a_batch_leaves_before_the_next_one(tmp_path: Path) -> None:
+    """Its rows are in the places that they had, too."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        rows = 2 * BLOCK_ROWS + 100
+        first = pa.record_batch({"id": [*range(1, rows), 0], "name": ["first"] * rows})
+        second = pa.record_batch({"id": np.arange(BLOCK_ROWS), "name": ["second"] * BLOCK_ROWS})
+        cluster.nodes[0].speaks.clear()
+        writer = table.arrow_writer()
+        for batch in (first, second):
+            await writer.feed(batch)
+        cluster.nodes[0].speaks.set()
+        await writer.finish()
+        assert await table.get(0, ["name"]) == {"name": "second"}
+        await table.delete({"id": 1})
+        await table.delete({"id": BLOCK_ROWS + 5})
+        result = await table.write_arrow(pa.Table.from_batches([first]), "delete", raise_row_errors=False)
+        assert [error.row for error in result.row_errors] == [0, BLOCK_ROWS + 4]
+
+
+async def test_rows_that_are_left_when_the_last_full_block_was_answered_are_written(tmp_path: Path) -> None:
+    """They are too few to leave, and `finish` is called in the moment before their sender ends."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        ends: list[asyncio.Task[WriteResult]] = []
+
+        def finish(_: int) -> None:
+            if not ends:
+                ends.append(asyncio.ensure_future(writer.finish()))
+
+        writer = table.arrow_writer(on_rows=finish)
+        await writer.feed(pa.record_batch({"id": np.arange(BLOCK_ROWS + 10)}))
+        async with asyncio.timeout(10):
+            while not ends:
+                await asyncio.sleep(0.01)
+            assert (await ends[0]).rows_written == BLOCK_ROWS + 10 == await table.scan().count()
+
+
+async def test_of_rows_of_a_batch_with_one_key_the_last_wins(tmp_path: Path) -> None:
+    """Among those of eight tablets, which are gathered first."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        number = np.arange(60_000)
+        await table.write_arrow(pa.table({"id": number % 500, "n": number.astype(np.int32)}))
+        found = (await table.scan(["n"], ordered=True).to_table())["n"].to_pylist()
+        assert found == list(range(59_500, 60_000))
+
+
+@pytest.mark.parametrize(
+    "code", [Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR], ids=str
+)
+async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_path: Path, code: Code) -> None:
+    """Whatever is said afterwards: here that nobody leads."""
+    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+
+        def fail() -> SteleError:
+            tablet.leader = -1
+            return Retryable("a fault", code=code)
+
+        tablet.after.append(fail)
+        with pytest.raises(Retryable, match="may have been done") as caught:
+            await table.put({"id": 1})
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        tablet.leader = 0
+        assert await table.get(1, ["id"]) == {"id": 1}
+
+
+@pytest.mark.parametrize("code", [Code.CLOCK_AHEAD, Code.TOO_OLD], ids=str)
+async def test_a_refusal_says_nothing_of_the_attempt_before(tmp_path: Path, code: Code) -> None:
+    """As of another leader; TOO_OLD by itself says that it may have been done."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.put({"id": 0})
+        tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))
+        tablet.before.extend([lambda: None, lambda: Rejected("refused", code=code)])
+        with pytest.raises(SteleError) as caught:
+            await table.put({"id": 1})
+        assert caught.value.code is (Code.TOO_OLD if code is Code.TOO_OLD else Code.UNKNOWN_OUTCOME)
+        assert "nothing was done" not in str(caught.value)
+
+
+async def test_a_write_that_no_node_was_sent_was_not_done(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=1.0) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        for node in cluster.nodes:
+            await node.stop()
+        with pytest.raises(Retryable, match="nothing was done") as caught:
+            await table.put({"id": 1})
+        assert caught.value.code is Code.NO_QUORUM
+
+
+async def test_a_request_that_fails_within_nodes_is_not_sent_for_ever(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=60) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        tablet.before.extend([lambda: Retryable("a fault", code=Code.INTERNAL)] * 1_000)
+        async with asyncio.timeout(30):
+            with pytest.raises(SteleError):
+                await table.put({"id": 1})
+        assert len(tablet.attempts) == 3
+
+
+async def test_a_read_that_takes_longer_than_an_attempt_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 0.2)
+    async with small_cluster(tmp_path, timeout_s=60) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"id": 1})
+        cluster.nodes[0].delay_s = 1.0
+        async with asyncio.timeout(30):
+            assert await table.get(1, ["id"]) == {"id": 1}
+
+
+async def test_a_client_id_lasts_while_writes_under_it_are_under_way_and_not_for_long_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers under two ids at once would tell the node that an unfinished one is finished; an old id it forgets."""
+    monkeypatch.setattr("stele.client.tablet.CLIENT_ID_IDLE_S", 0.0)
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].delay_s = 0.1
+        first = asyncio.ensure_future(table.write_arrow(pa.table({"id": [1]})))
+        await cluster.nodes[0].came.wait()
+        await table.put({"id": 2})
+        await first
+        assert [(a.sequence, a.lowest_unfinished) for a in tablet.attempts] == [(1, 1), (2, 1)]
+        assert len({a.client_id for a in tablet.attempts}) == 1
+        await asyncio.sleep(0.01)
+        await table.put({"id": 3})
+        assert (tablet.attempts[-1].sequence, len({a.client_id for a in tablet.attempts})) == (1, 2)
+
+
+async def test_what_a_client_has_written_or_read_its_next_scan_sees(tmp_path: Path) -> None:
+    """Also where the leader's clock is ahead of this machine's."""
+    async with small_cluster(tmp_path) as (cluster, client), AsyncClient([cluster.master_address]) as other:
+        cluster.clock = HybridClock(lambda: time.time_ns() // 1_000 + 1_500_000)
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.put({"id": 1})
+        assert await table.scan().count() == 1
+        await table.write_arrow(pa.table({"id": [2]}))
+        assert await table.scan().count() == 2
+        again = await other.open_table("t")
+        assert await again.get(2, ["id"]) == {"id": 2}
+        assert await again.scan().count() == 2
