@@ -50,6 +50,9 @@ async def test_projection_predicates_ranges_limit_and_order(tmp_path: Path) -> N
         assert found.schema.names == ["id"]
         ordered = await table.scan(["id", "day"], ordered=True, lower={"day": 3}, upper=[4]).to_table()
         assert ordered["id"].to_pylist() == [n for n in range(ROWS) if n % 10 == 3]
+        for limit in (ROWS + 1, 10**30):
+            assert (await table.scan(limit=limit).to_table()).num_rows == ROWS
+            assert sum([b.num_rows async for b in table.scan(limit=limit).batches()]) == ROWS
         few = await table.scan(limit=17).to_table()
         assert few.num_rows == 17
         assert sum([b.num_rows async for b in table.scan(limit=17).batches()]) == 17
@@ -118,6 +121,18 @@ async def test_an_empty_string_is_a_key_like_others(tmp_path: Path) -> None:
         assert (await table.scan(upper=[""]).to_table()).num_rows == 0
         assert (await table.scan(lower=[""]).to_table()).num_rows == 3
         assert (await table.scan(upper=["a"]).to_table()).column("k").to_pylist() == [""]
+
+
+async def test_a_bound_by_the_first_of_two_strings_may_hold_any_character(tmp_path: Path) -> None:
+    """Where more follows, a string is encoded with its zero characters and its end marked."""
+    async with small_cluster(tmp_path) as (_, client):
+        schema = Schema.make([("a", "string"), ("b", "string")], ["a", "b"])
+        table = await client.create_table("t", schema, ONE)
+        keys = ["", "a", "a\0", "a\0b", "a\1", "b"]
+        await table.write_arrow(pa.table({"a": keys, "b": keys}))
+        for n, key in enumerate(keys):
+            assert (await table.scan(lower=key, ordered=True).to_table())["a"].to_pylist() == keys[n:]
+            assert (await table.scan(upper=key, ordered=True).to_table())["a"].to_pylist() == keys[:n]
 
 
 async def test_a_scan_goes_on_behind_an_empty_key(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ Bound = Mapping[str, Any] | Sequence[Any] | Any
 Key = Row | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
+_ROWS_MAX = (1 << 63) - 1  # Arrow counts no further
 
 
 class AsyncTable:
@@ -258,7 +259,7 @@ class AsyncTable:
         self._streams.ensure_open()
         lower_key = key_bound(lower, self.schema, "lower")
         upper_key = key_bound(upper, self.schema, "upper")
-        rows_max = None if limit is None else arguments.whole(limit, "limit", least=0)
+        rows_max = None if limit is None else min(arguments.whole(limit, "limit", least=0), _ROWS_MAX)
         if upper is not None and not upper_key:
             rows_max = 0  # an empty string, the lowest key of all: b"" would be no bound
         spec = ScanSpec(
