@@ -92,6 +92,7 @@ class SmallCluster:
         self.loop = asyncio.get_running_loop()
         self.nodes = [SmallNode(self, number) for number in range(nodes)]
         self.master_address = ""
+        self.deleted_unheard = 0  # so often a table is deleted, and no answer comes
         self.silent: set[int] = set()  # nodes that the master has not heard for a minute
         self.not_leading = 0  # so many calls to the master are refused
         self.located = 0  # so often it was asked where a table is
@@ -388,6 +389,9 @@ class _Master(MasterServiceServicer):
         info = self._find(request)
         del self.cluster.tables[info.name]
         self.cluster.removed.add(info.table_id)
+        if self.cluster.deleted_unheard:
+            self.cluster.deleted_unheard -= 1
+            raise Retryable("the answer is lost", code=Code.UNKNOWN_OUTCOME)
         return master_pb2.DeleteTableResponse()
 
     async def ListTables(self, request: Any, context: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stele.client import AsyncClient
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -68,6 +69,33 @@ async def test_what_was_made_and_deleted_by_another_before_the_answer_came_is_no
             await client.create_keyspace("settings")
         assert told.value.code is Code.NOT_FOUND
         await client.create_keyspace("settings")
+
+
+async def test_a_table_whose_deletion_was_not_answered_is_deleted(tmp_path: Path) -> None:
+    """The retry is told that there is none of this name, which is what was wanted."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", SCHEMA, ONE)
+        cluster.deleted_unheard = 1
+        await client.delete_table("t")
+        assert await client.list_tables() == []
+        with pytest.raises(Rejected):
+            await client.delete_table("t")
+
+
+async def test_a_watch_goes_on_while_nobody_leads(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=0.2) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        (tablet,) = cluster.tablets.values()
+        await space.replace("owner", "me")
+        watching = asyncio.ensure_future(space.changed("owner", "me"))
+        tablet.leader = -1
+        await asyncio.sleep(1.5)
+        tablet.leader = 0
+        assert not watching.done()
+        async with AsyncClient([cluster.master_address]) as other:
+            await (await other.keyspace("settings")).replace("owner", "you")
+        async with asyncio.timeout(30):
+            assert await watching == b"you"
 
 
 async def test_an_attempt_that_was_not_proposed_says_nothing_of_the_one_before(tmp_path: Path) -> None:

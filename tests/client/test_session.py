@@ -359,3 +359,14 @@ async def test_a_client_that_is_closed_waits_for_rows_that_left_after_a_flush(tm
             session._on_timer()
             assert (await first).rows_written == 1
         assert await (await client.open_table("t")).scan().count() == 2
+
+
+async def test_rows_of_long_strings_leave_once_they_fill_the_buffer(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        session = table.new_session(flush_interval_s=0, buffer_bytes=10_000)
+        for number in range(8):
+            await session.upsert({"id": number, "name": "x" * 4_000})
+        assert (await session.flush()).rows_written == 8
+        assert max(len(request.block) for request in tablet.attempts) < 14_000

@@ -610,7 +610,9 @@ async def test_of_rows_of_a_batch_with_one_key_the_last_wins(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "code", [Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR], ids=str
+    "code",
+    [Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR],
+    ids=lambda code: code.name,
 )
 async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_path: Path, code: Code) -> None:
     """Whatever is said afterwards: here that nobody leads."""
@@ -630,7 +632,7 @@ async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_pat
         assert await table.get(1, ["id"]) == {"id": 1}
 
 
-@pytest.mark.parametrize("code", [Code.CLOCK_AHEAD, Code.TOO_OLD], ids=str)
+@pytest.mark.parametrize("code", [Code.CLOCK_AHEAD, Code.TOO_OLD], ids=lambda code: code.name)
 async def test_a_refusal_says_nothing_of_the_attempt_before(tmp_path: Path, code: Code) -> None:
     """As of another leader; TOO_OLD by itself says that it may have been done."""
     async with small_cluster(tmp_path) as (cluster, client):

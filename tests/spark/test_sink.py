@@ -17,7 +17,7 @@ import pytest
 from stele.client import Client, RowErrors
 from stele.client.locations import TabletPlace
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele_spark.source import Options, Reader, Writer, Written
@@ -25,6 +25,7 @@ from stele_spark.types import spark_schema
 from tests.client.small import EIGHT, small_cluster
 from tests.harness.processes import Cluster
 from tests.harness.standing import running
+from tests.tablet.twin import flush
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -179,3 +180,27 @@ def test_what_goes_wrong_in_the_source_of_the_rows_is_told_as_it_is(cluster: Clu
     with pytest.raises(EOFError, match="the pipe ended"):
         writer.write(source())
     assert (writer.write(batches())).rows == ROWS
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["masters lead", "no master leads"])
+async def test_a_task_goes_on_behind_the_last_row_that_it_gave(tmp_path: Path, leads: bool) -> None:
+    """Each replica breaks off once, in the middle of its answer; the masters may be away meanwhile."""
+    async with small_cluster(tmp_path) as (small, client):
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        (tablet,) = small.tablets_of("t")
+        for first in range(0, 500, 100):  # a file each, so a batch each
+            await table.write_arrow(pa.table({"id": np.arange(first, first + 100)}))
+            flush(tablet.store)
+        options = Options.parse({"masters": small.master_address, "table": "t"})
+        reader = await asyncio.to_thread(Reader, options, spark_schema(SCHEMA))
+        (partition,) = await asyncio.to_thread(reader.partitions)
+        for node in small.nodes:
+            node.flight_fault.append(
+                lambda number: Retryable("gone", code=Code.UNAVAILABLE) if number == 1 else None
+            )
+        small.not_leading = 0 if leads else 1_000_000
+        before = small.located
+        found = await asyncio.to_thread(lambda: pa.Table.from_batches(reader.read(partition)))
+        assert found["id"].to_pylist() == list(range(500))
+        assert sum(node.scans for node in small.nodes) == 4
+        assert small.located - before == leads  # asked once none of the three was left
