@@ -712,3 +712,20 @@ async def test_what_a_client_has_written_or_read_its_next_scan_sees(tmp_path: Pa
         again = await other.open_table("t")
         assert await again.get(2, ["id"]) == {"id": 2}
         assert await again.scan().count() == 2
+
+
+async def test_a_block_that_waited_for_a_connection_is_not_sent_once_it_was_given_up(tmp_path: Path) -> None:
+    """Its writer was told that nothing was done, and may have written something else since."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        cluster.nodes[0].speaks.clear()  # it does not even open a stream
+        with pytest.raises(Retryable, match="nothing was done") as caught:
+            await table.write_arrow(pa.table({"id": [1]}), timeout_s=0.2)
+        assert caught.value.code is Code.NO_QUORUM
+        later = asyncio.ensure_future(table.write_arrow(pa.table({"id": [2]}), timeout_s=30))
+        await asyncio.sleep(0)
+        cluster.nodes[0].speaks.set()
+        await later
+        assert len({request.sequence for request in tablet.attempts}) == 1
+        assert (await table.scan(["id"]).to_table())["id"].to_pylist() == [2]

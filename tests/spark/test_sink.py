@@ -138,6 +138,18 @@ def test_a_commit_that_the_clock_will_not_see_soon_names_the_snapshot(cluster: C
     writer.commit([Written(0, 0), None])
 
 
+def test_a_commit_ends_once_a_read_on_this_machine_sees_all_rows(cluster: Cluster) -> None:
+    """Those of every task; where there was none there is nothing to wait for."""
+    writer = made(cluster, "waited")
+    now_us = time.time_ns() // 1_000
+    near, far = (from_physical_us(now_us + ahead_us) + 5 for ahead_us in (100_000, 600_000))
+    for messages in ([Written(1, far), Written(1, near)], [Written(1, near), None, Written(1, far)]):
+        writer.commit(messages)
+        assert from_physical_us(time.time_ns() // 1_000) >= far
+    writer.commit([])
+    writer.commit([None])
+
+
 async def test_the_batches_of_a_task_share_blocks(tmp_path: Path) -> None:
     """No batch waits for the slowest tablet of the one before it."""
     async with small_cluster(tmp_path) as (small, client):
