@@ -157,6 +157,9 @@ async def test_replicas_that_moved_while_no_master_leads_say_nothing_of_rows_and
             with pytest.raises(Retryable, match="nothing was done") as caught:
                 await asked
             assert caught.value.code is Code.NO_QUORUM
+        with pytest.raises(Retryable, match="no such tablet here") as caught:
+            await table.scan().count()
+        assert caught.value.code is Code.UNAVAILABLE
         cluster.tablets.update(there)
         cluster.not_leading = 0
         assert await space.read("owner") == b"me"

@@ -50,7 +50,9 @@ _DEFINITE = frozenset(
         Code.CLOSED,
     )
 )
-_GONE = MOVED | {Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER}
+_NOT_HERE = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE))
+"""What a replica says that has moved: that the table itself is gone the masters alone can tell."""
+_GONE = MOVED | _NOT_HERE | {Code.WRONG_CLUSTER}
 _WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY))
 
 
@@ -230,8 +232,9 @@ class TabletScan:
     def _given_up(self, last: SteleError, said: Mapping[str, str], patience: _Patience) -> SteleError:
         """What each replica said: the last one asked may be one that is down, beside one that tells what is wrong."""
         reasons = ", ".join(sorted(said.values())) or str(last.args[0])
+        code = Code.UNAVAILABLE if last.code in _NOT_HERE else last.code
         return error_for(
-            Code.THROTTLED if patience.busy else last.code,
+            Code.THROTTLED if patience.busy else code,
             f"tablet {self._tablet.tablet_id}: no replica could be read for {patience.allowed_s:.1f} s: {reasons}",
         )
 
