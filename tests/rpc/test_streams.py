@@ -153,6 +153,29 @@ async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> Non
         await streams.close()
 
 
+async def test_what_is_asked_while_a_broken_stream_rests_is_sent_when_it_stands_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stele.client.streams._REST_S", 1.0)
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        if request.kv.key == b"slow":
+            await asyncio.sleep(60)
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse())
+
+    async with serving(answer) as (address, pool), asyncio.timeout(30):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        slow = asyncio.ensure_future(stream.ask(asking(b"slow"), timeout_s=60))
+        while stream._connection is None or not stream._sent:
+            await asyncio.sleep(0.01)
+        stream._connection.close()
+        with pytest.raises(Retryable):
+            await slow
+        await stream.ask(asking(b"k"), timeout_s=60)
+        await streams.close()
+
+
 def test_what_is_asked_when_the_connection_has_just_ended_was_certainly_not_sent() -> None:
     """Before the stream has heard of the end; on uvloop, whose transports refuse to be written to then."""
 
