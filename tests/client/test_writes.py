@@ -14,7 +14,6 @@ import pytest
 from stele.client import AsyncClient, RowErrors
 from stele.client.batcher import GATE_S
 from stele.client.bulk import BLOCK_ROWS
-from stele.client.results import WriteResult
 from stele.model.block import RowOp
 from stele.model.clock import HybridClock
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
@@ -585,18 +584,21 @@ async def test_rows_that_are_left_when_the_last_full_block_was_answered_are_writ
     """They are too few to leave, and `finish` is called in the moment before their sender ends."""
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, ONE)
-        ends: list[asyncio.Task[WriteResult]] = []
+        ends: list[asyncio.Task[int]] = []
 
-        def finish(_: int) -> None:
+        async def finish() -> int:
+            return (await writer.finish()).rows_written
+
+        def answered(_: int) -> None:
             if not ends:
-                ends.append(asyncio.ensure_future(writer.finish()))
+                ends.append(asyncio.ensure_future(finish()))
 
-        writer = table.arrow_writer(on_rows=finish)
+        writer = table.arrow_writer(on_rows=answered)
         await writer.feed(pa.record_batch({"id": np.arange(BLOCK_ROWS + 10)}))
         async with asyncio.timeout(10):
             while not ends:
                 await asyncio.sleep(0.01)
-            assert (await ends[0]).rows_written == BLOCK_ROWS + 10 == await table.scan().count()
+            assert await ends[0] == BLOCK_ROWS + 10 == await table.scan().count()
 
 
 async def test_of_rows_of_a_batch_with_one_key_the_last_wins(tmp_path: Path) -> None:
@@ -729,3 +731,13 @@ async def test_a_block_that_waited_for_a_connection_is_not_sent_once_it_was_give
         await later
         assert len({request.sequence for request in tablet.attempts}) == 1
         assert (await table.scan(["id"]).to_table())["id"].to_pylist() == [2]
+
+
+async def test_the_time_of_a_write_sees_all_of_it_in_whatever_order_the_answers_come(tmp_path: Path) -> None:
+    """The block that was written first is answered last, once it was asked for again."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        first = cluster.tablets_of("t")[0]
+        first.after.extend([lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE)] * 4)
+        result = await table.write_arrow(pa.table({"id": np.arange(100)}))
+        assert await table.scan(snapshot=result.timestamp).count() == 100
