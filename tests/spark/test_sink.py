@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from stele.client import Client, RowErrors
 from stele.client.locations import TabletPlace
@@ -159,6 +160,18 @@ async def test_the_batches_of_a_task_share_blocks(tmp_path: Path) -> None:
         written = await asyncio.to_thread(writer.write, batches(60_000))
         assert written.rows == 60_000 == await table.scan().count()
         assert sum(len(tablet.attempts) for tablet in small.tablets.values()) <= 16
+
+
+@pytest.mark.parametrize("op", ["upsert", "update", "delete"])
+def test_columns_that_do_not_fit_are_refused_before_a_task_begins(cluster: Cluster, op: str) -> None:
+    masters = ",".join(cluster.master_addresses)
+    made(cluster, f"fits {op}")
+    options = Options.parse({"masters": masters, "table": f"fits {op}", "op": op})
+    with pytest.raises(Rejected, match="column id is missing"):
+        Writer(options, StructType([StructField("v", StringType())]))
+    with pytest.raises(Rejected, match="'id' is bigint in the table, not int"):
+        Writer(options, StructType([StructField("id", IntegerType()), StructField("v", StringType())]))
+    Writer(options, StructType([StructField("id", LongType())]))
 
 
 def test_a_refused_row_ends_the_reading_of_its_task(cluster: Cluster) -> None:
