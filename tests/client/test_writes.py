@@ -16,7 +16,7 @@ from stele.client.batcher import GATE_S
 from stele.client.bulk import BLOCK_ROWS
 from stele.model.block import RowOp
 from stele.model.clock import HybridClock
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, new_id
 from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
@@ -741,3 +741,14 @@ async def test_the_time_of_a_write_sees_all_of_it_in_whatever_order_the_answers_
         first.after.extend([lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE)] * 4)
         result = await table.write_arrow(pa.table({"id": np.arange(100)}))
         assert await table.scan(snapshot=result.timestamp).count() == 100
+
+
+async def test_a_node_that_names_itself_and_does_not_lead_is_not_asked_without_rest(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        itself = NotLeader("not yet", leader_hint=cluster.nodes[0].identity.node_id)
+        tablet.before.extend([lambda: itself] * 100_000)
+        with pytest.raises(Retryable, match="no leader found"):
+            await table.put({"id": 1})
+        assert len(tablet.attempts) < 100

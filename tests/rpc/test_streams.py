@@ -153,6 +153,26 @@ async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> Non
         await streams.close()
 
 
+async def test_what_is_asked_while_a_connection_is_full_is_sent_once_there_is_room() -> None:
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse())
+
+    async with serving(answer) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        await stream.ask(asking(b"first"), timeout_s=60)
+        large = [tserver_pb2.KvRequest(key=b"k", value=bytes(8 << 20)) for _ in range(4)]
+        ahead = [
+            asyncio.ensure_future(stream.ask(tserver_pb2.ClientRequest(kv=each), timeout_s=60))
+            for each in large
+        ]
+        while stream._connection is None or not stream._connection.full:
+            await asyncio.sleep(0)
+        await stream.ask(asking(b"k"), timeout_s=60)
+        await asyncio.gather(*ahead)
+        await streams.close()
+
+
 async def test_what_is_asked_while_a_broken_stream_rests_is_sent_when_it_stands_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
