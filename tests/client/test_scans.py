@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, Client, scan
+from stele.client import AsyncClient, AsyncTable, Client, scan
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from tests.client.small import small_cluster
+from tests.client.small import SmallCluster, small_cluster
 from tests.tablet.twin import flush
 
 SCHEMA = Schema.make(
@@ -111,6 +111,41 @@ async def test_a_scan_goes_on_at_another_replica(tmp_path: Path, whole: bool) ->
             found = pa.Table.from_batches([batch async for batch in scanner.batches()])
         assert found.num_rows == ROWS
         assert sorted(found["v"].to_pylist()) == [n / 2 for n in range(ROWS)]
+
+
+async def table_of_files(cluster: SmallCluster, client: AsyncClient) -> AsyncTable:
+    """With 300 rows in three files, so three batches."""
+    table = await client.create_table("t", Schema.make([("k", "int64")], ["k"]), ONE)
+    for first in (0, 100, 200):
+        await table.write_arrow(pa.table({"k": range(first, first + 100)}))
+        flush(cluster.tablets_of("t")[0].store)
+    return table
+
+
+async def test_a_scan_without_order_that_breaks_off_gives_each_row_once(tmp_path: Path) -> None:
+    """It begins anew: nobody knows which rows another replica gives first."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await table_of_files(cluster, client)
+        for node in cluster.nodes:
+            node.flight_fault.append(lambda n: Retryable("moved", code=Code.UNAVAILABLE) if n == 1 else None)
+        found = await table.scan().to_table()
+        assert sorted(found["k"].to_pylist()) == list(range(300))
+        assert sum(node.scans for node in cluster.nodes) == 4
+
+
+async def test_a_scan_that_gives_rows_may_take_longer_than_its_timeout(tmp_path: Path) -> None:
+    """Which counts from the last of them, also where its replica breaks off then."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await table_of_files(cluster, client)
+
+        def slow(number: int) -> Retryable | None:
+            if number == 1:
+                time.sleep(2.5)
+            return Retryable("moved", code=Code.UNAVAILABLE) if number == 2 else None
+
+        cluster.nodes[0].flight_fault.append(slow)
+        assert (await table.scan(ordered=True, timeout_s=2.0).to_table())["k"].to_pylist() == list(range(300))
+        assert sum(node.scans for node in cluster.nodes) == 2
 
 
 async def test_an_empty_string_is_a_key_like_others(tmp_path: Path) -> None:

@@ -370,3 +370,20 @@ async def test_rows_of_long_strings_leave_once_they_fill_the_buffer(tmp_path: Pa
             await session.upsert({"id": number, "name": "x" * 4_000})
         assert (await session.flush()).rows_written == 8
         assert max(len(request.block) for request in tablet.attempts) < 14_000
+
+
+async def test_one_that_comes_when_there_is_room_does_not_pass_one_that_waited_for_it(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        session = table.new_session(flush_interval_s=0, buffer_bytes=1)
+        cluster.nodes[0].speaks.clear()
+        await session.upsert({"id": 1, "n": 0})  # fills it
+        waiting = asyncio.ensure_future(session.upsert({"id": 1, "n": 1}))
+        await asyncio.sleep(0.05)
+        cluster.nodes[0].speaks.set()
+        while session._full:
+            await asyncio.sleep(0)
+        await session.upsert({"id": 1, "n": 2})
+        await waiting
+        await session.flush()
+        assert await table.get(1, ["n"]) == {"n": 2}
