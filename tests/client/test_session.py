@@ -387,3 +387,31 @@ async def test_one_that_comes_when_there_is_room_does_not_pass_one_that_waited_f
         await waiting
         await session.flush()
         assert await table.get(1, ["n"]) == {"n": 2}
+
+
+async def test_a_client_that_is_closed_tells_of_rows_that_were_refused_in_the_background(
+    tmp_path: Path,
+) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.put({"id": 1})
+        other = AsyncClient([cluster.master_address])
+        session = (await other.open_table("t")).new_session(flush_interval_s=0.01)
+        await session.insert({"id": 1})
+        async with asyncio.timeout(10):
+            while len(tablet.attempts) < 2 or session._flushes:
+                await asyncio.sleep(0.01)
+        with pytest.raises(RowErrors, match="ALREADY_PRESENT id=1"):
+            await other.close()
+
+
+async def test_rows_of_a_session_that_an_exception_left_are_not_written(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        await client.create_table("t", SCHEMA, ONE)
+        async with AsyncClient([cluster.master_address]) as other:
+            with pytest.raises(ZeroDivisionError):
+                async with (await other.open_table("t")).new_session(flush_interval_s=0.05) as session:
+                    await session.upsert({"id": 1})
+                    raise ZeroDivisionError
+        assert await (await client.open_table("t")).scan().count() == 0

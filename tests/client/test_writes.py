@@ -752,3 +752,17 @@ async def test_a_node_that_names_itself_and_does_not_lead_is_not_asked_without_r
         with pytest.raises(Retryable, match="no leader found"):
             await table.put({"id": 1})
         assert len(tablet.attempts) < 100
+
+
+async def test_a_client_id_that_a_tablet_has_forgotten_is_not_used_again(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        await table.put({"id": 1})
+        tablet.before.append(lambda: Rejected("forgotten", code=Code.TOO_OLD))
+        with pytest.raises(Retryable, match="forgotten this client id") as caught:
+            await table.put({"id": 2})
+        assert caught.value.code is Code.NO_QUORUM
+        await table.put({"id": 2})
+        before, _, after = tablet.attempts
+        assert after.client_id != before.client_id and after.sequence == 1
