@@ -766,3 +766,26 @@ async def test_a_client_id_that_a_tablet_has_forgotten_is_not_used_again(tmp_pat
         await table.put({"id": 2})
         before, _, after = tablet.attempts
         assert after.client_id != before.client_id and after.sequence == 1
+
+
+async def test_small_blocks_that_fill_the_buffer_leave_by_themselves(tmp_path: Path) -> None:
+    """Rows of many tablets, few for each, then a large one of one tablet."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        writer = table.arrow_writer(buffer_bytes=8_000)
+        async with asyncio.timeout(20):
+            await writer.feed(pa.record_batch({"id": np.arange(100), "name": [""] * 100}))
+            await writer.feed(pa.record_batch({"id": [100], "name": ["x" * 5_000]}))
+            assert (await writer.finish()).rows_written == 101 == await table.scan().count()
+
+
+async def test_an_update_of_arrow_data_leaves_out_columns_that_an_insert_needs(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        schema = Schema.make([("id", "int64"), ("a", "int64"), ("b", "int64")], ["id"])
+        table = await client.create_table("t", schema, ONE)
+        await table.put({"id": 1, "a": 2, "b": 3})
+        await table.write_arrow(pa.table({"id": [1], "b": [4]}), "update")
+        assert await table.get(1) == {"id": 1, "a": 2, "b": 4}
+        for op in ("insert", "upsert"):
+            with pytest.raises(Rejected, match="column a is missing"):
+                await table.write_arrow(pa.table({"id": [1], "b": [4]}), op)
