@@ -12,6 +12,7 @@ import pytest
 from stele.consensus.runtime import CoreRuntime
 from stele.model.config import Configuration
 from stele.model.entry import EntryKind
+from stele.model.errors import Corrupt
 from stele.model.ids import OPID_NONE, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
@@ -29,12 +30,13 @@ class Sink:
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
+        self.effects: list[fx.Effect] = []
 
     def send(self, to: ReplicaId, message: Any) -> None:
         return None
 
     def effect(self, effect: fx.Effect) -> None:
-        return None
+        self.effects.append(effect)
 
     def appending(self, entries: Any) -> None:
         return None
@@ -166,3 +168,30 @@ async def test_a_log_without_space_stalls_though_it_moves_for_others(alone: Alon
         await alone.pass_ms(50)
         await alone.sync_ends()
     assert not alone.leads
+
+
+class RefusingStream:
+    """A stream whose log has failed; what votes it is given it keeps."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def append_entries(self, entries: Any, done: Any = None) -> None:
+        raise Corrupt("the log has failed")
+
+
+async def test_nothing_more_is_said_by_a_core_whose_log_refused_what_came_first() -> None:
+    """The replica that had FAILED was told after that that it leads."""
+    alone = Alone()
+    alone.runtime._stream = RefusingStream(alone.runtime._stream)
+    alone.runtime.post(Start(0))
+    for _ in range(10):
+        await alone.turn()
+        alone.disk.run()
+    alone.log.close()
+    (error,) = alone.sink.errors
+    assert "the log has failed" in str(error)
+    assert not [e for e in alone.sink.effects if isinstance(e, fx.RoleChanged) and e.role is fx.Role.LEADER]

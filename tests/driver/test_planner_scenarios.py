@@ -759,3 +759,18 @@ def test_who_may_not_retire_nodes_heals_their_tablets_and_leaves_them() -> None:
     cluster.advance()
     policy = Policy(dead_after_ms=10_000, lost=frozenset({node.node_id}), retire=False)
     assert story(cluster, policy=policy)[-1] == "EndIntent" and node.state is NodeState.ACTIVE
+
+
+def test_one_of_two_draining_nodes_is_given_back_where_there_is_no_third_machine() -> None:
+    """Its machine is where the next new node may come; both waited for a target, and each other's place."""
+    cluster, t = one(machines=4)
+    draining = [node_of(cluster, t, 1), node_of(cluster, t, 2)]
+    for node in draining:
+        node.state = NodeState.DRAINING
+    for _ in range(60):
+        for step in plan(cluster.view(), POLICY):
+            cluster.apply(step)
+        assert cluster.spare(t) >= 1
+        cluster.advance()
+    assert len(t.config.voters) == 3
+    assert [node.state for node in draining].count(NodeState.RETIRED) == 1

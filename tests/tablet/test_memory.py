@@ -20,6 +20,7 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
 from stele.tablet import exactly_once
+from stele.tablet import store as store_module
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
@@ -262,7 +263,7 @@ def lack_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None
     """There is no memory for this, the next time it is called."""
     real = getattr(where, name)
 
-    def lacking(*args: object) -> object:
+    def lacking(*args: object, **named: object) -> object:
         monkeypatch.setattr(where, name, real)
         raise MemoryError
 
@@ -301,6 +302,11 @@ def test_a_flush_that_lacks_memory_is_made_later(
     lack_once(monkeypatch, exactly_once, "encode")
     with pytest.raises(MemoryError):
         job.write()
+    if isinstance(store, TabletStore):
+        lack_once(monkeypatch, store_module, "Kept")
+        with pytest.raises(MemoryError):
+            job.write()
+        assert not [*store.directory.glob("once-*")]  # each try left one, and part of the rows
     again = store.begin_flush()
     assert again is not None
     again.write()

@@ -215,3 +215,10 @@ def test_when_a_store_is_looked_at_and_when_merged() -> None:
     assert not worth([few, base], half, None)  # one of them was merged meanwhile
     assert not worth([gone, base], replace(half, share=0.2), None)
     assert worth([gone, base], half, 7 * MIB) and not worth([gone, base], half, 6 * MIB)
+
+
+def test_a_look_that_finds_no_file_wholly_history_merges_nothing(tablet: Tablet) -> None:
+    """The mark may fall between the question whether to look and the look. Such a judgement was worth a merge of all
+    again and again, since nothing asks for another one."""
+    seen = Judgement(frozenset(), 0.9)
+    assert not worth([_file("a", 8 * MIB)], seen, None)

@@ -388,3 +388,26 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
     assert len(small.files) == 1 and not any(store.reclaim_due for store in large)
     assert [len(store.files) for store in large] == [2, 2]  # nothing in them is dead
     await loops.close()
+
+
+class NoMemory(Files):
+    """There is none for a file."""
+
+    def write_new(self, path: Path, parts: Any) -> None:
+        raise MemoryError
+
+
+async def test_a_flush_that_lacks_memory_holds_up_no_other_store(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round ended with it: those whose flush gives memory back were never reached."""
+    node = cluster.running["node-0"]
+    lacking, *others = await with_files(cluster, 3)
+    lacking.options = replace(lacking.options, files=NoMemory())
+    async with cluster.client() as client:
+        for number in range(3):
+            await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})
+    monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", 0)
+    await wait_until(lambda: all(s.applied == s.flushed for s in others), timeout_s=30.0)
+    assert lacking.applied != lacking.flushed
+    assert all(replica.running for replica in node.replicas)

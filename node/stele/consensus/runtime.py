@@ -179,6 +179,8 @@ class CoreRuntime:
             effects = self.core.step_many(events)
             self.deadline_ms = self.core.next_deadline_ms
             for effect in effects:
+                if self._stopped:
+                    return  # the log refused what came before: nothing of what follows from it is so
                 self._carry_out(effect)
         except SteleError as exc:
             self._fail(exc)
@@ -279,4 +281,6 @@ class CoreRuntime:
             except Exception:
                 log.exception("log not read, it is tried again")
             await asyncio.sleep(_READ_AGAIN_S)
+            if self.core.role is not fx.Role.LEADER:
+                return  # nobody waits for it any more, and a group with a reading under way never rests
         self.post(LogRead(request.to, request.first_index, entries))

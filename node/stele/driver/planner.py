@@ -273,8 +273,10 @@ class _Planner:
         return None
 
     def remove_excess(self, s: Situation) -> Step | None:
-        """More voters than the replication factor, and enough good ones: one goes."""
-        if s.needed > 0 or len(s.voters) <= s.tablet.replication_factor:
+        """More voters than the replication factor: one goes. While good ones are missing, only one without which there are as
+        many live ones with the rows: on its machine there may then be room for the good one."""
+        counted = s.voters if s.needed <= 0 else s.data_voters
+        if len(counted) <= s.tablet.replication_factor:
             return None
         hosts = [m.node.host if m.node is not None else m.peer.node_id for m in s.voters]
         zones = [m.node.zone if m.node is not None else "" for m in s.voters]

@@ -82,7 +82,7 @@ def judge(files: Sequence[ColumnFile], mark: int) -> Judgement:
 def worth(files: Sequence[FileMeta], found: Judgement, room_bytes: int | None) -> bool:
     """Whether to merge all: the files judged are there still, and what is left of them all has room."""
     names = {file.name for file in files}
-    if found.share < SHARE_MIN or not found.names <= names:
+    if found.share < SHARE_MIN or not found.names or not found.names <= names:
         return False
     size = sum(file.size for file in files)
     left = size * min(1.0, 1 - found.share + SHARE_MIN)  # the share is that of some parts

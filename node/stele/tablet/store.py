@@ -23,7 +23,7 @@ from stele.model import writeop
 from stele.model.block import decode_block, of_schema
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, SteleError, ensure
+from stele.model.errors import Code, Corrupt, Rejected, ensure
 from stele.model.ids import HybridTime, OpId, new_id
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
@@ -333,7 +333,7 @@ class TabletStore:
             number = self._reserve_number()
             try:
                 self._write_flushed(job, current, number)
-            except SteleError:
+            except Exception:
                 # It is tried again soon, and as long as it takes: what it left would fill what room there is.
                 made = (path.name for path in self.directory.glob(f"{NAME}{number:08x}*"))
                 self._remove_unlisted(f"once-{number:08x}", *made)

@@ -149,6 +149,8 @@ class Maintenance:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
             log.warning("flush", tablet=replica.tablet_id, error=str(exc))
+        except Exception as exc:
+            log.error("flush", tablet=replica.tablet_id, exc_info=exc)
         else:
             metrics.flush_seconds.inc(time.perf_counter() - started)
             return True
@@ -185,7 +187,7 @@ class Maintenance:
             try:
                 if looked:
                     await self._node.in_thread(machine.judge_dead)
-            except SteleError as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever it was, it holds up no other store
                 self._merge_failed(replica, exc)
                 continue
             job = machine.plan_reclaim(room_bytes=room_bytes(self._node)) if replica.running else None
