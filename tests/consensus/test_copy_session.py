@@ -64,8 +64,10 @@ async def brought(group: Group, source: DirectSource, target: TestNode, begun: O
     return source.sent, copy.progress.bytes_total
 
 
-async def test_what_has_arrived_is_kept_for_the_same_source_alone(group_of: MakeGroup) -> None:
-    """Another replica may have other bytes under the same names."""
+async def two_sources(
+    group_of: MakeGroup,
+) -> tuple[Group, list[TestNode], tuple[TestNode, TestNode], OpId]:
+    """A group with rows, its nodes (the fourth is a spare one), the leader's and another one, and where a copy begins."""
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(1000)))
     leader = await group.leader()
@@ -74,7 +76,12 @@ async def test_what_has_arrived_is_kept_for_the_same_source_alone(group_of: Make
     begun = leader.committed_opid
     await group.write(rows([2000]))
     one = group.node_of(leader)
-    other = next(node for node in nodes[:3] if node is not one)
+    return group, nodes, (one, next(node for node in nodes[:3] if node is not one)), begun
+
+
+async def test_what_has_arrived_is_kept_for_the_same_source_alone(group_of: MakeGroup) -> None:
+    """Another replica may have other bytes under the same names."""
+    group, nodes, (one, other), begun = await two_sources(group_of)
     sent, total = await brought(group, DirectSource(one), nodes[3], begun)
     assert total < sent < 1.1 * total  # what a file says of its checksums comes before it
     sent, total = await brought(group, DirectSource(one), nodes[3], begun)
@@ -282,15 +289,7 @@ async def test_the_source_holds_its_log_until_the_copy_is_a_member(group_of: Mak
 
 async def test_what_another_source_brought_does_not_stay(group_of: MakeGroup) -> None:
     """Nobody would remove it as long as the replica lives: half a tablet or more of the disk."""
-    group, nodes = await group_of(3, spare=1)
-    await group.write(rows(range(1000)))
-    leader = await group.leader()
-    for replica in group.replicas():
-        await group.caught_up(replica)
-    begun = leader.committed_opid
-    await group.write(rows([2000]))
-    one = group.node_of(leader)
-    other = next(node for node in nodes[:3] if node is not one)
+    group, nodes, (one, other), begun = await two_sources(group_of)
     for source in (one, other):
         await brought(group, DirectSource(source), nodes[3], begun)
         (incoming,) = (nodes[3].directory / "tablets").glob("*/4/incoming*")
