@@ -155,7 +155,7 @@ async def test_a_merge_that_lacked_memory_is_made_later(
     await with_room(node, 1 << 30)
     await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
     assert lacking.lacked > 1
-    assert sorted(path.name for path in store.directory.glob("rows-*")) == list(store.files)
+    await wait_until(lambda: [path.name for path in store.directory.glob("rows-*")] == list(store.files))
 
 
 async def test_a_merge_waits_until_the_disk_has_room_for_it(cluster: LocalCluster) -> None:
