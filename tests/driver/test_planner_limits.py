@@ -1,0 +1,72 @@
+"""How much the planner does at once, and what is too much lost for it to do anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.driver.planner import plan
+from stele.driver.policy import Policy
+from stele.driver.steps import (
+    BeginIntent,
+    Blocked,
+)
+from stele.model.ids import CATALOG_TABLET_ID
+from tests.driver.model import POLICY, Cluster, node_name
+from tests.driver.stories import node_of, one, story
+
+
+def test_a_machine_that_is_lost_with_its_node_and_its_master_is_one_of_each() -> None:
+    """Else nothing would be healed with `maxLostNodes: 1` whenever a machine of a master goes."""
+    cluster = Cluster(6, 1, 2, 3)
+    (table, catalog) = cluster.tablets.values()  # on nodes 1, 2, 3 and 2, 3, 4
+    cluster.nodes[node_name(1)].alive = cluster.nodes[node_name(4)].alive = False
+    cluster.advance()
+    view, strict = cluster.view(), replace(POLICY, max_lost_nodes=1)
+    assert [s.code for s in plan(view, strict) if isinstance(s, Blocked)] == ["TooManyLost"] * 2
+    tablets = tuple(
+        replace(t, tablet_id=CATALOG_TABLET_ID) if t.tablet_id == catalog.tablet_id else t
+        for t in view.tablets
+    )
+    steps = {s.tablet_id: s for s in plan(replace(view, tablets=tablets), strict)}
+    assert isinstance(steps[table.tablet_id], BeginIntent)
+    blocked = steps[CATALOG_TABLET_ID]  # no other master is there
+    assert isinstance(blocked, Blocked) and blocked.code == "NoTarget"
+
+
+def test_a_lost_majority_is_left_alone() -> None:
+    cluster, t = one()
+    for replica in (1, 2):
+        node_of(cluster, t, replica).alive = False
+    cluster.advance()
+    assert story(cluster) == ["Blocked:LostMajority"]
+
+
+def test_copies_at_once_are_bounded_and_the_most_urgent_go_first() -> None:
+    cluster = Cluster(6, 1, 6, 3)
+    dead = node_name(3)
+    cluster.nodes[dead].alive = False
+    cluster.advance()
+    steps = plan(cluster.view(), Policy(dead_after_ms=10_000, max_copies=2))
+    assert sum(isinstance(s, BeginIntent) for s in steps) == 2
+    assert {s.code for s in steps if isinstance(s, Blocked)} == {"CopyLimit"}
+    targets = [s.target_node for s in steps if isinstance(s, BeginIntent)]
+    assert len(set(targets)) == 2 and dead not in targets
+
+
+def test_copies_that_cannot_go_on_hold_up_no_others() -> None:
+    """They were under way when their tablets lost their majorities; nobody knows when these come back."""
+    cluster = Cluster(6, 1, 6, 3)
+    dead = node_name(3)
+    cluster.nodes[dead].alive = False
+    cluster.advance()
+    policy = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=1)
+    (begun,) = [s for s in plan(cluster.view(), policy) if isinstance(s, BeginIntent)]
+    cluster.apply(begun)
+    stuck = cluster.tablets[begun.tablet_id]
+    also = next(p.node_id for p in stuck.config.peers if p.node_id != dead)
+    cluster.nodes[also].alive = False
+    cluster.advance()
+    steps = {s.tablet_id: s for s in plan(cluster.view(), policy)}
+    blocked = steps.pop(begun.tablet_id)
+    assert isinstance(blocked, Blocked) and blocked.code == "LostMajority"
+    assert any(isinstance(s, BeginIntent) for s in steps.values())

@@ -1,0 +1,53 @@
+"""A driver that goes on with what another began, and a leader master that does not know all yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.driver.planner import plan
+from stele.driver.steps import (
+    Blocked,
+)
+from tests.driver.model import POLICY
+from tests.driver.stories import node_of, one, story
+
+
+def test_an_orphan_intent_is_taken_over() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def crash() -> None:
+        cluster.epoch += 1
+
+    steps = story(cluster, after={"AddWitness": crash})
+    assert steps[4:] == ["TakeOverIntent", "RemovePeer", "EndIntent"]
+
+
+def test_a_new_leader_master_takes_nobody_for_returned() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def fails_over() -> None:
+        cluster.new_leader_rounds = 3
+
+    steps = story(cluster, after={"DemotePeer": fails_over})
+    assert steps == ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
+
+
+def test_a_new_leader_master_replaces_nobody_that_it_has_not_heard_yet() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    cluster.new_leader_rounds = 2
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, Blocked) and step.code == "NotHeard"
+
+
+def test_nothing_is_planned_on_a_view_that_is_not_settled() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    (only,) = plan(replace(cluster.view(), settled=False), POLICY)
+    assert isinstance(only, Blocked) and only.code == "NotSettled"

@@ -1,0 +1,174 @@
+"""A replica that is dead, FAILED or missing: what the planner does until another is in its place, and what comes in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stele.driver.planner import plan
+from stele.driver.steps import (
+    WAITS,
+    RemovePeer,
+)
+from stele.driver.view import NodeState
+from stele.model.config import MemberType
+from stele.model.ids import ReplicaId
+from tests.driver.model import POLICY, node_name
+from tests.driver.stories import node_of, one, story
+
+
+def test_a_dead_replica_where_no_fault_can_be_spared() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    assert story(cluster) == [
+        "BeginIntent",
+        "StartCopy",
+        "DemotePeer",
+        "AddWitness",
+        "RemovePeer",
+        "EndIntent",
+    ]
+    assert cluster.healthy()
+
+
+def test_a_dead_replica_where_one_fault_can_be_spared() -> None:
+    cluster, t = one(rf=5, machines=6)
+    node_of(cluster, t, 4).alive = False
+    cluster.advance()
+    assert story(cluster) == ["BeginIntent", "StartCopy", "AddPreFollower", "RemovePeer", "EndIntent"]
+
+
+def test_the_dead_one_returns_before_anything_was_changed() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+
+    def returns() -> None:
+        node.alive = True
+
+    assert story(cluster, after={"StartCopy": returns}) == ["BeginIntent", "StartCopy", "CancelCopy"]
+    assert [p.replica_id for p in t.config.peers] == [1, 2, 3]
+
+
+def test_the_dead_one_returns_in_time() -> None:
+    cluster, t = one()
+    node = node_of(cluster, t, 2)
+    node.alive = False
+    cluster.advance()
+
+    def returns() -> None:
+        node.alive = True
+
+    steps = story(cluster, after={"DemotePeer": returns})
+    assert steps[:4] == ["BeginIntent", "StartCopy", "DemotePeer", "PromoteBack"]
+    assert steps[-1] == "CancelCopy" and [p.replica_id for p in t.config.peers] == [1, 2, 3]
+
+
+def test_the_target_dies_meanwhile() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def dies() -> None:
+        cluster.nodes[cluster.intents[t.tablet_id].target_node].alive = False
+
+    steps = story(cluster, after={"StartCopy": dies})
+    assert steps[:3] == ["BeginIntent", "StartCopy", "CancelCopy"] and cluster.healthy()
+
+
+def test_a_replica_is_added() -> None:
+    cluster, t = one(rf=1)
+    t.rf = 3
+    assert story(cluster) == [
+        *("BeginIntent", "StartCopy", "AddPreFollower", "EndIntent"),
+        *("BeginIntent", "StartCopy", "AddWitness", "EndIntent"),
+    ]
+    assert cluster.healthy()
+
+
+def test_a_failed_replica_whose_machine_is_the_only_place() -> None:
+    cluster, t = one(machines=3)
+    t.replicas[3].failed = True
+    assert story(cluster) == [
+        *("DemotePeer", "RemovePeer", "BeginIntent", "StartCopy", "AddWitness", "EndIntent"),
+    ]
+    assert {p.node_id for p in t.config.peers} == set(cluster.nodes) and t.config.peer(4) is not None
+
+
+def test_a_failed_replica_elsewhere() -> None:
+    cluster, t = one()
+    t.replicas[3].failed = True
+    assert story(cluster) == [
+        "BeginIntent",
+        "StartCopy",
+        "DemotePeer",
+        "AddWitness",
+        "RemovePeer",
+        "EndIntent",
+    ]
+
+
+def test_a_tombstone_beside_the_leader_does_not_hide_what_the_leader_says() -> None:
+    """Replica 1 was remade on its machine as replica 4, which leads, and whose log replica 2 can no longer catch up on."""
+    cluster, t = one()
+    t.replicas[1].failed = True
+    cluster.nodes[node_name(4)].state = cluster.nodes[node_name(5)].state = NodeState.DRAINING
+    story(cluster)
+    leader = t.config.peer(ReplicaId(4))
+    assert leader is not None and leader.node_id == t.replicas[1].node_id and t.replicas[1].tombstoned
+    t.leader = leader.node_id
+    view = cluster.view()
+    (tablet,) = view.tablets
+    replicas = tuple(
+        replace(r, failed_peers=(ReplicaId(2),)) if r.replica_id == 4 else r for r in tablet.replicas
+    )
+    view = replace(view, tablets=(replace(tablet, replicas=replicas),))
+    assert "replica 2" in plan(view, POLICY)[0].reason
+
+
+@pytest.mark.parametrize("found", ["failed", "tombstoned"])
+def test_a_new_replica_that_is_of_no_use_is_made_anew_under_another_number(found: str) -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+
+    def breaks() -> None:
+        setattr(t.replicas[4], found, True)
+
+    steps = story(cluster, after={"StartCopy": breaks})
+    assert steps[:3] == ["BeginIntent", "StartCopy", "CancelCopy"]
+    assert cluster.healthy() and t.config.peer(4) is None
+
+
+def test_reasons_are_told_in_words() -> None:
+    cluster, t = one()
+    node_of(cluster, t, 2).alive = False
+    cluster.advance()
+    reasons = []
+    for _ in range(30):
+        for step in plan(cluster.view(), POLICY):
+            reasons.append(step.reason)
+            if not isinstance(step, WAITS):
+                cluster.apply(step)
+            if isinstance(step, RemovePeer):
+                assert "its node is silent" in step.reason
+        cluster.advance()
+    assert all(reasons) and "no fault can be spared" in reasons[0]
+
+
+def test_a_second_death_makes_room_for_the_replica_that_waits_for_its_vote() -> None:
+    """Six voters with two dead would need four of the other three: one that is dead gives up its vote first."""
+    cluster, t = one(rf=5, machines=6)
+    first, second = node_of(cluster, t, 4), node_of(cluster, t, 3)
+    first.alive = False
+    cluster.advance()
+
+    def dies() -> None:
+        second.alive = False
+
+    steps = story(cluster, after={"AddPreFollower": dies})
+    assert steps[:4] == ["BeginIntent", "StartCopy", "AddPreFollower", "DemotePeer"]
+    assert [p.member_type for p in t.config.peers if p.node_id == node_name(6)] == [MemberType.VOTER]
