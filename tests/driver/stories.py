@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
-from stele.driver.steps import (
-    WAITS,
-    Blocked,
-)
+from stele.driver.steps import WAITS, Blocked
+from stele.driver.view import ClusterView, ReplicaView
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet
+
+REPLACED = ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
+"""The story of a replica that another replaces while the tablet can spare none."""
 
 
 def story(
@@ -38,9 +40,33 @@ def story(
 
 
 def one(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
+    """A cluster of one tablet."""
     cluster = Cluster(machines, 1, 1, rf)
     return cluster, next(iter(cluster.tablets.values()))
 
 
 def node_of(cluster: Cluster, t: ModelTablet, replica: int) -> ModelNode:
+    """Where the replica in this place of the tablet's configuration is."""
     return cluster.nodes[t.config.peers[replica].node_id]
+
+
+def one_dead(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
+    """A cluster of one tablet, the node of whose last replica is dead."""
+    cluster, t = one(rf, machines)
+    node_of(cluster, t, rf - 1).alive = False
+    cluster.advance()
+    return cluster, t
+
+
+def one_cut(machines: int = 5) -> tuple[Cluster, ModelTablet]:
+    """A cluster of one tablet, the node of whose last replica only the masters hear."""
+    cluster, t = one(machines=machines)
+    node_of(cluster, t, 2).cut = True
+    cluster.advance()
+    return cluster, t
+
+
+def reported(view: ClusterView, change: Callable[[ReplicaView], ReplicaView]) -> ClusterView:
+    """The view, had its replicas reported something else."""
+    tablets = tuple(replace(t, replicas=tuple(change(r) for r in t.replicas)) for t in view.tablets)
+    return replace(view, tablets=tablets)

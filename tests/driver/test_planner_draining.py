@@ -19,7 +19,7 @@ from stele.driver.steps import (
 from stele.driver.view import NodeState
 from stele.model.ids import NodeId
 from tests.driver.model import POLICY, Cluster, ModelTablet
-from tests.driver.stories import node_of, one, story
+from tests.driver.stories import node_of, one, one_dead, story
 
 
 def test_a_node_is_drained_and_retires() -> None:
@@ -115,10 +115,8 @@ def test_a_leader_that_must_go_is_not_told_to_wait_for_a_voter_that_lags() -> No
 
 
 def test_a_demoted_replica_on_a_draining_node_is_not_promoted_back() -> None:
-    cluster, t = one()
+    cluster, t = one_dead()
     node = node_of(cluster, t, 2)
-    node.alive = False
-    cluster.advance()
 
     def returns() -> None:
         node.alive, node.state = True, NodeState.DRAINING
@@ -138,10 +136,8 @@ def test_a_node_that_a_new_tablet_names_does_not_retire(state: str) -> None:
 
 
 def test_a_lost_node_drains_and_retires() -> None:
-    cluster, t = one()
+    cluster, t = one_dead()
     node = node_of(cluster, t, 2)
-    node.alive = False
-    cluster.advance()
     policy = Policy(dead_after_ms=10_000, lost=frozenset({node.node_id}))
     steps = story(cluster, policy=policy)
     assert "DrainNode" in steps and steps[-1] == "RetireNode" and node.state is NodeState.RETIRED
@@ -154,9 +150,7 @@ def test_a_node_that_is_heard_is_not_drained_whatever_it_is_called() -> None:
 
 
 def test_a_node_that_only_an_intent_names_does_not_retire() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     (begin,) = plan(cluster.view(), POLICY)
     assert isinstance(begin, BeginIntent)
     cluster.apply(begin)
@@ -168,10 +162,8 @@ def test_a_node_that_only_an_intent_names_does_not_retire() -> None:
 
 
 def test_who_may_not_retire_nodes_heals_their_tablets_and_leaves_them() -> None:
-    cluster, t = one()
+    cluster, t = one_dead()
     node = node_of(cluster, t, 2)
-    node.alive = False
-    cluster.advance()
     policy = Policy(dead_after_ms=10_000, lost=frozenset({node.node_id}), retire=False)
     assert story(cluster, policy=policy)[-1] == "EndIntent" and node.state is NodeState.ACTIVE
 

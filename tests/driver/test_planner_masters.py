@@ -9,13 +9,11 @@ from stele.driver.steps import (
     Blocked,
 )
 from tests.driver.model import POLICY
-from tests.driver.stories import node_of, one, story
+from tests.driver.stories import REPLACED, one_dead, story
 
 
 def test_an_orphan_intent_is_taken_over() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
 
     def crash() -> None:
         cluster.epoch += 1
@@ -25,29 +23,23 @@ def test_an_orphan_intent_is_taken_over() -> None:
 
 
 def test_a_new_leader_master_takes_nobody_for_returned() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
 
     def fails_over() -> None:
         cluster.new_leader_rounds = 3
 
     steps = story(cluster, after={"DemotePeer": fails_over})
-    assert steps == ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
+    assert steps == REPLACED
 
 
 def test_a_new_leader_master_replaces_nobody_that_it_has_not_heard_yet() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     cluster.new_leader_rounds = 2
     (step,) = plan(cluster.view(), POLICY)
     assert isinstance(step, Blocked) and step.code == "NotHeard"
 
 
 def test_nothing_is_planned_on_a_view_that_is_not_settled() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     (only,) = plan(replace(cluster.view(), settled=False), POLICY)
     assert isinstance(only, Blocked) and only.code == "NotSettled"

@@ -16,7 +16,7 @@ from stele.driver.view import ClusterView, CopyView, NodeState
 from stele.model.ids import NodeId
 from stele.wal.options import LogOptions
 from tests.driver.model import POLICY, Cluster, ModelNode, node_name
-from tests.driver.stories import node_of, one, story
+from tests.driver.stories import node_of, one, one_dead, reported, story
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,7 @@ from tests.driver.stories import node_of, one, story
 )
 def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], left: list[str]) -> None:
     """Several copies found the same room there; those that came too late would fail for ever."""
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, t = one_dead()
     for title in begun:
         step = plan(cluster.view(), POLICY)[0]
         assert type(step).__name__ == title
@@ -41,9 +39,8 @@ def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], lef
         view = cluster.view()
         nodes = tuple(replace(n, disk_free_bytes=1 if n.node_id == full else 1 << 40) for n in view.nodes)
         failed = CopyView("Failed", 10, 20, error="DISK_FULL")
-        (tablet,) = view.tablets
-        reports = tuple(replace(r, copy=failed) if r.node_id == full else r for r in tablet.replicas)
-        return replace(view, nodes=nodes, tablets=(replace(tablet, replicas=reports),))
+        view = reported(view, lambda r: replace(r, copy=failed) if r.node_id == full else r)
+        return replace(view, nodes=nodes)
 
     for title in left:
         step = plan(seen(), POLICY)[0]
@@ -55,9 +52,7 @@ def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], lef
 
 
 def test_a_node_whose_log_would_refuse_entries_is_no_target() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     view, low = cluster.view(), LogOptions().low_space_bytes
     for free_bytes, step in ((low, Blocked), (4 * low, BeginIntent)):
         nodes = tuple(replace(n, disk_free_bytes=free_bytes) for n in view.nodes)
@@ -67,9 +62,7 @@ def test_a_node_whose_log_would_refuse_entries_is_no_target() -> None:
 
 
 def test_no_place_left() -> None:
-    cluster, t = one(machines=3)
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead(machines=3)
     assert story(cluster) == ["Blocked:NoTarget"]
     cluster.nodes[node_name(9)] = ModelNode(node_name(9), "m9", "z1")
     assert story(cluster)[-1] == "EndIntent" and cluster.healthy()
@@ -106,9 +99,7 @@ def test_of_too_many_voters_one_that_shares_a_machine_goes_first() -> None:
 
 
 def test_no_replica_goes_where_the_masters_have_heard_nobody_or_what_is_lost() -> None:
-    cluster, t = one(machines=5)
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     view = cluster.view()
     unheard = tuple(replace(n, ever_heard=n.node_id != node_name(4)) for n in view.nodes)
     (step,) = plan(replace(view, nodes=unheard), POLICY)
@@ -119,20 +110,16 @@ def test_no_replica_goes_where_the_masters_have_heard_nobody_or_what_is_lost() -
 
 def test_a_target_has_room_for_the_replica_that_takes_most() -> None:
     """Others may hold next to nothing, such as one that is being copied."""
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
-    view = cluster.view()
+    cluster, _ = one_dead()
+    view = reported(cluster.view(), lambda r: replace(r, bytes_on_disk=(1 << 30) * (r.replica_id == 1)))
     free = {node_name(4): (1 << 30), node_name(5): (3 << 30)}
     nodes = tuple(
         replace(n, disk_free_bytes=free.get(n.node_id, 8 << 30), disk_used_bytes=1) for n in view.nodes
     )
-    (tablet,) = view.tablets
-    reports = tuple(replace(r, bytes_on_disk=(1 << 30) * (r.replica_id == 1)) for r in tablet.replicas)
-    (step,) = plan(replace(view, nodes=nodes, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    (step,) = plan(replace(view, nodes=nodes), POLICY)
     assert isinstance(step, BeginIntent) and step.target_node == node_name(5)
     full = tuple(replace(n, disk_free_bytes=min(n.disk_free_bytes, 1 << 30)) for n in nodes)
-    (step,) = plan(replace(view, nodes=full, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    (step,) = plan(replace(view, nodes=full), POLICY)
     assert isinstance(step, Blocked) and step.code == "NoTarget"
 
 

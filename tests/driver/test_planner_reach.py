@@ -16,33 +16,22 @@ from stele.driver.targets import Load
 from stele.driver.trials import CopyMemory, Trials
 from stele.model.ids import NodeId
 from tests.driver.model import POLICY, Cluster
-from tests.driver.stories import node_of, one, story
+from tests.driver.stories import REPLACED, node_of, one, one_cut, one_dead, reported, story
 
 
 def test_a_voter_that_its_leader_does_not_reach_is_replaced_though_its_node_is_heard() -> None:
-    cluster, t = one(machines=4)
-    node_of(cluster, t, 2).cut = True
-    cluster.advance()
+    cluster, _ = one_cut(machines=4)
     patient = replace(POLICY, unreached_after_ms=121_000)
     assert plan(cluster.view(), patient) == ()
     steps = plan(cluster.view(), POLICY)
     assert "replica 3" in steps[0].reason and "its leader does not reach it" in steps[0].reason
-    assert story(cluster) == [
-        "BeginIntent",
-        "StartCopy",
-        "DemotePeer",
-        "AddWitness",
-        "RemovePeer",
-        "EndIntent",
-    ]
+    assert story(cluster) == REPLACED
     assert cluster.healthy()
 
 
 def test_a_voter_that_is_reached_again_keeps_its_place() -> None:
-    cluster, t = one()
+    cluster, t = one_cut()
     node = node_of(cluster, t, 2)
-    node.cut = True
-    cluster.advance()
 
     def mended() -> None:
         node.cut = False
@@ -54,9 +43,7 @@ def test_a_voter_that_is_reached_again_keeps_its_place() -> None:
 
 def test_a_voter_out_of_reach_stays_where_its_own_machine_is_the_only_place() -> None:
     """A replica made anew there would not be reached either, and without this one nothing is left to come back."""
-    cluster, t = one(machines=3)
-    node_of(cluster, t, 2).cut = True
-    cluster.advance()
+    cluster, _ = one_cut(machines=3)
     assert story(cluster) == ["Blocked:NoTarget"]
 
 
@@ -75,9 +62,7 @@ def test_as_many_may_be_out_of_reach_as_may_be_silent() -> None:
 
 def test_a_voter_that_is_not_reached_just_now_neither_gives_rows_nor_spares_another() -> None:
     """Long before it is replaced itself."""
-    cluster, t = one()
-    node_of(cluster, t, 2).cut = True
-    cluster.advance()
+    cluster, t = one_cut()
     patient = replace(POLICY, unreached_after_ms=1 << 40)
     view = cluster.view()
     situation = judge(view.tablets[0], view, patient, {n.node_id: n for n in view.nodes})
@@ -95,9 +80,7 @@ def test_a_voter_that_is_not_reached_just_now_neither_gives_rows_nor_spares_anot
 
 
 def test_a_new_replica_that_its_leader_does_not_reach_goes_elsewhere() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     memory = CopyMemory()
     targets: list[str] = []
     for number in range(60):
@@ -115,19 +98,16 @@ def test_a_replica_that_is_gone_from_its_node_may_be_made_anew_there() -> None:
     """Its leader does not reach it either, since nobody answers for it; the node is well."""
     cluster, t = one(machines=3)
     t.replicas[3].failed = True
-    view = cluster.view()
-    (tablet,) = view.tablets
-    reports = tuple(
-        replace(r, unreached_ms={3: 120_000}) if r.node_id == t.leader else r for r in tablet.replicas
+    silence = {3: 120_000}
+    view = reported(
+        cluster.view(), lambda r: replace(r, unreached_ms=silence) if r.node_id == t.leader else r
     )
-    (step,) = plan(replace(view, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    (step,) = plan(view, POLICY)
     assert isinstance(step, DemotePeer) and step.replica_id == 3
 
 
 def test_what_a_leader_said_of_its_peers_does_not_grow_worse_while_nobody_hears_it() -> None:
-    cluster, t = one()
-    node_of(cluster, t, 2).cut = True
-    cluster.advance()
+    cluster, t = one_cut()
     view = cluster.view()
     nodes = tuple(replace(n, heartbeat_age_ms=90_000 if n.node_id == t.leader else 100) for n in view.nodes)
     patient = replace(POLICY, dead_after_ms=100_000)

@@ -14,7 +14,7 @@ from stele.driver.view import Intent, ReplicaState
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
 from tests.driver.model import POLICY, ModelReplica, node_name
-from tests.driver.stories import node_of, one
+from tests.driver.stories import node_of, one, one_dead, reported
 
 
 def test_no_voter_goes_whose_rows_a_majority_of_the_others_lacks() -> None:
@@ -31,18 +31,13 @@ def test_no_voter_goes_whose_rows_a_majority_of_the_others_lacks() -> None:
 
 def test_a_witness_joins_while_it_is_prepared_though_it_does_not_run_yet() -> None:
     """Its node has opened it, and waits for the configuration that names it."""
-    cluster, t = one()
-    node_of(cluster, t, 2).alive = False
-    cluster.advance()
+    cluster, _ = one_dead()
     for _ in range(2):  # BeginIntent, StartCopy
         for step in plan(cluster.view(), POLICY):
             cluster.apply(step)
-    view = cluster.view()
-    (tablet,) = view.tablets
-    reports = tuple(
-        replace(r, state=ReplicaState.CONFIGURING) if r.replica_id == 4 else r for r in tablet.replicas
-    )
-    (step,) = plan(replace(view, tablets=(replace(tablet, replicas=reports),)), POLICY)
+    opened = ReplicaState.CONFIGURING
+    view = reported(cluster.view(), lambda r: replace(r, state=opened) if r.replica_id == 4 else r)
+    (step,) = plan(view, POLICY)
     assert isinstance(step, DemotePeer) and "no dead one's vote" in step.reason
 
 
