@@ -13,6 +13,7 @@ from stele.driver.trials import NO_TRIALS, STALL_MS, TRIES, CopyMemory, Trials
 from stele.driver.view import ClusterView, CopyView
 from stele.model.ids import NodeId
 from tests.driver.model import POLICY, Cluster, ModelTablet, node_name
+from tests.driver.stories import reported
 
 MINUTE_MS = 60_000
 
@@ -36,12 +37,10 @@ class Copying:
         self.copy = CopyView("Starting", 0, 0, self.leader)
 
     def view(self) -> ClusterView:
-        view = self.cluster.view()
-        (tablet,) = view.tablets
-        reports = tuple(
-            replace(r, copy=self.copy) if r.replica_id == self.replica_id else r for r in tablet.replicas
+        return reported(
+            self.cluster.view(),
+            lambda r: replace(r, copy=self.copy) if r.replica_id == self.replica_id else r,
         )
-        return replace(view, tablets=(replace(tablet, replicas=reports),))
 
     def trials(self) -> Trials:
         return self.memory.look(self.view(), self.now_ms)
