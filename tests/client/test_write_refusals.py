@@ -1,0 +1,159 @@
+"""Rows that are refused: each by itself, by its place, its key and its reason, and the others are written."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stele.client import RowErrors
+from stele.model.errors import Code, Rejected, SteleError
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+
+
+async def test_columns_that_change_within_a_write_are_told_with_the_table(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("readings", SCHEMA, ONE)
+        batches = [pa.record_batch({"id": [1], "n": [1]}), pa.record_batch({"id": [2]})]
+        with pytest.raises(Rejected, match=r"table readings: .*id, n.*then id"):
+            await table.write_arrow(batches)
+
+
+async def test_a_row_that_is_no_mapping_is_told_and_harms_no_other(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        with pytest.raises((TypeError, SteleError)):
+            await table.put(5)  # type: ignore[arg-type]
+        await table.put({"id": 1})
+
+
+async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        results = await asyncio.gather(
+            table.put({"id": 1}),
+            table.put({"id": "one"}),
+            table.put({"id": None}),
+            table.put({"id": 2, "colour": "red"}),
+            table.update({"id": 3, "n": 1}),
+            table.delete({"id": 4}),
+            return_exceptions=True,
+        )
+        codes = [r.code if isinstance(r, SteleError) else None for r in results]
+        assert codes == [None, *[Code.INVALID_ARGUMENT] * 3, Code.NOT_FOUND, Code.NOT_FOUND]
+        assert [r.args[0] for r in results if isinstance(r, SteleError)] == [
+            "table t: id='one': column id: 'one' is no int64 (it is of type str; expected an int)",
+            "table t: column id is null; expected an int64",
+            "table t: id=2: column colour is unknown; expected id, name, n",
+            "table t: id=3: the key is absent",
+            "table t: id=4: the key is absent",
+        ]
+
+
+async def test_a_refused_row_is_named_by_its_table_and_key(tmp_path: Path) -> None:
+    schema = Schema.make([("at", "timestamp"), ("b", "string"), ("n", "int32", True)], ["at", "b"])
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("two", schema)
+        row = {"at": datetime(2013, 1, 1, 5, tzinfo=UTC), "b": "x", "n": 1}
+        key = "at=2013-01-01 05:00:00+00:00, b='x'"
+        await table.put(row)
+        with pytest.raises(Rejected, match="ALREADY_PRESENT") as caught:
+            await table.insert(row)
+        assert caught.value.args[0] == f"table two: {key}: the key is present; use upsert to overwrite it"
+        with pytest.raises(RowErrors, match="ALREADY_PRESENT") as caught:
+            await table.write_arrow(pa.Table.from_pylist([row], schema=table.arrow_schema), "insert")
+        told = f"table two: 1 of 1 rows were refused, the others are written: row 0: ALREADY_PRESENT {key}: the key"
+        assert caught.value.args[0].startswith(told)
+        with pytest.raises(RowErrors) as caught:
+            async with table.new_session(flush_interval_s=0) as session:
+                await session.insert({**row, "b": "y"})
+                await session.update({**row, "b": "z"})
+                await session.insert({"at": 5.5})
+        assert [(e.row, e.message.partition(": ")[0]) for e in caught.value.errors] == [
+            (1, "at=2013-01-01 05:00:00+00:00, b='z'"),
+            (2, "column at"),
+        ]
+
+
+async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.put({"id": 70_001})
+        ids = [None if i == 5 else i for i in range(80_000)]
+        with pytest.raises(RowErrors) as caught:
+            await table.write_arrow(pa.table({"id": pa.array(ids, pa.int32())}), "insert")
+        assert [(e.row, e.code) for e in caught.value.errors] == [
+            (5, Code.INVALID_ARGUMENT),
+            (70_001, Code.ALREADY_PRESENT),
+        ]
+        assert caught.value.result.rows_written == 79_998
+        assert await table.scan().count() == 79_999
+
+
+def as_text(values: list[bytes | None]) -> pa.Array:
+    """An array that says it is of strings, whatever stands in it: as files, other programs and a cast in Spark leave them."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize("key", ["id", "s"])
+async def test_a_string_that_is_not_utf8_is_refused_by_its_row(tmp_path: Path, key: str) -> None:
+    """Its neighbours are written; it is told by its position, its key and its column, as a null is."""
+    schema = Schema.make([("id", "int64", key != "id"), ("s", "string", key != "s"), ("n", "int64")], [key])
+    text: list[bytes | None] = [b"row %d" % n for n in range(100)]
+    text[50], text[60], text[70] = b"\xffA", b"\xffB", None
+    n = [None if row == 60 else row for row in range(100)]
+    async with small_cluster(tmp_path) as (_, client):
+        eight = PartitionSchema((HashPartition((["id", "s"].index(key),), 8),))
+        table = await client.create_table("t", schema, eight)
+        rows = pa.record_batch({"id": list(range(100)), "s": as_text(text), "n": n})
+        result = await table.write_arrow(rows, raise_row_errors=False)
+        refused = {error.row: error.message for error in result.row_errors}
+        assert {error.code for error in result.row_errors} == {Code.INVALID_ARGUMENT}
+        places = {"id": ("id=50", "id=60"), "s": (r"s=b'\xffA'", r"s=b'\xffB'")}[key]
+        assert refused.pop(50) == rf"{places[0]}: column s: b'\xffA' is no string (not UTF-8)"
+        assert refused.pop(60) == (
+            rf"{places[1]}: column s: b'\xffB' is no string (not UTF-8); column n is null; expected an int64"
+        )
+        assert list(refused) == ([] if key == "id" else [70])  # a key is never null
+        assert result.rows_written == 98 - len(refused) == await table.scan().count()
+
+
+async def test_columns_that_do_not_fit_are_all_named(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        data = pa.table({"colour": ["red"], "n": ["many"]})
+        with pytest.raises(Rejected, match=r"^INVALID_ARGUMENT: table t: .*colour.*id is missing.*column n"):
+            await table.write_arrow(data)
+
+
+async def test_rows_behind_one_that_cannot_be_sent_keep_their_places(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        await table.put({"id": 3})
+        rows = pa.table({"id": pa.array([None, 2, 3, None, 3], pa.int64())})
+        result = await table.write_arrow(rows, "insert", raise_row_errors=False)
+        invalid, there = Code.INVALID_ARGUMENT, Code.ALREADY_PRESENT
+        assert [(e.row, e.code) for e in result.row_errors] == [
+            (0, invalid),
+            (2, there),
+            (3, invalid),
+            (4, there),
+        ]
+        assert result.rows_written == 1
+
+
+async def test_an_update_of_arrow_data_leaves_out_columns_that_an_insert_needs(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        schema = Schema.make([("id", "int64"), ("a", "int64"), ("b", "int64")], ["id"])
+        table = await client.create_table("t", schema, ONE)
+        await table.put({"id": 1, "a": 2, "b": 3})
+        await table.write_arrow(pa.table({"id": [1], "b": [4]}), "update")
+        assert await table.get(1) == {"id": 1, "a": 2, "b": 4}
+        for op in ("insert", "upsert"):
+            with pytest.raises(Rejected, match="column a is missing"):
+                await table.write_arrow(pa.table({"id": [1], "b": [4]}), op)
