@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pyarrow as pa
 
-from stele.client import AsyncClient
+from stele.client import AsyncClient, AsyncTable
 from stele.model import writeop
 from stele.model.clock import HybridClock
 from stele.model.entry import Entry, EntryKind
@@ -490,3 +490,14 @@ async def small_cluster(
     finally:
         await client.close()
         await cluster.stop()
+
+
+@asynccontextmanager
+async def one_tablet(
+    directory: Path, nodes: int = 3, timeout_s: float = 10.0
+) -> AsyncIterator[tuple[SmallCluster, AsyncTable, Tablet]]:
+    """A cluster, a client's table `t` on it, and the one tablet that this has."""
+    async with small_cluster(directory, nodes, timeout_s) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        (tablet,) = cluster.tablets.values()
+        yield cluster, table, tablet

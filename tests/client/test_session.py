@@ -12,7 +12,7 @@ import pytest
 from stele.client import AsyncClient, Client, Closed, RowErrors
 from stele.model.block import decode_block
 from stele.model.errors import Code, Rejected, Retryable
-from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_a_session_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
@@ -42,9 +42,7 @@ async def test_updates_of_different_columns_are_all_done_in_their_order(tmp_path
 
 
 async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         session = table.new_session(flush_interval_s=0.02)
         await session.insert({"id": 1})
         await session.insert({"id": "x"})
@@ -63,9 +61,7 @@ async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp
 
 async def test_a_session_names_the_rows_that_a_failure_left_unwritten(tmp_path: Path) -> None:
     """Those of the block that failed, and those behind it, which were not sent; positions begin anew with each flush."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         session = table.new_session(flush_interval_s=0)
         tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
         await session.insert({"id": "x"})  # a fault of its own
@@ -92,9 +88,7 @@ async def test_a_session_names_the_rows_that_a_failure_left_unwritten(tmp_path: 
 
 async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> None:
     """A flush in the background failed, the call that was told of it did its row again, and nobody told of the others."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         tablet.leader = -1
         refused = []
         with pytest.raises(RowErrors, match="6 of 10 rows were not acknowledged") as caught:
@@ -118,9 +112,7 @@ async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> Non
 
 async def test_a_call_that_fills_a_session_has_given_its_row(tmp_path: Path) -> None:
     """It waits for a flush that fails, and the next call is told: whoever is told does the row of that call again."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         session = table.new_session(flush_interval_s=0, buffer_bytes=1)
         tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
         await session.upsert({"id": 0})
@@ -174,9 +166,7 @@ async def test_a_flush_that_nobody_waits_for_any_more_goes_on(tmp_path: Path) ->
 
 
 async def test_what_became_of_a_flush_that_nobody_waited_for_is_told_by_the_next_call(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].delay_s = 0.1
         tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
         session = table.new_session(flush_interval_s=0)
@@ -205,9 +195,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_room_has_not_taken_it
 
 async def test_callers_that_wait_for_room_keep_their_order(tmp_path: Path) -> None:
     """Also before one that comes when there is room, and they are about to take it."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].delay_s = 0.02
         session = table.new_session(flush_interval_s=0, buffer_bytes=200)
 
@@ -332,9 +320,7 @@ async def test_a_flush_that_another_overlaps_counts_rows_from_where_it_ended(tmp
 
 async def test_of_many_rows_behind_a_block_that_failed_each_is_told(tmp_path: Path) -> None:
     """More than one block of them, of which one was sent."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
         session = table.new_session(flush_interval_s=0)
         for number in range(20_000):
@@ -362,9 +348,7 @@ async def test_a_client_that_is_closed_waits_for_rows_that_left_after_a_flush(tm
 
 
 async def test_rows_of_long_strings_leave_once_they_fill_the_buffer(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         session = table.new_session(flush_interval_s=0, buffer_bytes=10_000)
         for number in range(8):
             await session.upsert({"id": number, "name": "x" * 4_000})
@@ -392,9 +376,7 @@ async def test_one_that_comes_when_there_is_room_does_not_pass_one_that_waited_f
 async def test_a_client_that_is_closed_tells_of_rows_that_were_refused_in_the_background(
     tmp_path: Path,
 ) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         await table.put({"id": 1})
         other = AsyncClient([cluster.master_address])
         session = (await other.open_table("t")).new_session(flush_interval_s=0.01)

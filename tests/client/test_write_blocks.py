@@ -16,7 +16,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.keys import encode_tuple
 from stele.model.partition import PartitionSchema, RangePartition
 from stele.model.schema import Schema
-from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_concurrent_puts_share_blocks_and_are_all_there(tmp_path: Path) -> None:
@@ -103,9 +103,7 @@ async def test_rows_of_several_operations_that_share_blocks_are_each_done_as_mea
 
 async def test_rows_that_waited_behind_a_block_are_each_done_as_meant(tmp_path: Path) -> None:
     """They came one after another, of one operation each, and leave in one block."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         await table.put({"id": 3, "name": "old"})
         cluster.nodes[0].came.clear()
         cluster.nodes[0].speaks.clear()
@@ -124,9 +122,7 @@ async def test_rows_that_waited_behind_a_block_are_each_done_as_meant(tmp_path: 
 
 
 async def test_rows_of_a_block_that_was_too_large_are_each_done_as_meant(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         await table.write_arrow(pa.table({"id": np.arange(4), "name": ["old"] * 4}))
         tablet.before.append(lambda: Rejected("too large", code=Code.TOO_LARGE))
         ops = [RowOp.INSERT_IGNORE, RowOp.INSERT, RowOp.UPSERT, RowOp.UPSERT]
@@ -141,9 +137,7 @@ async def test_rows_of_a_block_that_was_too_large_are_each_done_as_meant(tmp_pat
 async def test_two_rows_that_are_too_large_together_are_both_written_and_one_alone_is_told(
     tmp_path: Path,
 ) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         too_large = Rejected("too large", code=Code.TOO_LARGE)
         tablet.before.append(lambda: too_large)
         assert (await table.write_arrow(pa.table({"id": [1, 2]}))).rows_written == 2

@@ -9,13 +9,11 @@ import pytest
 
 from stele.model.errors import NotLeader, Retryable
 from stele.model.ids import ClusterId, new_id
-from tests.client.small import ONE, SCHEMA, small_cluster
+from tests.client.small import one_tablet
 
 
 async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         tablet.leader = 2
         await table.put({"id": 1})
         assert cluster.nodes[1].requests == 0  # the hint led straight to node 2
@@ -29,9 +27,7 @@ async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
 
 async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> None:
     """The followers name the leader, but its address is an old one: only the masters know better."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         await table.put({"id": 1})
         await cluster.nodes[1].move()
         tablet.leader = 1
@@ -41,9 +37,7 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> N
 
 async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_path: Path) -> None:
     """As a pod's may be, once its pod is gone: the other replicas are well."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].identity.cluster_id = ClusterId(new_id())
         tablet.leader = 1
         await table.put({"id": 1})
@@ -51,9 +45,7 @@ async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_pat
 
 
 async def test_a_node_that_names_itself_and_does_not_lead_is_not_asked_without_rest(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path, timeout_s=0.5) as (cluster, table, tablet):
         itself = NotLeader("not yet", leader_hint=cluster.nodes[0].identity.node_id)
         tablet.before.extend([lambda: itself] * 100_000)
         with pytest.raises(Retryable, match="no leader found"):

@@ -13,7 +13,7 @@ from stele.client import AsyncClient
 from stele.client.bulk import BLOCK_ROWS
 from stele.model.clock import HybridClock
 from stele.model.errors import Code, Rejected, Retryable
-from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_what_is_given_later_is_not_written_first(tmp_path: Path) -> None:
@@ -51,9 +51,7 @@ async def test_of_two_rows_with_one_key_the_later_wins_also_where_a_block_was_to
     tmp_path: Path,
 ) -> None:
     """Its halves leave before what waits behind it."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         tablet.before.append(lambda: Rejected("too large", code=Code.TOO_LARGE))
         ids = pa.array([7, *range(100, 100 + BLOCK_ROWS), 7])
         names = pa.array(["first", *["x"] * BLOCK_ROWS, "second"])

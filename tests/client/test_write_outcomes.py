@@ -10,13 +10,11 @@ import pyarrow as pa
 import pytest
 
 from stele.model.errors import Code, Rejected, Retryable, SteleError
-from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_a_lost_answer_is_asked_for_again_under_the_same_sequence(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         for code in (Code.UNKNOWN_OUTCOME, Code.TIMED_OUT, Code.INTERNAL):
             tablet.after.append(lambda code=code: Retryable("lost", code=code))
         await table.insert({"id": 1, "name": "once"})
@@ -29,9 +27,7 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_sequence(tmp_path
 
 
 async def test_another_cluster_says_nothing_of_the_attempt_before(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path, timeout_s=0.5) as (_, table, tablet):
         stranger = Rejected("this is another cluster", code=Code.WRONG_CLUSTER)
         tablet.after.append(lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME))
         tablet.before.extend([lambda: None, *[lambda: stranger] * 100])
@@ -44,9 +40,7 @@ async def test_another_cluster_says_nothing_of_the_attempt_before(tmp_path: Path
 
 
 async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         stopping: list[asyncio.Task[None]] = []
 
         def die() -> SteleError | None:
@@ -62,9 +56,7 @@ async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path:
 
 
 async def test_without_a_leader_the_end_is_no_quorum_or_unknown(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path, timeout_s=0.5) as (_, table, tablet):
         tablet.leader = -1
         with pytest.raises(Retryable) as caught:
             await table.put({"id": 1})
@@ -95,9 +87,7 @@ async def test_a_block_that_fails_as_a_whole_is_told(tmp_path: Path) -> None:
 
 async def test_a_write_that_was_left_stops_sending(tmp_path: Path) -> None:
     """Whoever is cancelled may begin anew at once: what the first writer still held must not come after that."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].delay_s = 0.2
         rows = pa.table({"id": np.arange(100_000), "n": np.zeros(100_000, np.int32)})
         writing = asyncio.ensure_future(table.write_arrow(rows))
@@ -112,9 +102,7 @@ async def test_a_write_that_was_left_stops_sending(tmp_path: Path) -> None:
 
 async def test_a_write_that_may_have_been_done_is_not_called_too_large(tmp_path: Path) -> None:
     """Another program's leader may have done it. Called too large it was sent again in halves, under other numbers."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))
         tablet.before.extend([lambda: None, *[lambda: Rejected("too large", code=Code.TOO_LARGE)] * 5])
         with pytest.raises(Retryable) as caught:
@@ -130,9 +118,7 @@ async def test_a_write_that_may_have_been_done_is_not_called_too_large(tmp_path:
 )
 async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_path: Path, code: Code) -> None:
     """Whatever is said afterwards: here that nobody leads."""
-    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path, timeout_s=0.5) as (_, table, tablet):
 
         def fail() -> SteleError:
             tablet.leader = -1
@@ -149,9 +135,7 @@ async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_pat
 @pytest.mark.parametrize("code", [Code.CLOCK_AHEAD, Code.TOO_OLD], ids=lambda code: code.name)
 async def test_a_refusal_says_nothing_of_the_attempt_before(tmp_path: Path, code: Code) -> None:
     """As of another leader; TOO_OLD by itself says that it may have been done."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         await table.put({"id": 0})
         tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))
         tablet.before.extend([lambda: None, lambda: Rejected("refused", code=code)])
@@ -172,9 +156,7 @@ async def test_a_write_that_no_node_was_sent_was_not_done(tmp_path: Path) -> Non
 
 
 async def test_a_request_that_fails_within_nodes_is_not_sent_for_ever(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path, timeout_s=60) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path, timeout_s=60) as (_, table, tablet):
         tablet.before.extend([lambda: Retryable("a fault", code=Code.INTERNAL)] * 1_000)
         async with asyncio.timeout(30):
             with pytest.raises(SteleError):
@@ -187,9 +169,7 @@ async def test_a_client_id_lasts_while_writes_under_it_are_under_way_and_not_for
 ) -> None:
     """Numbers under two ids at once would tell the node that an unfinished one is finished; an old id it forgets."""
     monkeypatch.setattr("stele.client.tablet.CLIENT_ID_IDLE_S", 0.0)
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].delay_s = 0.1
         first = asyncio.ensure_future(table.write_arrow(pa.table({"id": [1]})))
         await cluster.nodes[0].came.wait()
@@ -204,9 +184,7 @@ async def test_a_client_id_lasts_while_writes_under_it_are_under_way_and_not_for
 
 async def test_a_block_that_waited_for_a_connection_is_not_sent_once_it_was_given_up(tmp_path: Path) -> None:
     """Its writer was told that nothing was done, and may have written something else since."""
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].speaks.clear()  # it does not even open a stream
         with pytest.raises(Retryable, match="nothing was done") as caught:
             await table.write_arrow(pa.table({"id": [1]}), timeout_s=0.2)
@@ -220,9 +198,7 @@ async def test_a_block_that_waited_for_a_connection_is_not_sent_once_it_was_give
 
 
 async def test_a_client_id_that_a_tablet_has_forgotten_is_not_used_again(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path) as (cluster, client):
-        table = await client.create_table("t", SCHEMA, ONE)
-        (tablet,) = cluster.tablets.values()
+    async with one_tablet(tmp_path) as (_, table, tablet):
         await table.put({"id": 1})
         tablet.before.append(lambda: Rejected("forgotten", code=Code.TOO_OLD))
         with pytest.raises(Retryable, match="forgotten this client id") as caught:
