@@ -1,0 +1,96 @@
+"""Peers that lag: what they lack is read from the log, and who needs a copy is told, until it does not."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from stele.wal.cache import EntryCache
+from stele.wal.files import File, OsFiles
+from tests.consensus.cluster import rows, wait_until
+from tests.consensus.conftest import MakeGroup
+
+
+async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: MakeGroup) -> None:
+    """Its leader FAILED: it asked for entries that the log had let go, before anybody had told it so."""
+    group, nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert replica.core is not None
+        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log
+    lagging = next(r for r in group.replicas() if r is not leader)
+    network = nodes[0].network
+    network.cut.add(lagging.host.node_id)
+    for number in range(30):
+        await group.write(rows([number], "x" * 100_000))
+    others = [r for r in group.replicas() if r is not lagging]
+    for replica in others:
+        await group.caught_up(replica)
+        await replica.flush()
+        replica.stream.release("peers")
+        await group.node_of(replica).in_thread(group.node_of(replica).log.collect)
+        assert replica.stream.start.index > lagging.applied_index
+    for node in nodes:
+        node.reports_due.clear()
+    network.cut.clear()
+    await wait_until(lambda: any(not r.running or lagging.replica_id in r.needs_copy for r in others))
+    assert all(r.running for r in others), [r.error for r in others]
+    leader = await group.leader()
+    assert (
+        leader.replica_id in group.node_of(leader).reports_due
+    )  # no driver would hear of it, and nobody heal it
+    await group.write(rows([1_000]))
+
+
+class LackingFiles(OsFiles):
+    """The next segments to be read find no descriptor."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+
+    def open(self, path: Path) -> File:
+        if self.refusals and path.name.startswith("segment-"):
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return super().open(path)
+
+
+async def test_a_leader_that_finds_no_descriptor_for_its_log_reads_it_again(group_of: MakeGroup) -> None:
+    """It waited for ever for what it had asked its log for, and its peer got nothing more."""
+    group, nodes = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+        assert replica.core is not None
+        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log,
+        group.node_of(replica).log.cache = EntryCache(0)  # and from its files
+        group.node_of(replica).log.files = LackingFiles()
+    lagging = next(r for r in group.replicas() if r is not leader)
+    nodes[0].network.cut.add(lagging.host.node_id)
+    for number in range(30):
+        await group.write(rows([number], "x" * 100_000))
+    others = [r for r in group.replicas() if r is not lagging]
+    for replica in others:
+        await group.caught_up(replica)
+        group.node_of(replica).log.files.refusals = 2
+    nodes[0].network.cut.clear()
+    await group.caught_up(lagging)
+    assert min(group.node_of(r).log.files.refusals for r in others) == 0
+    assert all(r.running for r in others), [r.error for r in others]
+
+
+async def test_a_peer_that_caught_up_after_all_is_told_to_need_no_copy(group_of: MakeGroup) -> None:
+    """Its acknowledgement was late; the masters were told that it needs one, and a driver would replace it."""
+    group, _ = await group_of(3)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    node = group.node_of(leader)
+    peer = next(r for r in group.replicas() if r is not leader)
+    await group.caught_up(peer)
+    leader.needs_copy[peer.replica_id] = "it has nothing that matches"
+    node.reports_due.clear()
+    await wait_until(lambda: not leader.needs_copy)
+    assert leader.replica_id in node.reports_due
