@@ -5,36 +5,43 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from stele.consensus.replica import Replica
 from stele.wal.cache import EntryCache
 from stele.wal.files import File, OsFiles
-from tests.consensus.cluster import rows, wait_until
+from tests.consensus.cluster import Group, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 
 
-async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: MakeGroup) -> None:
-    """Its leader FAILED: it asked for entries that the log had let go, before anybody had told it so."""
-    group, nodes = await group_of(3)
+async def one_lags(group: Group) -> tuple[Replica, list[Replica]]:
+    """Cut a follower off and write what it then lacks, which leaders have to read from the log; it, and the others."""
     await group.write(rows([1]))
     leader = await group.leader()
     for replica in group.replicas():
         await group.caught_up(replica)
         assert replica.core is not None
-        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log
+        replica.core.log.tail_bytes_max = 1
     lagging = next(r for r in group.replicas() if r is not leader)
-    network = nodes[0].network
-    network.cut.add(lagging.host.node_id)
+    group.nodes[0].network.cut.add(lagging.host.node_id)
     for number in range(30):
         await group.write(rows([number], "x" * 100_000))
     others = [r for r in group.replicas() if r is not lagging]
     for replica in others:
         await group.caught_up(replica)
+    return lagging, others
+
+
+async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: MakeGroup) -> None:
+    """Its leader FAILED: it asked for entries that the log had let go, before anybody had told it so."""
+    group, nodes = await group_of()
+    lagging, others = await one_lags(group)
+    for replica in others:
         await replica.flush()
         replica.stream.release("peers")
         await group.node_of(replica).in_thread(group.node_of(replica).log.collect)
         assert replica.stream.start.index > lagging.applied_index
     for node in nodes:
         node.reports_due.clear()
-    network.cut.clear()
+    nodes[0].network.cut.clear()
     await wait_until(lambda: any(not r.running or lagging.replica_id in r.needs_copy for r in others))
     assert all(r.running for r in others), [r.error for r in others]
     leader = await group.leader()
@@ -59,22 +66,12 @@ class LackingFiles(OsFiles):
 
 async def test_a_leader_that_finds_no_descriptor_for_its_log_reads_it_again(group_of: MakeGroup) -> None:
     """It waited for ever for what it had asked its log for, and its peer got nothing more."""
-    group, nodes = await group_of(3)
-    await group.write(rows([1]))
-    leader = await group.leader()
-    for replica in group.replicas():
-        await group.caught_up(replica)
-        assert replica.core is not None
-        replica.core.log.tail_bytes_max = 1  # what a lagging peer lacks is read from the log,
-        group.node_of(replica).log.cache = EntryCache(0)  # and from its files
-        group.node_of(replica).log.files = LackingFiles()
-    lagging = next(r for r in group.replicas() if r is not leader)
-    nodes[0].network.cut.add(lagging.host.node_id)
-    for number in range(30):
-        await group.write(rows([number], "x" * 100_000))
-    others = [r for r in group.replicas() if r is not lagging]
+    group, nodes = await group_of()
+    for node in nodes:
+        node.log.cache = EntryCache(0)  # what is read from the log is read from its files
+        node.log.files = LackingFiles()
+    lagging, others = await one_lags(group)
     for replica in others:
-        await group.caught_up(replica)
         group.node_of(replica).log.files.refusals = 2
     nodes[0].network.cut.clear()
     await group.caught_up(lagging)
