@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from stele.master.leadership import MasterOptions
+from stele.master.leadership import Leadership, MasterOptions
 from stele.master.master import Master
+from stele.master.records import TabletRecord
 from stele.master.service import MasterService
+from stele.model.config import Configuration
 from stele.model.errors import SteleError
 from stele.model.ids import TabletId
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
-from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import common_pb2
@@ -63,6 +65,18 @@ class World:
     async def leader_call(self, method: str, request: object) -> object:
         """Call the master that leads now."""
         return await getattr(self.leader, method)(request, None)
+
+    @property
+    def lead(self) -> Leadership:
+        """The leadership of the master that leads now."""
+        lead = self.masters[self.group.leader].lead
+        assert lead is not None
+        return lead
+
+    async def move(self, node_id: str, state: pb.NodeStatePB.ValueType, *, epoch: int = 0) -> None:
+        """Have a node become DRAINING, RETIRED or ACTIVE."""
+        request = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(node_id), state=state)
+        await self.leader.SetNodeState(request, None)
 
     async def elect(self, node_id: str) -> None:
         """Elect, and wait until that master answers as the leader."""
@@ -209,6 +223,26 @@ async def made(w: World, name: str = "t", *, rf: int = 3, buckets: int = 4) -> s
 
     await w.beat_until(runs)
     return table_id
+
+
+async def one_tablet(w: World) -> TabletRecord:
+    """The row of a tablet that runs, which is all that its table has."""
+    (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+    return row
+
+
+async def ordered(w: World, *, buckets: int = 0) -> str:
+    """A table whose tablets nodes were ordered to make, and have not made; its id."""
+    answer = await w.leader.CreateTable(create_request("t", buckets=buckets), None)
+    table_id = hex_of(answer.table_id)
+    await until(lambda: {t.state for t in w.catalog.current_tablets(table_id)} == {"CREATING"})
+    return table_id
+
+
+async def in_force(w: World, tablet_id: TabletId, config: Configuration, *, says: str) -> None:
+    """Let this node say that the tablet has this configuration, until the catalog knows it."""
+    w.nodes[says].configs[tablet_id] = config_to_pb(config)
+    await w.beat_until(lambda: w.catalog.tablets[tablet_id].config.opid_index == config.opid_index)
 
 
 async def refused(call: object) -> SteleError:

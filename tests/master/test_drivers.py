@@ -6,18 +6,42 @@ from pathlib import Path
 
 import pytest
 
+from stele.master.records import TabletRecord
 from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
+    World,
     claimed,
-    made,
+    hex_of,
+    in_force,
+    one_tablet,
     ready,
     refused,
     world,
 )
+
+
+async def healing(w: World) -> tuple[TabletRecord, int, pb.IntentPB]:
+    """A tablet for which a driver has begun another replica: its row, the driver's epoch, and what it asked for."""
+    row, epoch = await one_tablet(w), await claimed(w)
+    target = min(n for n in w.nodes if row.config.peer_on(n) is None)
+    asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+    await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
+    return row, epoch, asked
+
+
+def end(row: TabletRecord, epoch: int, index: int) -> pb.EndIntentRequest:
+    """The new replica, which is number 4, is a member since the configuration with this index."""
+    return pb.EndIntentRequest(
+        epoch=epoch,
+        tablet_id=id_to_pb(row.tablet_id),
+        replica_id=4,
+        committed_config=config_to_pb(Configuration(index, row.config.peers)),
+        term=1,
+    )
 
 
 async def test_one_driver_at_a_time(tmp_path: Path) -> None:
@@ -61,7 +85,7 @@ async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
 async def test_intents(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        row = await one_tablet(w)
         epoch = await claimed(w)
         held = {p.node_id for p in row.config.peers}
         target, spare = sorted(n for n in w.nodes if n not in held)
@@ -74,8 +98,7 @@ async def test_intents(tmp_path: Path) -> None:
         stale.epoch = epoch + 5
         assert (await refused(w.leader.BeginIntent(stale, None))).code is Code.STALE_EPOCH
         assert (await refused(w.leader.BeginIntent(begin(min(held)), None))).code is Code.INVALID_ARGUMENT
-        drain = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(spare), state=pb.DRAINING)
-        await w.leader.SetNodeState(drain, None)
+        await w.move(spare, pb.DRAINING, epoch=epoch)
         assert "DRAINING" in str(await refused(w.leader.BeginIntent(begin(spare), None)))
         intent = (await w.leader.BeginIntent(begin(target), None)).intent
         assert intent.replica_id == 4 and intent.config_index == -1
@@ -83,19 +106,10 @@ async def test_intents(tmp_path: Path) -> None:
         taken = (await w.leader.BeginIntent(begin(target, replica_id=4), None)).intent
         assert taken.replica_id == 4
 
-        def end(config: Configuration) -> pb.EndIntentRequest:
-            return pb.EndIntentRequest(
-                epoch=epoch,
-                tablet_id=id_to_pb(row.tablet_id),
-                replica_id=4,
-                committed_config=config_to_pb(config),
-                term=1,
-            )
-
-        assert (await refused(w.leader.EndIntent(end(row.config), None))).code is Code.CAS_FAILED
-        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)
+        assert (await refused(w.leader.EndIntent(end(row, epoch, -1), None))).code is Code.CAS_FAILED
+        await w.leader.EndIntent(end(row, epoch, 9), None)
         assert not w.catalog.intents and w.catalog.tablets[row.tablet_id].config.opid_index == 9
-        await w.leader.EndIntent(end(Configuration(9, row.config.peers)), None)  # again: nothing
+        await w.leader.EndIntent(end(row, epoch, 9), None)  # again: nothing
         assert (await w.leader.BeginIntent(begin(target), None)).intent.replica_id == 5
 
 
@@ -105,33 +119,18 @@ async def test_an_intent_that_was_taken_over_ends_only_with_a_configuration_writ
     """The driver before may have sent an order that carries the index which was in force until then."""
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
-        epoch = await claimed(w)
-        target = min(n for n in w.nodes if row.config.peer_on(n) is None)
-        asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
-        await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
-        w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(12, row.config.peers))
-        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        row, _, asked = await healing(w)
+        await in_force(w, row.tablet_id, Configuration(12, row.config.peers), says=row.leader)
         later = await claimed(w)
         asked.replica_id = 4
         taken = await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=later, intent=asked), None)
         assert (taken.intent.epoch, taken.intent.config_index) == (later, 12)
 
-        def end(index: int) -> pb.EndIntentRequest:
-            return pb.EndIntentRequest(
-                epoch=later,
-                tablet_id=id_to_pb(row.tablet_id),
-                replica_id=4,
-                committed_config=config_to_pb(Configuration(index, row.config.peers)),
-                term=1,
-            )
-
         for late in (11, 12):
-            assert (await refused(w.leader.EndIntent(end(late), None))).code is Code.CAS_FAILED
+            assert (await refused(w.leader.EndIntent(end(row, later, late), None))).code is Code.CAS_FAILED
         assert w.catalog.tablets[row.tablet_id].config.opid_index == 12
-        w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(15, row.config.peers))
-        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 15)
-        await w.leader.EndIntent(end(13), None)
+        await in_force(w, row.tablet_id, Configuration(15, row.config.peers), says=row.leader)
+        await w.leader.EndIntent(end(row, later, 13), None)
         assert not w.catalog.intents
         assert w.catalog.tablets[row.tablet_id].config.opid_index == 15, (
             "what is known already is not forgotten"
@@ -142,19 +141,11 @@ async def test_a_table_that_is_dropped_while_it_is_healed_leaves_no_intent(tmp_p
     """No driver looks at its tablets any more, and a node that an intent names would never retire."""
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
-        epoch = await claimed(w)
-        target = min(n for n in w.nodes if row.config.peer_on(n) is None)
-        asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
-        await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
-
-        async def become(state: pb.NodeStatePB.ValueType) -> None:
-            request = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(target), state=state)
-            await w.leader.SetNodeState(request, None)
-
-        await become(pb.DRAINING)
-        assert (await refused(become(pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        _, epoch, asked = await healing(w)
+        target = hex_of(asked.target_node)
+        await w.move(target, pb.DRAINING, epoch=epoch)
+        assert (await refused(w.move(target, pb.RETIRED, epoch=epoch))).code is Code.UNSAFE_CHANGE
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
         assert not w.catalog.intents
-        await become(pb.RETIRED)
+        await w.move(target, pb.RETIRED, epoch=epoch)
         assert w.catalog.nodes[target].state == "RETIRED"

@@ -9,7 +9,6 @@ from stele.master.forgetting import DROPPED_AT_ONCE
 from stele.master.orders import Orders, fate_of
 from stele.master.port import insert
 from stele.model.ids import CATALOG_TABLET_ID, TabletId
-from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import OPTIONS, Node, World, made, ready, until, world
 from tests.master.test_following import commit, gone_table
@@ -25,6 +24,14 @@ async def deleted(w: World, name: str) -> list[TabletId]:
     return tablets
 
 
+async def deleted_but_at_one_node(w: World) -> tuple[list[TabletId], Node]:
+    """A table made and deleted, and its replicas too, but those of one node; its tablets, and that node."""
+    gone = await deleted(w, "t")
+    away = next(n for n in w.nodes.values() if any(t in gone for t, _ in n.replicas))
+    erase(w, gone, but=away.node_id)
+    return gone, away
+
+
 def erase(w: World, tablets: list[TabletId], *, but: str = "") -> None:
     """What DeleteTablet orders would have done, on all nodes but one."""
     for node in w.nodes.values():
@@ -34,8 +41,7 @@ def erase(w: World, tablets: list[TabletId], *, but: str = "") -> None:
 
 async def sweeps(w: World, *, silent: tuple[str, ...] = ()) -> None:
     """Long enough for the background to have looked at all several times."""
-    lead = w.masters[w.group.leader].lead
-    assert lead is not None
+    lead = w.lead
     until = lead.now_ms() + 10 * OPTIONS.sweep_ms
     await w.beat_until(lambda: lead.now_ms() > until, silent=silent)
 
@@ -80,9 +86,7 @@ async def test_thousands_of_rows_go_in_batches(tmp_path: Path) -> None:
 async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_deleted(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        gone = await deleted(w, "t")
-        away = next(n for n in w.nodes.values() if any(t in gone for t, _ in n.replicas))
-        erase(w, gone, but=away.node_id)
+        gone, away = await deleted_but_at_one_node(w)
         w.shift_ms += HOUR_MS
         await sweeps(w, silent=(away.node_id,))
         await w.elect(next(n for n in w.masters if n != w.group.leader))  # it has no report of that node
@@ -98,8 +102,7 @@ async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_delet
 
 async def fate_of_late_replica(w: World, away: Node) -> tuple[TabletId, str]:
     """What becomes of a replica on a node that is heard again."""
-    lead = w.masters[w.group.leader].lead
-    assert lead is not None
+    lead = w.lead
     (tablet, replica), *_ = away.replicas
     await w.beat_until(lambda: lead.liveness.report(tablet, away.node_id, replica) is not None)
     report = lead.liveness.report(tablet, away.node_id, replica)
@@ -110,12 +113,9 @@ async def fate_of_late_replica(w: World, away: Node) -> tuple[TabletId, str]:
 async def test_a_retired_node_holds_nothing_back_and_its_late_replica_is_left_alone(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        gone = await deleted(w, "t")
-        away = next(n for n in w.nodes.values() if any(t in gone for t, _ in n.replicas))
-        erase(w, gone, but=away.node_id)
+        gone, away = await deleted_but_at_one_node(w)
         for state in (pb.DRAINING, pb.RETIRED):
-            request = pb.SetNodeStateRequest(node_id=id_to_pb(away.node_id), state=state)
-            await w.leader.SetNodeState(request, None)
+            await w.move(away.node_id, state)
         w.shift_ms += HOUR_MS
         # This leader has its report and goes by it; the next one has not heard of the node.
         await w.elect(next(n for n in w.masters if n != w.group.leader))
@@ -131,8 +131,7 @@ async def test_of_orders_that_ended_nothing_is_remembered_once_they_may_be_given
 ) -> None:
     async with world(tmp_path, replace(OPTIONS, sweep_ms=3_600_000)) as w:
         await ready(w)
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        lead = w.lead
         gone = await deleted(w, "t")
         await w.beat()
         orders = Orders(lead, w.pool)

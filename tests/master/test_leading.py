@@ -21,6 +21,7 @@ from tests.master.harness import (
     create_request,
     hex_of,
     made,
+    one_tablet,
     ready,
     ready_again,
     refused,
@@ -78,7 +79,7 @@ async def test_a_tablet_whose_leader_says_that_it_leads_no_more_has_none(tmp_pat
     """Whoever asks where it is may be sent there all the same; but it takes no writes, and is not well."""
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        row = await one_tablet(w)
 
         async def leader() -> str:
             await w.beat()
@@ -94,7 +95,7 @@ async def test_a_replica_counts_as_gone_once_its_node_has_lacked_it_for_a_while(
     """A moment after a start not all that it has is opened."""
     async with world(tmp_path, replace(OPTIONS, missing_after_ms=60_000)) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        row = await one_tablet(w)
         peer = row.config.peers[2]
         del w.nodes[peer.node_id].replicas[row.tablet_id, peer.replica_id]
         await w.beat()

@@ -14,8 +14,8 @@ from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
-    made,
     no_formation,
+    one_tablet,
     ready,
     refused,
     until,
@@ -89,23 +89,19 @@ async def test_a_master_knows_where_its_callers_are_also_if_it_does_not_lead(tmp
 async def test_a_node_retires_only_when_nothing_names_it(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w, 5)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        row = await one_tablet(w)
         named = row.config.peers[0].node_id
-
-        async def move(node: str, state: pb.NodeStatePB.ValueType) -> None:
-            await w.leader.SetNodeState(pb.SetNodeStateRequest(node_id=id_to_pb(node), state=state), None)
-
-        assert (await refused(move(named, pb.RETIRED))).code is Code.INVALID_ARGUMENT
-        await move(named, pb.DRAINING)
-        assert (await refused(move(named, pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        assert (await refused(w.move(named, pb.RETIRED))).code is Code.INVALID_ARGUMENT
+        await w.move(named, pb.DRAINING)
+        assert (await refused(w.move(named, pb.RETIRED))).code is Code.UNSAFE_CHANGE
         free = next(n for n in w.nodes if row.config.peer_on(n) is None)
-        await move(free, pb.DRAINING)
-        await move(free, pb.RETIRED)
-        assert (await refused(move(free, pb.ACTIVE))).code is Code.INVALID_ARGUMENT
-        master = await refused(move(MASTERS[0], pb.RETIRED))
+        await w.move(free, pb.DRAINING)
+        await w.move(free, pb.RETIRED)
+        assert (await refused(w.move(free, pb.ACTIVE))).code is Code.INVALID_ARGUMENT
+        master = await refused(w.move(MASTERS[0], pb.RETIRED))
         assert master.code is Code.INVALID_ARGUMENT
-        await move(MASTERS[0], pb.DRAINING)
-        assert (await refused(move(MASTERS[0], pb.RETIRED))).code is Code.UNSAFE_CHANGE
+        await w.move(MASTERS[0], pb.DRAINING)
+        assert (await refused(w.move(MASTERS[0], pb.RETIRED))).code is Code.UNSAFE_CHANGE
 
 
 async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from stele.master.background import TABLETS_AT_ONCE, Background
 from stele.master.orders import ORDERS_PER_NODE, Orders, fate_of
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.ids import NodeId, ReplicaId
+from stele.model.ids import ReplicaId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb
 from stele.rpc.identity import Identity
@@ -19,10 +19,10 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     OPTIONS,
-    World,
-    create_request,
-    hex_of,
+    in_force,
     made,
+    one_tablet,
+    ordered,
     ready,
     until,
     world,
@@ -43,8 +43,7 @@ async def test_a_sweep_over_all_tablets_gives_others_their_turns_and_leaves_out_
     async with world(tmp_path) as w:
         await ready(w)
         table_id = await made(w, buckets=4 * TABLETS_AT_ONCE)
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        lead = w.lead
         turns = 0
 
         async def others() -> None:
@@ -83,14 +82,12 @@ async def test_a_node_that_does_not_answer_holds_up_no_orders_to_others(tmp_path
     async with world(tmp_path, replace(OPTIONS, order_retry_ms=10_000)) as w:
         await ready(w)
         slow = min(w.nodes)
-        answer = await w.leader.CreateTable(create_request("t", buckets=64), None)
-        await until(lambda: {r.state for r in tablets(w, answer)} == {"CREATING"})
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        table_id = await ordered(w, buckets=64)
+        lead = w.lead
         orders = Orders(lead, Nodes(Identity()))
-        wanted = [p.node_id for r in tablets(w, answer) for p in r.config.peers]
+        wanted = [p.node_id for r in w.catalog.current_tablets(table_id) for p in r.config.peers]
         for _ in range(5):
-            for row in tablets(w, answer):
+            for row in w.catalog.current_tablets(table_id):
                 orders.consider(row)
             w.shift_ms += 10_000
             await w.beat()
@@ -109,24 +106,17 @@ async def test_a_node_that_does_not_answer_holds_up_no_orders_to_others(tmp_path
         await orders.close()
 
 
-def tablets(w: World, created: pb.CreateTableResponse) -> list[TabletRecord]:
-    return list(w.catalog.current_tablets(hex_of(created.table_id)))
-
-
 async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        row = await one_tablet(w)
+        lead = w.lead
         evicted = row.config.peers[2]
-        node = w.nodes[evicted.node_id]
         report = lead.liveness.report(row.tablet_id, evicted.node_id, evicted.replica_id)
         assert report is not None and fate_of(lead, row, report) == "keep"
         assert fate_of(lead, None, report) == "keep"  # a tablet nobody knows
         smaller = Configuration(12, row.config.peers[:2])
-        w.nodes[row.config.peers[0].node_id].configs[row.tablet_id] = config_to_pb(smaller)
-        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        await in_force(w, row.tablet_id, smaller, says=row.config.peers[0].node_id)
         row = w.catalog.tablets[row.tablet_id]
         assert fate_of(lead, row, report) == "tombstone"
         # A change that it proposed itself as a leader, and that lost: nobody will ever tell it so.
@@ -136,9 +126,9 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         assert fate_of(lead, row, replace(report, status=told)) == "tombstone"
         told.committed_config.opid_index = 13
         assert fate_of(lead, row, replace(report, status=told)) == "keep"
-        newer = Peer(NodeId(node.node_id), ReplicaId(3), "", MemberType.VOTER)
-        node.configs[row.tablet_id] = config_to_pb(Configuration(15, (*smaller.peers, newer)))
-        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 15)
+        newer = Peer(evicted.node_id, ReplicaId(3), "", MemberType.VOTER)
+        again = Configuration(15, (*smaller.peers, newer))
+        await in_force(w, row.tablet_id, again, says=evicted.node_id)
         assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "keep"
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
         assert fate_of(lead, w.catalog.tablets[row.tablet_id], report) == "delete"
@@ -154,19 +144,16 @@ async def test_a_first_replica_is_not_made_once_another_configuration_is_in_forc
     sent: list[tuple[str, str]] = []
     async with world(tmp_path, replace(OPTIONS, create_timeout_ms=60_000)) as w:
         await ready(w)
-        created = await w.leader.CreateTable(create_request("t"), None)
-        await until(lambda: [r.state for r in tablets(w, created)] == ["CREATING"])
-        (row,) = tablets(w, created)
+        (row,) = w.catalog.current_tablets(await ordered(w))
         late = next(p for p in row.config.peers if p.node_id != row.leader)
         for peer in row.config.peers:
             if peer is not late:
                 w.nodes[peer.node_id].replicas[row.tablet_id, peer.replica_id] = peer.node_id == row.leader
         await w.beat()
         await until(lambda: w.catalog.tablets[row.tablet_id].state == "RUNNING")
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        lead = w.lead
 
-        async def ordered() -> list[tuple[str, str]]:
+        async def sent_now() -> list[tuple[str, str]]:
             sent.clear()
             await w.beat()
             orders = Orders(lead, Nodes(Identity()))
@@ -174,9 +161,9 @@ async def test_a_first_replica_is_not_made_once_another_configuration_is_in_forc
             await until(lambda: not orders.under_way())
             return list(sent)
 
-        assert await ordered() == [("CreateTablet", late.node_id)]
+        assert await sent_now() == [("CreateTablet", late.node_id)]
         w.nodes[row.leader].configs[row.tablet_id] = config_to_pb(Configuration(12, row.config.peers))
         await w.beat()
         await until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
         assert w.catalog.tablets[row.tablet_id].uncreated == (late.replica_id,)
-        assert await ordered() == []
+        assert await sent_now() == []

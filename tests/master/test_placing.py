@@ -21,6 +21,7 @@ from tests.master.harness import (
     create_request,
     hex_of,
     made,
+    ordered,
     ready,
     refused,
     until,
@@ -54,11 +55,8 @@ async def test_a_tablet_that_runs_by_the_time_its_row_may_be_changed_is_not_repl
     options = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, create_timeout_ms=60_000)
     async with world(tmp_path, options) as w:
         await ready(w)
-        answer = await w.leader.CreateTable(create_request("t"), None)
-        table_id = hex_of(answer.table_id)
-        await until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["CREATING"])
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        table_id = await ordered(w)
+        lead = w.lead
         background = Background(lead, Orders(lead, w.pool))
         (row,) = w.catalog.current_tablets(table_id)
         async with lead.locks.hold(tables=(f"id/{table_id}",), tablets=(row.tablet_id,)):
@@ -77,8 +75,7 @@ async def test_nothing_is_placed_on_nodes_that_a_new_leader_has_not_heard(tmp_pa
         await ready(w)
         silent = tuple(sorted(w.nodes)[:2])
         await w.elect(MASTERS[1])
-        lead = w.masters[MASTERS[1]].lead
-        assert lead is not None
+        lead = w.lead
         await w.beat_until(lambda: lead.settled, silent=silent)
         assert {c.node_id for c in lead.candidates()} == set(w.nodes) - set(silent)
         await w.beat()
@@ -139,9 +136,7 @@ async def test_nobody_is_told_of_a_tablet_that_may_yet_be_replaced(tmp_path: Pat
     """Its replicas lead and would acknowledge rows; the masters do not hear of it in time, and replace it."""
     async with world(tmp_path, MasterOptions(heartbeat_interval_ms=20, sweep_ms=30)) as w:
         await ready(w)
-        answer = await w.leader.CreateTable(create_request("t"), None)
-        table_id = hex_of(answer.table_id)
-        await until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["CREATING"])
+        table_id = await ordered(w)
         located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
         told = {hex_of(t.tablet_id) for t in located.tablets if t.replicas}
         w.create_replicas()

@@ -11,20 +11,18 @@ from stele.model.errors import Code
 from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import claimed, made, ready, refused, world
+from tests.master.harness import claimed, in_force, one_tablet, ready, refused, world
 
 
 async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
+        row = await one_tablet(w)
         target = next(n for n in w.nodes if row.config.peer_on(n) is None)
         intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
         await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=await claimed(w), intent=intent), None)
-        drain = pb.SetNodeStateRequest(node_id=id_to_pb(target), state=pb.DRAINING)
-        await w.leader.SetNodeState(drain, None)
-        retire = pb.SetNodeStateRequest(node_id=id_to_pb(target), state=pb.RETIRED)
-        error = await refused(w.leader.SetNodeState(retire, None))
+        await w.move(target, pb.DRAINING)
+        error = await refused(w.move(target, pb.RETIRED))
         assert error.code is Code.UNSAFE_CHANGE and "the intent on tablet" in str(error)
         assert w.catalog.nodes[target].state == "DRAINING"
 
@@ -34,25 +32,21 @@ async def test_a_master_that_has_just_joined_the_catalog_does_not_retire(tmp_pat
     async with world(tmp_path) as w:
         joins = f"{0xB0:032x}"
         await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(joins), role="master"), None)
-        drain = pb.SetNodeStateRequest(node_id=id_to_pb(joins), state=pb.DRAINING)
-        await w.leader.SetNodeState(drain, None)
+        await w.move(joins, pb.DRAINING)
         w.group.config = Configuration(20, (*w.group.config.peers, Peer(NodeId(joins), ReplicaId(4), "")))
-        retire = pb.SetNodeStateRequest(node_id=id_to_pb(joins), state=pb.RETIRED)
-        error = await refused(w.leader.SetNodeState(retire, None))
+        error = await refused(w.move(joins, pb.RETIRED))
         assert error.code is Code.UNSAFE_CHANGE and "the configuration of the catalog" in str(error)
 
 
 async def test_a_replica_that_may_know_more_than_the_catalog_is_not_tombstoned(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        (row,) = w.catalog.current_tablets(await made(w, buckets=0))
-        lead = w.masters[w.group.leader].lead
-        assert lead is not None
+        row = await one_tablet(w)
+        lead = w.lead
         evicted = row.config.peers[2]
         report = lead.liveness.report(row.tablet_id, evicted.node_id, evicted.replica_id)
         smaller = Configuration(12, row.config.peers[:2])
-        w.nodes[row.config.peers[0].node_id].configs[row.tablet_id] = config_to_pb(smaller)
-        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
+        await in_force(w, row.tablet_id, smaller, says=row.config.peers[0].node_id)
         row = w.catalog.tablets[row.tablet_id]
 
         def fate(**told: object) -> str:

@@ -12,16 +12,7 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import schema_from_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import (
-    MASTERS,
-    OPTIONS,
-    create_request,
-    hex_of,
-    made,
-    ready,
-    refused,
-    world,
-)
+from tests.master.harness import MASTERS, OPTIONS, create_request, hex_of, made, ready, refused, world
 
 
 async def test_a_table_is_made_listed_located_and_removed(tmp_path: Path) -> None:
