@@ -55,6 +55,11 @@ LOG_KEPT_MS = 120_000
 """How long flushed entries stay for a peer to come."""
 RoleListener = Callable[[Role, int, ReplicaId | None], None]
 
+_PEER_IS: dict[type, tuple[str, str]] = {
+    fx.PeerReached: ("peer does not answer", "peer answers again"),
+    fx.PeerSound: ("peer has FAILED", "peer is sound again"),
+}
+
 
 class Replica(ReadPart):
     """A running replica. `machine` is None while a young witness has no rows yet."""
@@ -395,17 +400,12 @@ class Replica(ReadPart):
                     self._log.warning("peer needs a copy", peer=replica_id, cause=cause)
                     self.needs_copy[replica_id] = cause
                     self.host.changed(self)  # the masters hear of it from this leader alone
-            case fx.PeerReached(replica_id, reached):
-                if reached:
-                    self._log.info("peer answers again", peer=replica_id)
+            case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):
+                ill, again = _PEER_IS[type(effect)]
+                if well:
+                    self._log.info(again, peer=replica_id)
                 else:
-                    self._log.warning("peer does not answer", peer=replica_id)
-                self.host.changed(self)
-            case fx.PeerSound(replica_id, sound):
-                if sound:
-                    self._log.info("peer is sound again", peer=replica_id)
-                else:
-                    self._log.warning("peer has FAILED", peer=replica_id)
+                    self._log.warning(ill, peer=replica_id)
                 self.host.changed(self)
 
     def _error(self, code: Code, message: str) -> SteleError:
