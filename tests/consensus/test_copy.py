@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,100 +13,17 @@ from typing import Any
 import pytest
 
 from stele.consensus.bootstrap import STORE
-from stele.consensus.copy_source import SessionInfo
-from stele.consensus.copy_target import CopyOrder, TabletCopy
+from stele.consensus.copy_target import TabletCopy
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TabletId
+from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
 from stele.raft.effects import Role
 from stele.raft.events import ChangeType
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
-
-
-class DirectFrames:
-    """CopyFrames straight from another node's sessions."""
-
-    def __init__(self, source: DirectSource, stop: Event, *wanted: Any) -> None:
-        self.source = source
-        self.stop = stop
-        self.wanted = wanted
-
-    def cancel(self) -> None:
-        """Nothing waits here for long."""
-
-    def __iter__(self) -> Iterator[tuple[int, bytes, int]]:
-        source, sent = self.source, 0
-        while source.hold is not None and not source.hold.wait(0.01):
-            if self.stop.is_set():
-                raise Retryable("stopped")
-        for at, data, crc in source.node.sessions.fetch(*self.wanted):
-            if source.breaks and sent + len(data) > source.break_after:
-                source.breaks -= 1
-                if source.damage:
-                    yield at, bytes(len(data)), crc
-                raise Retryable("the connection broke")
-            sent += len(data)
-            source.sent += len(data)
-            yield at, data, crc
-
-
-class DirectSource:
-    """CopySource straight to another node's sessions. `break_after` bytes the connection fails, `breaks` times."""
-
-    def __init__(
-        self, node: TestNode, breaks: int = 0, break_after: int = 1, *, damage: bool = False
-    ) -> None:
-        self.node = node
-        self.breaks = breaks
-        self.break_after = break_after
-        self.damage = damage
-        self.begun = 0
-        self.sent = 0
-        self.hold: Event | None = None
-
-    async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
-        self.begun += 1
-        return await self.node.sessions.begin(self.node.replicas.get(tablet_id), at_least)
-
-    def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> DirectFrames:
-        return DirectFrames(self, stop, session_id, name, offset, length)
-
-    async def keep_alive(self, session_id: str) -> int:
-        return self.node.sessions.keep_alive(session_id)
-
-    async def end(self, session_id: str, success: bool, damage: str) -> None:
-        await self.node.sessions.end(session_id, damage)
-
-
-def order(group: Group, source: TestNode, replica_id: int, **more: object) -> CopyOrder:
-    return CopyOrder(group.tablet_id, ReplicaId(replica_id), source.node_id, "source:1", **more)  # type: ignore[arg-type]
-
-
-async def start(
-    group: Group, source: TestNode, target: TestNode, replica_id: int, **more: object
-) -> TabletCopy:
-    copy = await target.manager.start_copy(order(group, source, replica_id, **more), DirectSource(source))
-    assert copy is not None
-    return copy
-
-
-async def installed(copy: TabletCopy) -> None:
-    await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
-    assert copy.progress.state == "Done", copy.progress.error
-
-
-async def add(group: Group, target: TestNode, replica_id: int, **more: object) -> Configuration:
-    leader = await group.leader()
-    peer = Peer(target.node_id, ReplicaId(replica_id), "n:1", **more)  # type: ignore[arg-type]
-    return await leader.change_config(ChangeType.ADD, peer, leader.committed_config.opid_index)
-
-
-def member_type(replica: Replica, replica_id: int) -> MemberType | None:
-    peer = replica.committed_config.peer(replica_id)
-    return peer.member_type if peer is not None else None
+from tests.consensus.copies import DirectSource, add, installed, member_type, order, start
 
 
 async def test_a_copy_joins_as_pre_follower_and_is_promoted(group_of: MakeGroup) -> None:

@@ -20,7 +20,7 @@ from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_copy import DirectSource, installed, order, start
+from tests.consensus.copies import DirectSource, installed, order, start
 from tests.consensus.test_copy_session import brought
 
 
@@ -96,8 +96,7 @@ async def test_a_session_over_files_that_cannot_be_read_is_refused(
     group, nodes = await group_of(3, spare=1)
     leader, node = await flushed(group)
     unreadable(monkeypatch, node.directory / "copies", "rows-")
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed and "IO_ERROR" in copy.progress.error
     assert leader.state is ReplicaState.FAILED and "making a checkpoint" in leader.error
@@ -110,8 +109,7 @@ async def test_rot_at_the_source_is_not_handed_on(group_of: MakeGroup, rotten: s
     group, nodes = await group_of(3, spare=1)
     leader, node = await flushed(group)
     flip(next((leader.directory / "store").glob(rotten)))
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed and "CORRUPT" in copy.progress.error, copy.progress
     assert not list((nodes[3].directory / "tablets").glob("*/4/incoming*"))
@@ -133,8 +131,7 @@ async def test_a_file_that_gives_back_other_bytes_is_found(
         return write(fd, bytes([data[0] ^ 1]) + bytes(data[1:]), at)
 
     monkeypatch.setattr(os, "pwrite", lying)
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
     monkeypatch.undo()
@@ -165,8 +162,7 @@ async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup
     _, one, other = sorted((leader.directory / "store").glob("rows-*"))
     assert one.stat().st_size == other.stat().st_size
     one.write_bytes(other.read_bytes())
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
 
@@ -175,8 +171,7 @@ async def test_a_file_of_a_later_version_is_no_damage(group_of: MakeGroup) -> No
     group, nodes = await group_of(3, spare=1)
     leader, node = await flushed(group)
     later_version(next((leader.directory / "store").glob("rows-*")))
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed and copy.progress.error.startswith("UNSUPPORTED_VERSION")
     assert list((nodes[3].directory / "tablets").glob("*/4/incoming*"))
@@ -203,8 +198,7 @@ async def test_an_error_of_the_disk_here_is_not_told_as_damage_of_the_source(
 
     monkeypatch.setattr(node.sessions, "end", ended)
     monkeypatch.setattr(os, "fdatasync", fail)
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     monkeypatch.undo()
     assert copy.failed and os.strerror(number) in copy.progress.error
@@ -225,8 +219,7 @@ async def test_a_source_is_told_of_damage_also_if_what_it_gave_cannot_be_removed
         remove(path)
 
     monkeypatch.setattr(copy_target, "remove_tree", fail)
-    copy = await nodes[3].manager.start_copy(order(group, node, 4), DirectSource(node))
-    assert copy is not None
+    copy = await start(group, node, nodes[3], 4)
     await copy.wait()
     assert copy.failed
     await wait_until(lambda: leader.state is ReplicaState.FAILED)

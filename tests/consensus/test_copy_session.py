@@ -19,7 +19,7 @@ from stele.model.ids import OpId
 from stele.raft.events import ChangeType
 from tests.consensus.cluster import Group, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_copy import DirectFrames, DirectSource, add, installed, order
+from tests.consensus.copies import DirectFrames, DirectSource, add, installed, order, start
 
 
 async def test_a_session_stands_before_a_byte_is_read(
@@ -277,8 +277,7 @@ async def test_the_source_holds_its_log_until_the_copy_is_a_member(group_of: Mak
     group, nodes = await group_of(3, spare=1)
     await group.write(rows([1]))
     await group.caught_up(nodes[0].replicas.get(group.tablet_id))
-    copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), DirectSource(nodes[0]))
-    assert copy is not None
+    copy = await start(group, nodes[0], nodes[3], 4)
     await installed(copy)
     await asyncio.sleep(3 * copy_target._JOIN_LOOK_S)
     assert anchors(group, nodes[0]) and len(nodes[0].sessions) == 1
@@ -321,7 +320,6 @@ async def test_what_a_ready_copy_names_survives_power_loss(
             told.append(synced[path.parent.stat().st_ino].get(STORE) == store.stat().st_ino)
 
     monkeypatch.setattr(os, "fsync", seen)
-    copy = await nodes[3].manager.start_copy(order(group, nodes[0], 4), DirectSource(nodes[0]))
-    assert copy is not None
+    copy = await start(group, nodes[0], nodes[3], 4)
     await installed(copy)
     assert told == [True, True]

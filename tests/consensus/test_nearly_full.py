@@ -18,7 +18,7 @@ from stele.wal.files import OsFiles
 from tests.consensus import cluster
 from tests.consensus.cluster import LOG_OPTIONS, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_copy import add, installed, member_type, start
+from tests.consensus.copies import add, installed, member_type, start
 
 LEFT_BYTES = 64 << 20
 NEEDED = replace(LOG_OPTIONS, low_space_bytes=4 << 20, pool_segments_max=1)

@@ -22,7 +22,7 @@ from stele.raft.ports import LoadedLog
 from stele.tserver.reports import report_one
 from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_copy import DirectSource, order
+from tests.consensus.copies import DirectSource, order, start
 from tests.wal.simfs import SimFiles
 
 T = TypeVar("T")
@@ -119,8 +119,7 @@ async def test_a_late_order_to_copy_leaves_a_failed_replica_its_vote(group_of: M
     victim = next(r for r in group.replicas() if r is not leader)
     node, source = group.node_of(victim), group.node_of(leader)
     victim.fail("damaged by a test")
-    copy = await node.manager.start_copy(order(group, source, 4), DirectSource(source))
-    assert copy is not None
+    copy = await start(group, source, node, 4)
     await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
     node.replicas.get(group.tablet_id).fail("damaged by a test, too")
     with pytest.raises(SteleError) as late:
@@ -331,8 +330,7 @@ async def test_of_a_deleted_tablet_no_directory_stays(group_of: MakeGroup) -> No
     group, nodes = await group_of(3, spare=1)
     await group.write(rows([1]))
     source, target, key = nodes[0], nodes[3], StreamKey(group.tablet_id, ReplicaId(4))
-    copy = await target.manager.start_copy(order(group, source, 4), DirectSource(source))
-    assert copy is not None
+    await start(group, source, target, 4)
     await wait_until(lambda: target.replicas.by_key(key) is not None)
     for node in nodes:
         assert (node.directory / "tablets" / group.tablet_id).is_dir()
@@ -346,8 +344,7 @@ async def test_beside_a_replica_that_goes_a_tombstone_stays(tmp_path: Path) -> N
         group = await Group([node]).create()
         await group.write(rows([1]))
         await node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
-        copy = await node.manager.start_copy(order(group, source, 2), DirectSource(source))
-        assert copy is not None
+        await start(group, source, node, 2)
         await node.manager.delete(group.tablet_id, 2, DataState.DELETED, 1 << 40, "a test")
         assert [p.name for p in (node.directory / "tablets" / group.tablet_id).iterdir()] == ["1"]
         node = await node.restart()

@@ -24,7 +24,7 @@ from stele.wal import format as wal_format
 from stele.wal import metadata
 from tests.consensus.cluster import TestNode, pairs, rows, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_copy import DirectSource, add, order
+from tests.consensus.copies import DirectSource, add, order
 
 
 def later_manifest(path: Path) -> None:
