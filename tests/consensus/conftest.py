@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stele.consensus import quiet
+from stele.tserver import quiet as quiet_groups
 from tests.consensus.cluster import Group, Network, TestNode, make_group
 
 MakeGroup = Callable[..., Awaitable[tuple[Group, list[TestNode]]]]
@@ -28,3 +30,10 @@ async def group_of(tmp_path: Path) -> AsyncIterator[MakeGroup]:
     for nodes in made:
         for node in list(nodes[0].network.nodes.values()):
             await node.stop()
+
+
+@pytest.fixture
+def rests_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of nodes that watch them rest after a moment in which nothing happens."""
+    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
+    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 50)

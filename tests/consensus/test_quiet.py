@@ -14,15 +14,12 @@ from stele.model.ids import OpId
 from stele.raft.messages import UpdateRequest
 from tests.consensus.cluster import Group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
+from tests.consensus.rest import resting
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
-
-
-def resting(replica: Replica) -> bool:
-    return replica.runtime is not None and replica.runtime.quiet
 
 
 async def put_to_rest(group: Group) -> Replica:

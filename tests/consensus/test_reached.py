@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from stele.consensus import quiet
 from stele.consensus.replica import Replica
-from stele.tserver import quiet as quiet_groups
 from tests.consensus import cluster
 from tests.consensus.cluster import OPTIONS, Group, TestNode, rows
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_resting import rests
+from tests.consensus.rest import at_rest
 
 
 @pytest.fixture(autouse=True)
@@ -57,17 +55,10 @@ async def test_a_peer_that_is_cut_off_is_reported_and_so_is_its_return(group_of:
     await told([])
 
 
-async def test_a_group_at_rest_believes_of_nobody_that_it_does_not_answer(
-    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("rests_soon")
+async def test_a_group_at_rest_believes_of_nobody_that_it_does_not_answer(group_of: MakeGroup) -> None:
     """Nobody says anything for much longer than that; and none of the first heartbeats after it is missed."""
-    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
-    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 50)
-    group, nodes = await group_of()
-    for node in nodes:
-        node.watch_quiet()
-    await group.write(rows([1]))
-    await rests(group)
+    group, _, _ = await at_rest(group_of)
     told: set[int] = set()
 
     async def watch(seconds: float) -> None:
@@ -81,17 +72,9 @@ async def test_a_group_at_rest_believes_of_nobody_that_it_does_not_answer(
     assert told == set()
 
 
-async def test_a_peer_that_is_cut_off_while_the_group_rests_is_reported(
-    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
-    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 50)
-    group, nodes = await group_of()
-    for node in nodes:
-        node.watch_quiet()
-    await group.write(rows([1]))
-    await rests(group)
-    leader = await group.leader()
+@pytest.mark.usefixtures("rests_soon")
+async def test_a_peer_that_is_cut_off_while_the_group_rests_is_reported(group_of: MakeGroup) -> None:
+    group, nodes, leader = await at_rest(group_of)
     victim: TestNode = next(n for n in nodes if n.node_id != leader.host.node_id)
     for node in nodes:
         node.reports_due.clear()

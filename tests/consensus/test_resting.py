@@ -6,35 +6,16 @@ import asyncio
 
 import pytest
 
-from stele.consensus import quiet
 from stele.consensus.quiet import begin_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType, Peer
 from stele.raft.events import ChangeType, Persisted
-from stele.tserver import quiet as quiet_groups
-from tests.consensus.cluster import Group, TestNode, rows, wait_until
+from tests.consensus.cluster import Group, rows, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.test_quiet import resting
+from tests.consensus.rest import at_rest, resting, rests
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 200)
-    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 50)
-
-
-async def at_rest(group_of: MakeGroup) -> tuple[Group, list[TestNode], Replica]:
-    group, nodes = await group_of()
-    for node in nodes:
-        node.watch_quiet()
-    await group.write(rows([1]))
-    await rests(group)
-    return group, nodes, await group.leader()
-
-
-async def rests(group: Group) -> None:
-    await wait_until(lambda: all(resting(r) for r in group.replicas() if r.running), 20)
+pytestmark = pytest.mark.usefixtures("rests_soon")
 
 
 async def another_leads(group: Group, gone: Replica) -> None:
