@@ -190,7 +190,9 @@ def test_a_client_that_goes_on_gets_every_row_once() -> None:
                 until_ended(provider)
             expected += batch.num_rows
         assert expected == Ordered.LAST
-        assert provider.scans > 1  # one goes on behind the other, more where this machine lets the client wait
+        assert (
+            provider.scans > 1
+        )  # one goes on behind the other, more where this machine lets the client wait
     finally:
         pool.close()
         server.close()

@@ -38,6 +38,19 @@ from tests.wal.support import (
 # --- handing over
 
 
+def thread_writes_for(pause_s: float, log: Log, side: LoopSide, append: Appends) -> None:
+    """The second entry is the thread's to write, and the loop's the third, which comes that much later."""
+    append()
+    side.loop.run()
+    assert log.handover.writer is Writer.THREAD
+    log.turn()
+    assert append.done == [1, 2]
+    side.now += pause_s
+    append()
+    side.run()
+    assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
+
+
 def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
     _, log, side = still()
     append = Appends(log)
@@ -53,15 +66,7 @@ def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
     append()
     side.run()
     assert append.done == [1] and log.stats.slow_writes == 1
-    append()
-    side.loop.run()
-    assert log.handover.writer is Writer.THREAD
-    log.turn()
-    assert append.done == [1, 2]
-    side.now += 2 * inline.SLOW_WRITE_S * inline.PAUSE_PER_WRITE
-    append()
-    side.run()
-    assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
+    thread_writes_for(2 * inline.SLOW_WRITE_S * inline.PAUSE_PER_WRITE, log, side, append)
 
 
 def test_after_a_slow_sync_the_thread_writes_for_a_while() -> None:
@@ -73,15 +78,7 @@ def test_after_a_slow_sync_the_thread_writes_for_a_while() -> None:
     side.now += 2 * inline.SLOW_SYNC_S
     side.run()
     assert append.done == [1]
-    append()
-    side.loop.run()
-    assert log.handover.writer is Writer.THREAD
-    log.turn()
-    assert append.done == [1, 2]
-    side.now += 2 * inline.SLOW_SYNC_S * inline.PAUSE_PER_SYNC
-    append()
-    side.run()
-    assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
+    thread_writes_for(2 * inline.SLOW_SYNC_S * inline.PAUSE_PER_SYNC, log, side, append)
 
 
 def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
