@@ -27,6 +27,7 @@ from stele.raft.events import (
     Compacted,
     DataArrived,
     Event,
+    Fitness,
     InitialState,
     PeerFailed,
     Propose,
@@ -229,6 +230,8 @@ class Scenario(Group):
             "says that its sync stalls": SyncStalled(self.now),
             "has FAILED": ReportFailed("damage"),
             "gets its rows": DataArrived(),
+            "has a wrong clock": Fitness(False),
+            "has a right clock again": Fitness(True),
         }
         if what == "sees the node fail of":
             self._feed(int(number), PeerFailed(ReplicaId(int((about or "").lstrip("n")))))
@@ -300,7 +303,10 @@ _SENTENCES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"{_N} restarts(?: with rows up to (\d+\.\d+))?(?:, told that n(\d+) leads)?", Scenario.restarts),
     (rf"the disk of {_N} stalls", Scenario.disk_stalls),
     (rf"the disk of {_N} goes on", Scenario.disk_goes_on),
-    (rf"{_N} (says that its sync stalls|has FAILED|gets its rows)()", Scenario.event),
+    (
+        rf"{_N} (says that its sync stalls|has FAILED|gets its rows|has a wrong clock|has a right clock again)()",
+        Scenario.event,
+    ),
     (rf"{_N} (sees the node fail of|drops its log up to) (\S+)", Scenario.event),
     (rf"{_N} is (leader|follower|candidate|learner|non_participant) of term (\d+)", Scenario.is_role),
     (rf"{_N} has the log ([\d ]*)", Scenario.has_log),

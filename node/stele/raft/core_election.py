@@ -6,6 +6,7 @@ majority has said that it would vote and hears no leader, or when the leader its
 
 from __future__ import annotations
 
+from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
 from stele.raft.core_base import NEVER_MS
 from stele.raft.core_follower import FollowerPart
@@ -185,9 +186,15 @@ class ElectionPart(FollowerPart):
             request.term == self.term
             and self.role is Role.FOLLOWER
             and self.may_campaign
-            and not self.leads_if_nobody_can
+            and self._may_take_over_from(sender)
         ):
             self._stand(f"leader {sender} hands over", ignore_live_leader=True)
+
+    def _may_take_over_from(self, leader: ReplicaId) -> bool:
+        """Not a witness; and one that is unfit only from a witness, which serves nobody and never has it back."""
+        peer = self.config.peer(leader)
+        from_witness = peer is not None and peer.member_type is MemberType.WITNESS
+        return not self.is_witness and (self._fit or from_witness)
 
     # Time
 

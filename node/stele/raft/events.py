@@ -171,8 +171,8 @@ class ReportFailed:
 class Fitness:
     """Whether this replica's node is fit to lead, as it is until told otherwise.
 
-    One that is not takes no leadership over, and stands only where nobody else has led for two election time-outs: it may
-    have the longest log. It goes on to lead where it leads; its owner hands over.
+    One that is not takes leadership over from a witness only, and stands only where nobody else has led for two election
+    time-outs: it may have the longest log. It goes on to lead where it leads; its owner hands over.
     """
 
     fit: bool
