@@ -372,16 +372,12 @@ def test_a_peer_that_does_not_answer_for_long_is_told_of_once_and_so_is_its_firs
 
 
 def test_a_new_leader_believes_of_nobody_that_it_does_not_answer() -> None:
-    """However late it is elected: silence counts from when it began to ask. A replica that has FAILED says so itself."""
+    """However late it is elected: silence counts from when it began to ask."""
     core = RaftCore(RaftOptions(unreached_ms=2_000), ReplicaId(1), initial(3), random.Random(1))
     lead(core, 100_000)
-    failed = UpdateResponse(core.term, False, OpId(0, 0), failed=True)
     for now in range(100_000, 101_900, 75):
         told = reached(accept(core, 2, 1, now=now)) + reached(core.step(Tick(now)))
         assert told == [] and unreached(core) == []
-    core.step(Received(ReplicaId(3), failed, 101_900))
-    for now in range(101_900, 104_500, 75):
-        assert reached(accept(core, 2, 1, now=now)) + reached(core.step(Tick(now))) == []
 
 
 def failed(core: RaftCore, peer: int, now: int = 5) -> list[Effect]:
@@ -402,6 +398,25 @@ def test_a_peer_that_has_failed_is_told_of_once_and_so_is_its_return() -> None:
     assert [sound(accept(core, 3, 1)) for _ in range(3)] == [[(3, True)], [], []]
     assert not any(p.failed for p in core.status().peers)
     assert sound(failed(core, 3)) == [(3, False)]
+
+
+def test_a_peer_that_has_failed_and_is_silent_since_is_told_of_as_any_other() -> None:
+    """One whose node was started again and again was taken for FAILED, and nobody knew that nothing was heard of it. While
+    it says that it is FAILED it answers."""
+    core = leader_in_step(RaftOptions(unreached_ms=2_000))
+    told: list[tuple[int, bool]] = []
+    for now in range(75, 8_000, 75):
+        told += reached(accept(core, 2, 1, now=now))
+        if now < 4_000:
+            told += reached(failed(core, 3, now))
+        told += reached(core.step(Tick(now)))
+        assert (unreached(core) == [3]) == (now > 3_975 + 2_000)
+    assert told == [(3, False)]
+    assert [(p.failed, p.unreached, p.last_heard_ms) for p in core.status().peers if p.replica_id == 3] == [
+        (True, True, 3_975)
+    ]
+    assert reached(failed(core, 3, 8_000)) == [(3, True)] and unreached(core) == []
+    assert reached(core.step(Tick(8_075))) == []
 
 
 def test_a_peer_that_is_sound_again_counts_with_what_it_held_before() -> None:

@@ -188,15 +188,13 @@ class LeaderPart(ElectionPart):
         progress = self._progress.get(sender)
         if progress is None:
             return
-        if response.failed:
-            # It abstains: neither its copy nor its word counts any more.
-            self._tell_sound(progress, False)
-            self._tell_reached(progress, True)
-            return
-        self._tell_sound(progress, True)
-        self._tell_reached(progress, True)
         progress.connected = True
         progress.heard_ms = self._now_ms
+        self._tell_sound(progress, not response.failed)
+        self._tell_reached(progress, True)
+        if response.failed:
+            # It abstains: neither its copy nor its word counts any more.
+            return
         progress.has_data = response.has_data
         if response.read_context and self._reads.acknowledge(sender, response.read_context):
             self._match_dirty = True
@@ -287,7 +285,7 @@ class LeaderPart(ElectionPart):
                 gone = progress.replica_id
                 continue
             progress.look(self._last_for(progress), now)
-            if not progress.failed and now - progress.last_heard_ms > self.options.unreached_ms:
+            if now - progress.last_heard_ms > self.options.unreached_ms:
                 self._tell_reached(progress, False)
             replicates = progress.state is PeerState.REPLICATE
             if replicates and progress.inflight and now - progress.moved_ms > self.options.election_min_ms:

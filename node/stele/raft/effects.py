@@ -183,7 +183,8 @@ class PeerNeedsCopy:
 
 @record
 class PeerReached:
-    """A peer that this leader believed to answer has not done so for `unreached_ms` (`reached` false), or does again."""
+    """A peer that this leader believed to answer has not done so for `unreached_ms` (`reached` false), or does again. To say
+    that it is FAILED is an answer."""
 
     replica_id: ReplicaId
     reached: bool
