@@ -52,7 +52,8 @@ class Refused(Exception):
 @dataclass
 class ModelNode:
     """A node and whether it answers; `gone` ones never come back, copies to `hangs` ones never get further, `cut` ones are
-    heard by the masters, copy and take orders, and no replica hears theirs."""
+    heard by the masters, copy and take orders, and no replica hears theirs. `opening` ones are heard, and were started again:
+    they have told of none of their replicas, and no replica hears those yet."""
 
     node_id: NodeId
     machine: str
@@ -62,17 +63,19 @@ class ModelNode:
     gone: bool = False
     hangs: bool = False
     cut: bool = False
+    opening: bool = False
     state: NodeState = NodeState.ACTIVE
 
 
 @dataclass
 class ModelReplica:
-    """What a node holds of a tablet."""
+    """What a node holds of a tablet. `said_failed`: what its leader last heard of it."""
 
     node_id: NodeId
     has_data: bool
     copied: int = COPY_ROUNDS
     failed: bool = False
+    said_failed: bool = False
     tombstoned: bool = False
     caught_up_once: bool = False
 
@@ -143,13 +146,17 @@ class Cluster:
 
     def _tablet_view(self, t: ModelTablet) -> TabletView:
         silence = {
-            p.replica_id: 120_000
+            p.replica_id: 120_000 if self.nodes[p.node_id].cut or not self.nodes[p.node_id].alive else 6_000
             for p in t.config.peers
             if t.leader and not self.reaches(t.leader, p.node_id)
         }
+        failed = tuple(ReplicaId(rid) for rid, r in t.replicas.items() if r.said_failed)
         reports = tuple(
-            replace(self._report(rid, r), unreached_ms=silence if r.node_id == t.leader else {})
+            replace(self._report(rid, r), unreached_ms=silence, failed_peers=failed)
+            if r.node_id == t.leader
+            else self._report(rid, r)
             for rid, r in t.replicas.items()
+            if not self.nodes[r.node_id].opening
         )
         return TabletView(
             t.tablet_id, TableId("f" * 32), "t", "RUNNING", t.config, 1, t.leader, t.rf, reports
@@ -169,13 +176,16 @@ class Cluster:
         """Whether the peer's replica can vote and answer."""
         replica = t.replicas.get(peer.replica_id)
         answers = replica is not None and not replica.failed and not replica.tombstoned
-        node = self.nodes[peer.node_id]
-        return answers and node.alive and not node.cut
+        return answers and self._heard(self.nodes[peer.node_id])
 
     def reaches(self, leader: str, node_id: str) -> bool:
         """Whether the leader on one node is answered by another."""
-        node = self.nodes[NodeId(node_id)]
-        return node_id == leader or (node.alive and not node.cut)
+        return node_id == leader or self._heard(self.nodes[NodeId(node_id)])
+
+    @staticmethod
+    def _heard(node: ModelNode) -> bool:
+        """Whether other replicas hear those on it."""
+        return node.alive and not node.cut and not node.opening
 
     def live_voters(self, t: ModelTablet, config: Configuration | None = None) -> list[Peer]:
         """Voters of the configuration that answer."""
@@ -350,6 +360,8 @@ class Cluster:
                 claimed = t.config.peer(rid) is not None or (intent is not None and intent.replica_id == rid)
                 if not claimed and self.nodes[r.node_id].alive:
                     r.tombstoned = True
+                if t.leader and self.reaches(t.leader, r.node_id):
+                    r.said_failed = r.failed
             if not self.has_quorum(t):
                 t.leader = ""
                 continue

@@ -62,7 +62,8 @@ def answering(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
 
 class Served:
     """`address` answers for all masters and nodes. `claims` and `leads` are the masters' own state. `failed_peers` are what
-    leaders say of their peers, `reported_failed` what they said when they reported last."""
+    leaders say of their peers, `reported_failed` what they said when they reported last; `lacking` says that those lack what
+    their log no longer has."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -73,6 +74,7 @@ class Served:
         self.witness_starts: list[OpId] = []
         self.failed_peers: tuple[int, ...] = ()
         self.reported_failed: tuple[int, ...] = ()
+        self.lacking = False
         self.too_old: set[int] = set()
         """New replicas whose start as a witness is no longer in their leader's log."""
 
@@ -101,7 +103,10 @@ class Served:
             committed_config=config_to_pb(t.config),
         )
         if leads:
-            status.peers.extend(common_pb2.PeerHealthPB(replica_id=n, failed=True) for n in failed)
+            lacking = self.lacking
+            status.peers.extend(
+                common_pb2.PeerHealthPB(replica_id=n, failed=not lacking, needs_copy=lacking) for n in failed
+            )
         if r.copy is not None:
             status.copy.state = r.copy.state
             status.copy.bytes_done, status.copy.bytes_total = r.copy.bytes_done, r.copy.bytes_total

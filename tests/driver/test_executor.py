@@ -110,6 +110,27 @@ async def test_a_leader_that_said_that_a_peer_has_failed_is_asked_again() -> Non
         assert told and "has FAILED" in told[0].reason
 
 
+@pytest.mark.parametrize("lacking", [False, True], ids=["failed", "lacking"])
+async def test_a_peer_that_had_failed_is_told_of_by_its_own_node_before_it_is_replaced(lacking: bool) -> None:
+    """Started again it may be well, but does not have what its leader's log no longer has."""
+    cluster, told = Cluster(4, 1, 1, 3), list[Progress]()
+    (t,) = cluster.tablets.values()
+    peer = next(p for p in t.config.peers if p.node_id != t.leader)
+    async with serve(cluster) as served, driver(served, told) as executor:
+        served.lacking = lacking
+        served.failed_peers = served.reported_failed = (peer.replica_id,)
+        cluster.nodes[peer.node_id].opening = True
+        await passes(executor, cluster, 3)
+        if lacking:
+            assert told[0].kind == "BeginIntent"
+            return
+        assert {p.kind for p in told} == {"Blocked"} and "started again" in told[0].reason
+        assert not cluster.intents
+        cluster.nodes[peer.node_id].opening = False
+        served.failed_peers = served.reported_failed = ()
+        assert (await executor.run_once(POLICY)).idle
+
+
 async def test_a_driver_that_was_replaced_stops() -> None:
     cluster = killed()
     async with serve(cluster) as served, driver(served) as old, driver(served, holder="d2") as new:

@@ -96,8 +96,8 @@ def test_a_tombstone_beside_the_leader_does_not_hide_what_the_leader_says() -> N
     leader = t.config.peer(ReplicaId(4))
     assert leader is not None and leader.node_id == t.replicas[1].node_id and t.replicas[1].tombstoned
     t.leader = leader.node_id
-    failed = (ReplicaId(2),)
-    view = reported(cluster.view(), lambda r: replace(r, failed_peers=failed) if r.replica_id == 4 else r)
+    lacking = (ReplicaId(2),)
+    view = reported(cluster.view(), lambda r: replace(r, lacking_peers=lacking) if r.replica_id == 4 else r)
     assert "replica 2" in plan(view, POLICY)[0].reason
 
 

@@ -21,6 +21,8 @@ EVENTS = (
     "cut",
     "mend",
     "fail",
+    "restart",
+    "opened",
     "drain",
     "undrain",
     "crash",
@@ -73,6 +75,12 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
             peer = t.config.peers[pick % len(t.config.peers)]
             if peer.replica_id in t.replicas and cluster.may_fail(t, peer.replica_id):
                 t.replicas[peer.replica_id].failed = True
+        case "restart" if node.alive and cluster.may_die(node.node_id):
+            node.opening = True
+            for replica in (r for o in tablets for r in o.replicas.values() if r.node_id == node.node_id):
+                replica.failed = replica.failed and bool(pick % 2)
+        case "opened":
+            node.opening = False
         case "drain" if node.state is NodeState.ACTIVE:
             node.state = NodeState.DRAINING
         case "undrain" if node.state is NodeState.DRAINING:
@@ -97,6 +105,7 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
 def heal(cluster: Cluster) -> None:
     """No more faults: enough new machines, every node that can returns; then it must converge."""
     for node in cluster.nodes.values():
+        node.opening = False
         if node.state is NodeState.DRAINING and node.alive:
             node.state = NodeState.ACTIVE
     for _ in range(5):

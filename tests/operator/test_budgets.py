@@ -47,7 +47,16 @@ def with_laggard(tablet: TabletView) -> TabletView:
     leader = tablet.leader
     assert leader is not None and leader != tablet.config.peers[-1]
     lacking = (tablet.config.peers[-1].replica_id,)
-    report = ReplicaView(leader.node_id, leader.replica_id, ReplicaState.RUNNING, failed_peers=lacking)
+    report = ReplicaView(leader.node_id, leader.replica_id, ReplicaState.RUNNING, lacking_peers=lacking)
+    return replace(tablet, replicas=(report,))
+
+
+def with_one_in_doubt(tablet: TabletView) -> TabletView:
+    """The tablet with its last replica FAILED by its leader's word; its node, started again, has not told of it."""
+    leader = tablet.leader
+    assert leader is not None and leader != tablet.config.peers[-1]
+    failed = (tablet.config.peers[-1].replica_id,)
+    report = ReplicaView(leader.node_id, leader.replica_id, ReplicaState.RUNNING, failed_peers=failed)
     return replace(tablet, replicas=(report,))
 
 
@@ -86,6 +95,7 @@ def with_a_witness(tablet: TabletView) -> TabletView:
         with_a_witness,
         with_failed,
         with_laggard,
+        with_one_in_doubt,
         with_one_out_of_reach,
         with_one_that_finds_no_leader,
         without_one,

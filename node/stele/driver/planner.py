@@ -109,11 +109,17 @@ class _Planner:
         return None
 
     def not_heard(self, s: Situation) -> Step | None:
-        """A new leader master neither takes a node for dead that it has not heard, nor for returned."""
-        names = ", ".join(m.name for m in s.members if m.unheard)
-        if not names:
+        """A new leader master neither takes a node for dead that it has not heard, nor for returned. Nor is a replica that had
+        FAILED taken for anything before its node, started again, has told of it."""
+        unheard = [m for m in s.members if m.unheard]
+        if not unheard:
             return None
-        return _blocked(s, "NotHeard", f"the leader master is new and has not heard of {names} yet")
+        if untold := ", ".join(m.name for m in unheard if m.untold):
+            why = f"{untold} had FAILED; its node was started again and has not told yet how it is"
+        else:
+            names = ", ".join(m.name for m in unheard)
+            why = f"the leader master is new and has not heard of {names} yet"
+        return _blocked(s, "NotHeard", why)
 
     def lost_majority(self, s: Situation) -> Step | None:
         if _serves(s):

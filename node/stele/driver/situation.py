@@ -45,18 +45,37 @@ def replica_failed(report: ReplicaView | None) -> bool:
     )
 
 
-def failed_replicas(tablet: TabletView) -> frozenset[int]:
-    """Members that cannot serve again: their own nodes say so, or the leader has no log any more for what they lack."""
+def leader_report(tablet: TabletView) -> ReplicaView | None:
+    """The leader's own report, or None."""
     # By replica: the leader's node may tell of a tombstone of the same tablet, too.
-    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
-    by_leader = leader.failed_peers if leader is not None else ()
+    return tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
+
+
+def in_doubt(tablet: TabletView) -> frozenset[int]:
+    """Members that FAILED by their leader's word, and may be well: their nodes, started again, have not told of them yet, or
+    that they have not heard a leader yet. So the word may be of what they were before. Demoted ones are given up already."""
+    leader = leader_report(tablet)
+    if leader is None or not leader.failed_peers:
+        return frozenset()
+    wanted = (p.replica_id for p in tablet.config.peers if p.votes or p.promote)
+    said = {n: tablet.report(n) for n in wanted if n in leader.failed_peers and n not in leader.lacking_peers}
+    return frozenset(n for n, report in said.items() if report is None or report.waits)
+
+
+def failed_replicas(tablet: TabletView) -> frozenset[int]:
+    """Members that cannot serve again: their own nodes say so, or their leader does and they are not in doubt, or it has no
+    log any more for what they lack."""
+    leader = leader_report(tablet)
+    by_leader: frozenset[int] = frozenset()
+    if leader is not None:
+        by_leader = frozenset(leader.failed_peers) - in_doubt(tablet) | frozenset(leader.lacking_peers)
     ids = (peer.replica_id for peer in tablet.config.peers)
     return frozenset(n for n in ids if n in by_leader or replica_failed(tablet.report(n)))
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
     """Members that their leader does not reach, whether or not their nodes are heard, and for how long it has not."""
-    leader = tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
+    leader = leader_report(tablet)
     node = view.node(tablet.leader_node)
     if leader is None or node is None:
         return {}
@@ -66,22 +85,31 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer with what is known of it. `answers`: its leader does not say otherwise; `unreached`: it has said so for long.
-    `active`: its node takes replicas (not DRAINING)."""
+    """A peer with what is known of it. `in_doubt`: it had FAILED, and its node was started again. `answers`: its leader does
+    not say otherwise; `unreached`: it has said so for long. `active`: its node takes replicas (not DRAINING)."""
 
     peer: Peer
     node: NodeView | None
     report: ReplicaView | None
     dead: bool
     failed: bool
+    in_doubt: bool
     answers: bool
     unreached: bool
     active: bool
 
     @property
     def unheard(self) -> bool:
-        """Neither dead nor alive: the leader master, new in its place, has not heard the node yet."""
-        return not self.dead and self.node is not None and not self.node.ever_heard
+        """Neither dead nor alive: the leader master, new in its place, has not heard the node yet, or the node has not told of
+        it since its start."""
+        if self.dead:
+            return False
+        return self.untold or (self.node is not None and not self.node.ever_heard)
+
+    @property
+    def untold(self) -> bool:
+        """In doubt, and not yet silent for so long that nobody waits for it."""
+        return self.in_doubt and not self.unreached
 
     @property
     def live(self) -> bool:
@@ -193,7 +221,7 @@ class Situation:
 
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
-    failed = failed_replicas(tablet)
+    failed, doubtful = failed_replicas(tablet), in_doubt(tablet)
     # Nobody answers for one that is gone from its node, which may be well.
     unreached = {n: ms for n, ms in unreached_ms(tablet, view).items() if n not in failed}
     patience_ms = max(policy.unreached_after_ms, policy.dead_after_ms)
@@ -207,6 +235,7 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
                 report=tablet.report(peer.replica_id),
                 dead=is_dead(node, policy),
                 failed=peer.replica_id in failed,
+                in_doubt=peer.replica_id in doubtful,
                 answers=peer.replica_id not in unreached,
                 unreached=unreached.get(peer.replica_id, 0) > patience_ms,
                 active=node is not None and node.state is NodeState.ACTIVE,

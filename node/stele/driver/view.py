@@ -100,15 +100,21 @@ class ReplicaView:
     error: str = ""
     age_ms: int = 0
     failed_peers: tuple[ReplicaId, ...] = ()
-    """Leader only: peers that said that they are FAILED, or that its log can no longer bring up to date."""
+    """Leader only: peers that said that they are FAILED when it last heard them."""
+    lacking_peers: tuple[ReplicaId, ...] = ()
+    """Leader only: peers that its log can no longer bring up to date."""
     unreached_ms: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
     """Leader only: for how long those peers have not answered it that it says do not."""
 
     @property
+    def waits(self) -> bool:
+        """Whether it is being opened, or knows of no leader."""
+        return self.state in (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
+
+    @property
     def leaderless(self) -> bool:
-        """Whether it has said for long that it is being opened, or knows of no leader."""
-        waits = self.state in (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
-        return waits and self.age_ms > LEADERLESS_MS
+        """Whether it has said so for long."""
+        return self.waits and self.age_ms > LEADERLESS_MS
 
 
 @dataclass(frozen=True, slots=True)

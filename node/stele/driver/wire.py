@@ -95,7 +95,8 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         copy=_copy_from_pb(pb.copy) if pb.HasField("copy") else None,
         error=pb.error,
         age_ms=age_ms,
-        failed_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.failed or p.needs_copy),
+        failed_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.failed),
+        lacking_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.needs_copy),
         unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached},
     )
 

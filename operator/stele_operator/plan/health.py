@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stele.driver.situation import failed_replicas, unreached_ms
+from stele.driver.situation import failed_replicas, in_doubt, unreached_ms
 from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
@@ -56,7 +56,7 @@ def live_voters(o: Observation, tablet: TabletView) -> int:
     if view is None:
         return 0
     leaderless = {r.replica_id for r in tablet.replicas if r.leaderless}
-    lost = {*failed_replicas(tablet), *unreached_ms(tablet, view), *leaderless}
+    lost = {*failed_replicas(tablet), *in_doubt(tablet), *unreached_ms(tablet, view), *leaderless}
     voters = (p for p in tablet.config.peers if p.member_type is MemberType.VOTER)
     return sum(_heard(view.node(p.node_id)) and p.replica_id not in lost for p in voters)
 
