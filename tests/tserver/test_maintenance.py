@@ -390,6 +390,53 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
     await loops.close()
 
 
+@pytest.mark.parametrize("look", ["for a merge", "for dead rows", "for a flush"])
+async def test_a_look_at_many_stores_gives_way_to_all_else(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """With 1,300 tablets each look held the event loop for 5 ms and more."""
+    monkeypatch.setattr(maintenance, "STORES_AT_ONCE", 2)
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    await with_files(cluster, 5)
+    loops = await at_rest(node)
+    loops._reclaim_ms = 0
+    step = {"for a merge": loops._next_merge, "for dead rows": loops._next_reclaim}.get(
+        look, loops._flush_round
+    )
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.ensure_future(others())
+    await asyncio.sleep(0)
+    assert not await step()
+    beside.cancel()
+    assert turns == 2
+
+
+async def test_a_store_that_fails_before_its_turn_is_not_merged(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "STORES_AT_ONCE", 1)
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    first, *_ = await with_files(cluster, 3)
+    loops = await at_rest(node)
+    await with_room(node, 1 << 30)
+    assert first.plan_compaction() is not None  # it is being merged
+    failing, last = list(node.replicas)[1:]
+    look = asyncio.ensure_future(loops._next_merge())
+    await asyncio.sleep(0)
+    failing.fail("its disk")
+    due = await look
+    assert due is not None and due[0] is last
+
+
 class NoMemory(Files):
     """There is none for a file."""
 

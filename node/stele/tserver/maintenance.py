@@ -3,8 +3,8 @@
 One flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker process that is
 given file names and never rows, and that goes away when it has nothing to do.
 
-Invariant: no step of it blocks the event loop or waits for another's, a failing replica does not stop the others'
-maintenance, and a merge is begun only where its file leaves the log the space that writes need.
+Invariant: no step of it blocks the event loop, however many stores there are, or waits for another's, a failing replica
+does not stop the others' maintenance, and a merge is begun only where its file leaves the log the space that writes need.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -44,6 +44,9 @@ QUIET_MS = 10_000
 QUIET_BYTES = 1 << 20
 RECLAIM_MS = 10_000
 """Between two looks for stores much of which is dead, once none is."""
+STORES_AT_ONCE = 200
+"""After looks at so many stores everything else on the event loop has its turn: a look takes some 3 us, and more of a store
+with many files."""
 COMPACTION_REST_MS = 30_000
 """How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
 SEGMENTS_KEPT = 2
@@ -109,7 +112,8 @@ class Maintenance:
         self._since = {key: since for key, since in self._since.items() if key in left}
         pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
         flushed = await self._flush_largest(left)
-        for key, replica in tuple(left.items()):
+        for looked, (key, replica) in enumerate(tuple(left.items()), 1):
+            await _give_way(looked)
             if key in left and self._is_due(replica, key in pinned):
                 del left[key]
                 flushed |= await self._flush(replica)
@@ -162,14 +166,14 @@ class Maintenance:
         """Merge, one after the other, what is to be merged and has room, the stores by turns."""
         while True:
             await self._node.watch.measure()  # the merge before took space, and gave some back
-            due = self._next_merge() or await self._next_reclaim()
+            due = await self._next_merge() or await self._next_reclaim()
             if due is None:
                 return
             await self._merge(*due)
 
-    def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
+    async def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
         room = room_bytes(self._node)
-        for replica, machine in self._in_turn():
+        async for replica, machine in self._in_turn():
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
                 self._merged_last = replica.superblock.key
@@ -182,7 +186,7 @@ class Maintenance:
         now = self._node.now_ms()
         if now < self._reclaim_ms:
             return None
-        for replica, machine in self._in_turn():
+        async for replica, machine in self._in_turn():
             looked = machine.reclaim_due
             try:
                 if looked:
@@ -199,20 +203,22 @@ class Maintenance:
         self._reclaim_ms = now + RECLAIM_MS
         return None
 
-    def _in_turn(self) -> list[tuple[Replica, Any]]:
-        """All that have files to merge and no failed merge to rest from, those behind the one merged last first."""
+    async def _in_turn(self) -> AsyncIterator[tuple[Replica, Any]]:
+        """All that have files to merge and no failed merge to rest from, those behind the one merged last first; each as it is
+        when its turn comes."""
         now = self._node.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
         replicas = list(self._node.replicas)
         keys = [replica.superblock.key for replica in replicas]
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
-        return [
-            (replica, replica.machine)
-            for replica in replicas[start:] + replicas[:start]
-            if replica.running
-            and hasattr(replica.machine, "plan_compaction")
-            and replica.superblock.key not in self._resting
-        ]
+        for looked, replica in enumerate(replicas[start:] + replicas[:start], 1):
+            await _give_way(looked)
+            if (
+                replica.running
+                and hasattr(replica.machine, "plan_compaction")
+                and replica.superblock.key not in self._resting
+            ):
+                yield replica, replica.machine
 
     async def _merge(self, replica: Replica, job: CompactionJob) -> None:
         machine: Any = replica.machine
@@ -235,6 +241,12 @@ class Maintenance:
             log.warning("compaction", tablet=replica.tablet_id, error=str(error))
         else:
             log.error("compaction", tablet=replica.tablet_id, exc_info=error)
+
+
+async def _give_way(looked: int) -> None:
+    """Between looks at stores, of which so many were begun: whatever else may happen meanwhile, also to the stores."""
+    if looked % STORES_AT_ONCE == 0:
+        await asyncio.sleep(0)
 
 
 def room_bytes(node: Node) -> int:
