@@ -3,9 +3,11 @@ begin one after the other while rows are written."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.tablet import memtable
 from stele.tablet.store import TabletStore
-from tests.tablet.twin import SCHEMA, Row, block_of, new_store, rows_in, rows_of, write_entry
+from tests.tablet.twin import SCHEMA, Row, block_of, flush, new_store, rows_in, rows_of, write_entry
 
 ORDERED = ScanSpec(ordered=True)
 READERS = 8
@@ -124,6 +126,22 @@ def test_a_view_gives_its_rows_whichever_view_was_read_before(
         assert rows_in(view) == in_order
         part = rows_of(view.scan(ScanSpec(lower_key=lower, upper_key=upper)))
         assert part == [row for row in in_order if 50 <= row["n"] < 150]
+
+
+def test_a_slow_scan_holds_of_flushed_memory_what_was_put_in_order_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the rows as they were applied, too, with their keys and indexes: twice as much for blocks, more for puts."""
+    monkeypatch.setattr(memtable, "GROUP_ROWS", 64)
+    store = _filled(tmp_path / "t")
+    view = store.view()
+    table = weakref.ref(store._state.active)
+    scan = view.scan(ORDERED, last=True)
+    first = next(scan)
+    flush(store)
+    gc.collect()
+    assert table() is None
+    assert [row["n"] for row in rows_of([first, *scan])] == list(range(_COUNT))
 
 
 def test_rows_that_are_too_many_to_be_put_in_order_hold_up_nobody() -> None:

@@ -61,6 +61,11 @@ class View:
         # Rows applied later may lie with those that are read.
         self._newest = min(snapshot, self._memory[0].max_time) if self._memory else snapshot
 
+    @property
+    def memory(self) -> dict[int, int]:
+        """About how many bytes of rows in memory it reads, by the serial of their memtable."""
+        return {m.table.serial: m.table.bytes for m in self._memory}
+
     def __enter__(self) -> View:
         return self
 
@@ -75,9 +80,15 @@ class View:
 
     # --- scans -----------------------------------------------------------------------------------------------------
 
-    def scan(self, spec: ScanSpec = ScanSpec()) -> Iterator[pa.RecordBatch]:  # noqa: B008 (immutable)
+    def scan(
+        self,
+        spec: ScanSpec = ScanSpec(),  # noqa: B008 (immutable)
+        *,
+        last: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
         """Batches of the rows that the spec asks for, columns as in `spec.column_ids`; in key order if `spec.ordered`
-        or `spec.resume_after` is set.
+        or `spec.resume_after` is set. `last`: nothing else is read; the view is closed once the scan has what it reads from.
+        Of memory that is flushed meanwhile a scan that lasts then holds what was put in order for it, and no more.
 
         Raises:
             Rejected: unknown columns, predicates that do not fit.
@@ -89,7 +100,7 @@ class View:
         extra = [self.schema.by_id[p.column_id] for p in spec.predicates if p.column_id not in names]
         columns = (*wanted, *dict.fromkeys(extra))
         lower = max(spec.lower_key, spec.resume_after + b"\x00") if spec.resume_after else spec.lower_key
-        return _limited(self._filtered(columns, len(wanted), filter_, lower, spec), spec.limit)
+        return _limited(self._filtered(columns, len(wanted), filter_, lower, spec, last), spec.limit)
 
     def _column(self, column_id: int) -> Column:
         column = self.schema.by_id.get(column_id)
@@ -98,11 +109,17 @@ class View:
         return column
 
     def _filtered(
-        self, columns: tuple[Column, ...], wanted: int, filter_: Filter, lower: bytes, spec: ScanSpec
+        self,
+        columns: tuple[Column, ...],
+        wanted: int,
+        filter_: Filter,
+        lower: bytes,
+        spec: ScanSpec,
+        last: bool,
     ) -> Iterator[pa.RecordBatch]:
         barren = 0
         free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
-        for batch in self._batches(columns, lower, spec.upper_key, free):
+        for batch in self._batches(columns, lower, spec.upper_key, free, last):
             mask = filter_.mask(batch)
             passed = batch if mask is None else batch.filter(mask)
             if passed.num_columns > wanted:
@@ -115,11 +132,14 @@ class View:
                 yield passed.slice(start, spec.batch_rows)
 
     def _batches(
-        self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool
+        self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool, last: bool
     ) -> Iterator[pa.RecordBatch]:
         """`free`: all rows, in any order. A batch is empty where none of the rows that were read is there."""
         schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
-        for cluster in clusters(self._sources(), lower, upper):
+        found = clusters(self._sources(), lower, upper)
+        if last:
+            self.close()
+        for cluster in found:
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
                 yield from self._stream(cluster[0], columns, schema, lower, upper)
             elif free and max(s.max_time for s in cluster) <= self._newest:

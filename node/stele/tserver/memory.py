@@ -1,18 +1,24 @@
 """How much memory this process may use, what that is shared out to, and how much of it the node's stores hold. Made at its
 start; owned by the node.
 
+Scans hold rows in memory for as long as they are read, also those that were flushed meanwhile: readers that are slow, each
+begun on other rows, would hold them all.
+
 Invariant: where stores hold more than twice their share, no leader here takes a write. What counts are the stores that a
-flush makes smaller; a replica that has FAILED holds nobody up.
+flush makes smaller; a replica that has FAILED holds nobody up. Where scans hold
+the share of the stores, no other memtable is scanned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stele.consensus.replica import Replica
+from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
 
 PROGRAM_BYTES = 192 << 20
@@ -26,8 +32,8 @@ LOOK_MS = 20
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
     """Bytes at most: `budget_bytes` of requests being worked on, `queue_bytes` of the log's entries that are not yet written
-    and `cache_bytes` of its newest ones, `stores_bytes` of rows in stores before the largest is flushed. `limit_bytes`: what
-    they were taken from, 0 if they were not."""
+    and `cache_bytes` of its newest ones, `stores_bytes` of rows in stores before the largest is flushed, and as many
+    of those that scans hold. `limit_bytes`: what they were taken from, 0 if they were not."""
 
     budget_bytes: int = 256 << 20
     queue_bytes: int = 64 << 20
@@ -127,3 +133,38 @@ def held_bytes(replica: Replica) -> int:
     if machine is None or not replica.running or machine.applied == machine.flushed:
         return 0
     return machine.memory_bytes
+
+
+class ScanMemory:
+    """What the scans of a node hold of rows in memory, flushed or not. Any thread.
+
+    What is put in order of a memtable is shared by its scans, and counted once, as the store counts its rows.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._scans: dict[object, Mapping[int, int]] = {}
+
+    @contextmanager
+    def held(self, memory: Mapping[int, int]) -> Iterator[None]:
+        """While a scan lasts: it holds so many bytes, by the serial of their memtable.
+
+        Raises:
+            Retryable: THROTTLED, scans hold as much as they may already, and this one would hold another memtable.
+        """
+        scan = object()
+        with self._lock:
+            held: dict[int, int] = {}
+            for of_scan in list(self._scans.values()):
+                held.update(of_scan)
+            if sum(held.values()) >= self.bytes_max and not memory.keys() <= held.keys():
+                raise Retryable(
+                    "scans hold as much memory on this node as they may; try another replica",
+                    code=Code.THROTTLED,
+                )
+            self._scans[scan] = memory
+        try:
+            yield
+        finally:
+            del self._scans[scan]  # without the lock: it may be the end of a scan that nobody reads, anywhere

@@ -60,7 +60,7 @@ from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
-from stele.tserver.memory import StoreMemory
+from stele.tserver.memory import ScanMemory, StoreMemory
 from stele.tserver.messages import message_from_pb, message_to_pb
 from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
@@ -117,6 +117,7 @@ class Node:
         memory = options.memory
         self.budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
         self.stores = StoreMemory(self.replicas, memory.stores_bytes, self.now_ms)
+        self.scan_memory = ScanMemory(memory.stores_bytes)
         self.address = options.advertised
         self.flight_address = ""
         self.http_port = options.http_port

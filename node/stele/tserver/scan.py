@@ -1,7 +1,7 @@
 """Scans over Arrow Flight: what the Flight server asks of a node, on threads of its own.
 
 The event loop only says whether the snapshot is complete and hands out the view; rows are read in Flight's thread.
-Invariant: rows come from one immutable view, and a damaged replica serves none.
+Invariant: rows come from one immutable view, and a damaged replica serves none; what scans hold of memory is bounded.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Scans:
 
     def _rows(self, replica: Replica, view: Any, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         try:
-            with view:
-                yield from view.scan(spec)
+            with view, self._node.scan_memory.held(view.memory):
+                yield from view.scan(spec, last=True)
         except Corrupt as exc:
             self._loop.call_soon_threadsafe(replica.fail, str(exc))
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
