@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stele.model.errors import NotLeader, Retryable
+from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ClusterId, new_id
-from tests.client.small import one_tablet
+from tests.client.small import ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
@@ -41,6 +42,19 @@ async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_pat
         cluster.nodes[0].identity.cluster_id = ClusterId(new_id())
         tablet.leader = 1
         await table.put({"id": 1})
+        assert await table.get(1, ["id"]) == {"id": 1}
+
+
+async def test_a_plan_of_another_cluster_is_not_opened(tmp_path: Path) -> None:
+    """Its rows would go to this client's cluster, or this client's to the other."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        plan = table.plan_write()
+        other = replace(plan, cluster_id=ClusterId(new_id()))
+        with pytest.raises(Rejected, match=f"table t is of cluster {other.cluster_id}") as caught:
+            client.open_planned(other)
+        assert caught.value.code is Code.WRONG_CLUSTER
+        await client.open_planned(plan).put({"id": 1})
         assert await table.get(1, ["id"]) == {"id": 1}
 
 

@@ -72,6 +72,8 @@ class Served:
         self.holder = ""
         self.calls: list[str] = []
         self.witness_starts: list[OpId] = []
+        self.sources: list[tuple[int, NodeId]] = []
+        """Of each order to copy: the new replica, and the node it is to be read from."""
         self.failed_peers: tuple[int, ...] = ()
         self.reported_failed: tuple[int, ...] = ()
         self.lacking = False
@@ -110,6 +112,9 @@ class Served:
         if r.copy is not None:
             status.copy.state = r.copy.state
             status.copy.bytes_done, status.copy.bytes_total = r.copy.bytes_done, r.copy.bytes_total
+            source = dict(self.sources).get(r.replica_id)
+            if source is not None:
+                status.copy.source_node = id_to_pb(source)
         return status
 
     def view(self) -> mpb.GetClusterViewResponse:
@@ -271,6 +276,7 @@ class Nodes(ConsensusServiceServicer):
             t.tablet_id, -1, "", ReplicaId(request.replica_id), intent.target_node, source, request.witness
         )
         self.served.cluster.apply(step)
+        self.served.sources.append((step.replica_id, source))
         start = opid_to_pb(START_IN_FORCE) if request.witness else None
         return cpb.StartTabletCopyResponse(progress=common_pb2.CopyProgressPB(), witness_start=start)
 

@@ -50,8 +50,8 @@ async def passes(executor: Executor, cluster: Cluster, count: int) -> list[Repor
     return reports
 
 
-def killed() -> Cluster:
-    cluster = Cluster(5, 1, 2, 3)
+def killed(tablets: int = 2) -> Cluster:
+    cluster = Cluster(5, 1, tablets, 3)
     (first, *_) = cluster.tablets.values()
     cluster.nodes[first.config.peers[2].node_id].alive = False
     cluster.advance()
@@ -95,6 +95,21 @@ async def test_an_intent_is_cancelled_behind_a_fence() -> None:
         await passes(executor, cluster, 20)
         assert cluster.healthy()
         assert any(t.config.opid_index > before[t.tablet_id] for t in cluster.tablets.values())
+
+
+async def test_a_witness_goes_on_with_its_copy_where_the_leader_has_changed() -> None:
+    """The order that adds it named the leader as the source: from another one a copy begins anew."""
+    cluster = killed(tablets=1)
+    (t,) = cluster.tablets.values()
+    async with serve(cluster) as served, driver(served) as executor:
+        while not served.sources:
+            await passes(executor, cluster, 1)
+        ((replica_id, source),) = set(served.sources)
+        assert not served.witness_starts and source == t.leader
+        t.leader = next(p.node_id for p in cluster.data_voters(t) if p.node_id != t.leader)
+        await passes(executor, cluster, 30)
+        assert served.witness_starts and cluster.healthy()
+        assert len(served.sources) > 1 and set(served.sources) == {(replica_id, source)}
 
 
 async def test_a_leader_that_said_that_a_peer_has_failed_is_asked_again() -> None:

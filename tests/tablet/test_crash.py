@@ -11,6 +11,7 @@ import pytest
 
 from stele.model.block import RowOp
 from stele.model.errors import Code, Corrupt, Retryable
+from stele.model.ids import OpId
 from stele.model.predicate import ScanSpec
 from stele.tablet.compaction import run_job
 from stele.tablet.files import Files, translate
@@ -158,6 +159,29 @@ def test_a_full_disk_fails_the_flush_and_the_store_serves_on(tmp_path: Path, whe
     assert flush(store)
     reopened = TabletStore.open(tmp_path / "t")
     assert all_rows(reopened) == twin.at(store.last_timestamp)
+
+
+@pytest.mark.parametrize("where", ["write", "replace"])
+def test_a_flush_of_a_key_space_that_fails_is_due_again_at_once(tmp_path: Path, where: str) -> None:
+    """It was not, however much came, before the age of two minutes: meanwhile it held the log."""
+    files = Full()
+    store = KeySpace.create(tmp_path / "k", files=files, flush_bytes=1)
+    store.apply(replace_entry(1, b"a", b"1"))
+    job = store.begin_flush()
+    assert job is not None
+    store.apply(replace_entry(2, b"b", b"2"))
+    assert not store.should_flush(), "one is under way"
+    files.full = where
+    with pytest.raises(Retryable):
+        job.write()
+    assert store.should_flush() and store.flushed == OpId(0, 0)
+    files.full = ""
+    again = store.begin_flush()
+    assert again is not None
+    again.write()
+    store.finish_flush(again)
+    assert not store.should_flush() and store.flushed == OpId(1, 2)
+    assert KeySpace.open(tmp_path / "k").list() == [(b"a", b"1"), (b"b", b"2")]
 
 
 @pytest.mark.parametrize("where", ["rows", "manifest", "replace"])

@@ -106,6 +106,24 @@ def test_a_key_under_change_is_refused_to_the_later_caller(tmp_path: Path) -> No
     store.end_pending(store.begin_pending([KeyOperation(KeyOp.REPLACE, b"a", b"2")]))
 
 
+def test_a_key_that_is_checked_is_claimed_by_nobody_and_not_while_it_changes(tmp_path: Path) -> None:
+    store = KeySpace.create(tmp_path / "k")
+    check = KeyOperation(KeyOp.CHECK, b"a", b"", b"1")
+    first = store.begin_pending([check, KeyOperation(KeyOp.REPLACE, b"b", b"1")])
+    second = store.begin_pending([check, KeyOperation(KeyOp.REPLACE, b"c", b"1")])
+    change = store.begin_pending([KeyOperation(KeyOp.REPLACE, b"a", b"2")])
+    with pytest.raises(Rejected, match="key 'a': another change") as caught:
+        store.begin_pending([check, KeyOperation(KeyOp.REPLACE, b"d", b"1")])
+    assert caught.value.code is Code.CHANGE_IN_PROGRESS
+    store.end_pending(first)
+    store.end_pending(second)
+    with pytest.raises(Rejected):
+        store.begin_pending([check])
+    store.end_pending(change)
+    store.end_pending(store.begin_pending([check]))
+    assert not store._pending and not store._pending_inserts
+
+
 def test_restart_comes_back_with_everything(tmp_path: Path) -> None:
     store = KeySpace.create(tmp_path / "k", flush_bytes=1)
     for index in range(1, 6):

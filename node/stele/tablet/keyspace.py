@@ -327,7 +327,9 @@ class KeySpace:
 
     def should_flush(self) -> bool:
         """See StateMachine."""
-        return self._job is None and self._unflushed_bytes >= self._flush_bytes
+        if self._job is not None:
+            return self._job.failed
+        return self._unflushed_bytes >= self._flush_bytes
 
     def begin_flush(self) -> KeySpaceFlush | None:
         """See StateMachine."""
