@@ -14,10 +14,12 @@ from stele.driver.progress import Pace
 from stele.driver.steps import Blocked, DemotePeer, DrainNode, WaitCopy
 from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
+from stele_operator import metrics, reconcile
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
-from stele_operator.plan import Plan, make_plan
+from stele_operator.plan import Observation, Plan, make_plan
+from stele_operator.plan.observation import Catalog
 from stele_operator.plan.planner import BUSY_S
 from stele_operator.plan.status import cluster_status, healing_status
 from stele_operator.reconcile import ClusterTask
@@ -245,6 +247,40 @@ class Healing(ClusterTask):
     async def _heal(self, raw: Json, view: ClusterView | None, plan: Plan) -> None:
         self.healed += 1
         await super()._heal(raw, view, plan)
+
+
+class Hearing(Healing):
+    """One whose leader master says whether it has heard all nodes."""
+
+    settled = False
+
+    async def _with_masters(self, o: Observation) -> Observation:
+        return replace(o, catalog=Catalog(ClusterView((), (), settled=self.settled)))
+
+
+async def test_a_new_leader_master_is_given_time_to_hear_from_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says before looks like a disaster; one that never hears from all must not stop the operator."""
+    monkeypatch.setattr(reconcile, "_SETTLE_MAX", 3)
+    async with bench(tmp_path, machines=1) as made:
+        task = Hearing(made.kube, Reporter(made.kube, "test"), "default", "flights", "", lambda done: None)
+        await made.apply("cluster", paused=True)
+        try:
+            for healed in (0, 2):
+                for _ in range(3):
+                    assert await task.run_pass() == reconcile._SETTLE_S
+                assert task.healed == healed
+                status, _, _ = await made.condition("TabletCluster", "flights", "Ready")
+                assert bool(status) == (healed > 0)
+                await task.run_pass()
+                assert task.healed == healed + 1
+                task.settled = True
+                await task.run_pass()
+                assert task.healed == healed + 2
+                task.settled = False
+        finally:
+            metrics.forget("default", "flights")
 
 
 async def test_a_status_that_is_refused_is_told_and_healing_goes_on(tmp_path: Path) -> None:
