@@ -125,6 +125,28 @@ async def test_an_answer_that_nobody_took_is_not_the_next_jobs(tmp_path: Path) -
         await compactor.close()
 
 
+def test_merged_files_have_their_names_on_the_disk_before_the_manifest_lists_them(tmp_path: Path) -> None:
+    """Once: the worker synced the directory, and who puts the files in use did so again."""
+    store = _store(tmp_path, Twin())
+    job = store.plan_compaction(full=True)
+    assert job is not None
+    done: list[str] = []
+
+    class Telling(Files):
+        def sync_directory(self, directory: Path) -> None:
+            done.append("names are synced")
+            super().sync_directory(directory)
+
+        def replace(self, source: Path, target: Path) -> None:
+            done.append(f"{target.name} is replaced")
+            super().replace(source, target)
+
+    files = Telling()
+    store.options = replace(store.options, files=files)
+    store.install_compaction(compaction.run_job(job, files))
+    assert done == ["names are synced", "MANIFEST is replaced", "names are synced"]
+
+
 def test_a_merge_whose_end_failed_may_be_planned_again(tmp_path: Path) -> None:
     """Whatever it met: only of errors that were foreseen its store heard that it was over."""
     store = _store(tmp_path, Twin())

@@ -107,7 +107,8 @@ def _worth_it(files: Sequence[FileMeta], mark: int, *, full: bool) -> Sequence[F
 
 
 def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
-    """Carry the merge out. Memory is bounded by a few row groups of each input. Blocks.
+    """Carry the merge out. Memory is bounded by a few row groups of each input. Blocks. The names of the files may not
+    survive power loss yet: whoever installs them sees to that.
 
     Raises:
         Corrupt: an input is damaged.
@@ -116,10 +117,7 @@ def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
     directory = Path(job.directory)
     schema = Schema.from_json(job.schema_json)
     merge = Merge([ColumnFile(directory / name) for name in job.inputs], schema, job)
-    metas = write_layers(files, directory / job.output, schema, merge.layers())
-    if metas:
-        files.sync_directory(directory)
-    return CompactionResult(job, metas)
+    return CompactionResult(job, write_layers(files, directory / job.output, schema, merge.layers()))
 
 
 class Merge:
