@@ -19,7 +19,7 @@ from stele.model.block import RowOp
 from stele.model.errors import Code, Retryable
 from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
-from stele.tablet import memtable
+from stele.tablet import memtable, order
 from stele.tablet.store import TabletStore
 from tests.tablet.twin import SCHEMA, Row, block_of, flush, new_store, rows_in, rows_of, write_entry
 
@@ -67,7 +67,7 @@ def test_readers_that_start_together_share_one_sort(tmp_path: Path) -> None:
 def test_scans_between_writes_share_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(memtable, "GROUP_ROWS", 64, raising=False)
+    monkeypatch.setattr(order, "GROUP_ROWS", 64)
     store = _filled(tmp_path / "t")
     scans: list[Iterator[pa.RecordBatch]] = []
     first: list[pa.RecordBatch] = []
@@ -102,7 +102,7 @@ def test_a_view_gives_its_rows_whichever_view_was_read_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """What was put in order for a later view serves an earlier one, too."""
-    monkeypatch.setattr(memtable, "GROUP_ROWS", 5, raising=False)
+    monkeypatch.setattr(order, "GROUP_ROWS", 5)
     chance = random.Random(seed)
     store = new_store(tmp_path / "t")
     there: dict[int, Row] = {}
@@ -132,7 +132,7 @@ def test_a_slow_scan_holds_of_flushed_memory_what_was_put_in_order_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held the rows as they were applied, too, with their keys and indexes: twice as much for blocks, more for puts."""
-    monkeypatch.setattr(memtable, "GROUP_ROWS", 64)
+    monkeypatch.setattr(order, "GROUP_ROWS", 64)
     store = _filled(tmp_path / "t")
     view = store.view()
     table = weakref.ref(store._state.active)

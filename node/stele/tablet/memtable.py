@@ -9,10 +9,6 @@ something asks for keys of big blocks (a load of upserts never does).
 Threads: one writer; readers work on a `MemView`, which later writes do not change. Whoever comes first, writer or
 reader, decodes what waits, under `_waiting_lock`.
 
-Scans share what is put in order for them. It is kept in parts, each of rows that follow on each other, more than twice
-as many as all behind it: a scan beside writes puts only what is new in order, and however many read at once, a row is
-copied for all of them together a logarithmic number of times. One thread does so at a time, under `_sorting_lock`.
-
 Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
 """
 
@@ -31,11 +27,11 @@ import pyarrow.compute as pc
 
 from stele.model import keys as key_bytes
 from stele.model.block import plain_rows, vetted_rows
-from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
-from stele.tablet.colformat import GROUP_BYTES, GROUP_ROWS
-from stele.tablet.runs import KeyList, Mask, Positions, Run, concat, concat_batches, sorted_newest_first
+from stele.tablet.order import SharedOrder, SortedRows
+from stele.tablet.runs import Mask, Positions, Run, concat_batches
 
 U64 = npt.NDArray[np.uint64]
 
@@ -95,27 +91,6 @@ class Chunk:
         return Run(self.batch, self.keys, self.time_array(), self.deleted)
 
 
-class SortedRows:
-    """The rows with ordinals `start`..`end` as a sorted run. Group `n` of it are its rows `cuts[n]`..`cuts[n + 1]`."""
-
-    __slots__ = ("cuts", "end", "first_keys", "last_key", "max_time", "run", "start")
-
-    def __init__(self, start: int, run: Run) -> None:
-        self.start = start
-        self.end = start + run.rows
-        self.run = run
-        keys = KeyList(run.keys)
-        step = min(GROUP_ROWS, max(1, GROUP_BYTES * run.rows // max(1, run.batch.nbytes)))
-        self.cuts = [0]
-        while self.cuts[-1] + step < run.rows:  # all versions of a key are in one group
-            self.cuts.append(bisect.bisect_right(keys, keys[self.cuts[-1] + step - 1]))
-        if self.cuts[-1] < run.rows:
-            self.cuts.append(run.rows)
-        self.first_keys: list[bytes] = [keys[at] for at in self.cuts[:-1]]
-        self.last_key: bytes = keys[run.rows - 1]
-        self.max_time = int(run.times.max())
-
-
 class MemTable:
     """The rows since the last flush."""
 
@@ -133,8 +108,7 @@ class MemTable:
         self._big_end = 0
         self._index = _HashIndex()
         self._lock = threading.Lock()
-        self._sorting_lock = threading.Lock()
-        self._sorted: list[SortedRows] = []
+        self._order = SharedOrder()
 
     # --- writing (owner's thread) ----------------------------------------------------------------------------------
 
@@ -382,13 +356,7 @@ class MemTable:
         Raises:
             Retryable: NOT_READY, they are more than an array holds, until they are flushed.
         """
-        parts = self._sorted
-        if not parts or parts[-1].end < rows:
-            with self._sorting_lock:  # who waited for another's rows finds them
-                parts = self._sorted
-                if not parts or parts[-1].end < rows:
-                    parts = self._sorted = _sorted_with_rest(parts, chunks, rows)
-        return [part for part in reversed(parts) if part.start < rows]
+        return self._order.of(chunks, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,27 +452,6 @@ class _HashIndex:
 
 def _equal(left: pa.BinaryArray, right: pa.BinaryArray) -> Mask:
     return np.asarray(pc.equal(left, right))
-
-
-def _sorted_with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
-    """`parts`, and the rows behind them in order, too, with those of parts that are no more than twice as many."""
-    kept = list(parts)
-    while kept and kept[-1].end - kept[-1].start <= 2 * (rows - kept[-1].end):
-        kept.pop()
-    start = kept[-1].end if kept else 0
-    runs = []
-    for chunk in chunks:
-        if chunk.start + chunk.rows > start:
-            skipped = max(0, start - chunk.start)
-            runs.append(chunk.run().slice(skipped, chunk.rows - skipped))
-    try:
-        kept.append(SortedRows(start, sorted_newest_first(concat(runs))))
-    except pa.ArrowInvalid as exc:
-        raise Retryable(
-            f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
-            code=Code.NOT_READY,
-        ) from exc
-    return kept
 
 
 def _join(chunks: Sequence[Chunk], schema: Schema) -> Chunk:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.schema import Column, Schema
-from stele.tablet.memtable import SortedRows
+from stele.tablet.order import SortedRows
 from stele.tablet.runs import KeyList, Mask, Run
 
 GROUPS_PER_PIECE = 4

@@ -1,0 +1,84 @@
+"""Rows of a memtable in key order, for scans, which share them. Owned by the memtable; any thread.
+
+It is kept in parts, each of rows that follow on each other, more than twice as many as all behind it: a scan beside writes
+puts only what is new in order, and however many read at once, a row is copied for all of them together a logarithmic number
+of times. One thread does so at a time.
+
+Invariant: a part is never changed, so who holds it may read on, whatever comes after.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from stele.model.errors import Code, Retryable
+from stele.tablet.colformat import GROUP_BYTES, GROUP_ROWS
+from stele.tablet.runs import KeyList, Run, concat, sorted_newest_first
+
+if TYPE_CHECKING:
+    from stele.tablet.memtable import Chunk
+
+
+class SortedRows:
+    """The rows with ordinals `start`..`end` as a sorted run. Group `n` of it are its rows `cuts[n]`..`cuts[n + 1]`."""
+
+    __slots__ = ("cuts", "end", "first_keys", "last_key", "max_time", "run", "start")
+
+    def __init__(self, start: int, run: Run) -> None:
+        self.start = start
+        self.end = start + run.rows
+        self.run = run
+        keys = KeyList(run.keys)
+        step = min(GROUP_ROWS, max(1, GROUP_BYTES * run.rows // max(1, run.batch.nbytes)))
+        self.cuts = [0]
+        while self.cuts[-1] + step < run.rows:  # all versions of a key are in one group
+            self.cuts.append(bisect.bisect_right(keys, keys[self.cuts[-1] + step - 1]))
+        if self.cuts[-1] < run.rows:
+            self.cuts.append(run.rows)
+        self.first_keys: list[bytes] = [keys[at] for at in self.cuts[:-1]]
+        self.last_key: bytes = keys[run.rows - 1]
+        self.max_time = int(run.times.max())
+
+
+class SharedOrder:
+    """What was put in order of one memtable so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: list[SortedRows] = []
+
+    def of(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
+        """As `MemTable.sorted_rows`."""
+        parts = self._parts
+        if not parts or parts[-1].end < rows:
+            with self._lock:  # who waited for another's rows finds them
+                parts = self._parts
+                if not parts or parts[-1].end < rows:
+                    parts = self._parts = _with_rest(parts, chunks, rows)
+        return [part for part in reversed(parts) if part.start < rows]
+
+
+def _with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
+    """`parts`, and the rows behind them in order, too, with those of parts that are no more than twice as many."""
+    kept = list(parts)
+    while kept and kept[-1].end - kept[-1].start <= 2 * (rows - kept[-1].end):
+        kept.pop()
+    start = kept[-1].end if kept else 0
+    runs = []
+    for chunk in chunks:
+        if chunk.start + chunk.rows > start:
+            skipped = max(0, start - chunk.start)
+            runs.append(chunk.run().slice(skipped, chunk.rows - skipped))
+    try:
+        kept.append(SortedRows(start, sorted_newest_first(concat(runs))))
+    except pa.ArrowInvalid as exc:
+        raise Retryable(
+            f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
+            code=Code.NOT_READY,
+        ) from exc
+    return kept
