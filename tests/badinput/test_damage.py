@@ -84,7 +84,7 @@ async def read_everywhere(client: AsyncClient, table: AsyncTable) -> None:
             await rows_of_tablet(client, tablet, 3)
 
 
-@pytest.mark.timeout(300)  # three heals and some 20 processes started: 85 to 105 s beside two busy loops
+@pytest.mark.timeout(600)  # three heals and some 20 processes started: 85 to 105 s beside two busy loops
 async def test_flipped_and_cut_files_are_told_and_healed(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,
@@ -105,7 +105,7 @@ async def test_flipped_and_cut_files_are_told_and_healed(tmp_path: Path) -> None
             cluster.restart(node)
             await cluster.wait_ready(node)
             await table.write_arrow(rows(0))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 while len(found := await failures(client, node)) < 3:
                     await read_everywhere(client, table)
                     await asyncio.sleep(0.1)

@@ -105,7 +105,7 @@ async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
     volume = tmp_path / "c" / "node-1"
     with small_disk(volume):
         cluster = Cluster(tmp_path / "c", masters=1, nodes=3)
-        async with cluster, AsyncClient(cluster.master_addresses, timeout_s=3.0) as client:
+        async with cluster, AsyncClient(cluster.master_addresses, timeout_s=10.0) as client:
             node = cluster.nodes[1]
             writer = Writer(await client.create_table("t", SCHEMA, FOUR))
             alone = Writer(await client.create_table("alone", SCHEMA, THREE, replication_factor=1))
@@ -115,10 +115,10 @@ async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
 
             fill(volume / "ballast")
             await writer.put(100)  # some of them before the node has seen it
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while not any("nearly full" in line["event"] for line in cluster.log_lines(node)):
                     await asyncio.sleep(0.1)
-            async with asyncio.timeout(30):  # its leaders have gone elsewhere, where there are others
+            async with asyncio.timeout(100):  # its leaders have gone elsewhere, where there are others
                 while (await writer.put(50)).keys() != {Code.OK} or await tablets_led_by(writer.table, node):
                     pass
             said = await alone.put(50)
@@ -129,14 +129,14 @@ async def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
             cluster.kill(node)
             cluster.restart(node)
             assert node.process is not None
-            code = await asyncio.to_thread(node.process.wait, 30)
+            code = await asyncio.to_thread(node.process.wait, 100)
             assert code == 75, node.tail()
             assert node.tail().splitlines()[-1].startswith("stele: the disk is full"), node.tail()
 
             (volume / "ballast").unlink()
             cluster.restart(node)
             await cluster.wait_ready(node)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 while (await writer.put(50) + await alone.put(50)).keys() != {Code.OK}:
                     pass
             await writer.check()

@@ -164,7 +164,7 @@ async def drive(pool: ChannelPool, cluster: Cluster, lost: Member) -> None:
     """Until a later replica of the catalog votes on the master that lost its first one."""
     masters = Masters(pool, cluster.master_addresses, first_contact_s=None)
     executor = Executor(pool, cluster.master_addresses, holder="test", ttl_ms=5_000)
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(150):
         while True:
             try:
                 await executor.run_once(POLICY)

@@ -63,7 +63,7 @@ async def foreign_streams(address: str, node_id: str) -> None:
     streams = Streams(foreign)
     try:
         request = tserver_pb2.ClientRequest(read=tserver_pb2.ReadRequest())
-        assert await code_of(streams.to(node_id, address).ask(request, timeout_s=5)) is Code.WRONG_CLUSTER
+        assert await code_of(streams.to(node_id, address).ask(request, timeout_s=60)) is Code.WRONG_CLUSTER
     finally:
         await streams.close()
         await foreign.close()
@@ -80,7 +80,7 @@ async def foreign_streams(address: str, node_id: str) -> None:
         opened = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", request)
         reader, writer = await asyncio.open_connection(address.partition(":")[0], opened.port)
         writer.write(frame(opened.key) + garbage)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert not await reader.read()
         writer.close()
     await pool.close()
@@ -123,7 +123,7 @@ async def too_large(client: AsyncClient, address: str) -> None:
 
 
 async def a_node_given_as_master(node: Member, master: Member) -> None:
-    async with AsyncClient([node.address], first_contact_s=1.0) as client:
+    async with AsyncClient([node.address], first_contact_s=5.0) as client:
         with pytest.raises(SteleError, match="masters and nodes serve different requests"):
             await client.list_tables()
     async with AsyncClient([node.address, master.address]) as client:

@@ -126,7 +126,7 @@ async def test_who_stands_for_a_name_is_told_each_holder_once(tmp_path: Path) ->
 
         async def told() -> str:
             assert process.stdout is not None
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return (await process.stdout.readline()).decode()
 
         def at_once(op: tserver_pb2.KvOpPB.ValueType, sequence: int, value: bytes = b"") -> None:

@@ -23,7 +23,6 @@ from stele.model.rows import python_rows
 from stele.model.schema import Schema
 from tests.client.small import SmallCluster, small_cluster
 
-pytestmark = pytest.mark.timeout(120)
 SPREAD = PartitionSchema((HashPartition((0,), 4),))
 WIDE = Schema.make([("id", "int64"), ("text", "string")], ["id"])
 
@@ -54,7 +53,7 @@ async def shell(cluster: SmallCluster, line: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         out, err = await process.communicate()
     return int(process.returncode or 0), out.decode(), err.decode()
 

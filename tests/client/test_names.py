@@ -83,18 +83,18 @@ async def test_a_table_whose_deletion_was_not_answered_is_deleted(tmp_path: Path
 
 
 async def test_a_watch_goes_on_while_nobody_leads(tmp_path: Path) -> None:
-    async with small_cluster(tmp_path, timeout_s=0.2) as (cluster, client):
+    async with small_cluster(tmp_path, timeout_s=3.0) as (cluster, client):
         space = await client.create_keyspace("settings")
         (tablet,) = cluster.tablets.values()
         await space.replace("owner", "me")
         watching = asyncio.ensure_future(space.changed("owner", "me"))
         tablet.leader = -1
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
         tablet.leader = 0
         assert not watching.done()
         async with AsyncClient([cluster.master_address]) as other:
             await (await other.keyspace("settings")).replace("owner", "you")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await watching == b"you"
 
 
@@ -133,14 +133,14 @@ async def test_a_key_space_that_was_deleted_is_told_from_a_key_that_is_not_there
         cluster.tablets.clear()
         for asked in (space.read("owner"), watching):
             with pytest.raises(Rejected) as caught:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await asked
             assert caught.value.code is Code.NOT_FOUND
 
 
 async def test_replicas_that_moved_while_no_master_leads_say_nothing_of_rows_and_keys(tmp_path: Path) -> None:
     """Each says that it has no such tablet: no row or key is absent for that, and the same request does not fail again."""
-    async with small_cluster(tmp_path, timeout_s=0.5) as (cluster, client):
+    async with small_cluster(tmp_path, timeout_s=3.0) as (cluster, client):
         space = await client.create_keyspace("settings")
         table = await client.create_table("t", SCHEMA, ONE)
         await space.replace("owner", "me")
@@ -148,18 +148,19 @@ async def test_replicas_that_moved_while_no_master_leads_say_nothing_of_rows_and
         there = dict(cluster.tablets)
         cluster.tablets.clear()
         cluster.not_leading = 1_000_000
-        for asked in (
+        *asked, scanned = await asyncio.gather(
             space.read("owner"),
             space.replace("owner", "you"),
             table.get(1),
             table.update({"id": 1, "n": 1}),
-        ):
-            with pytest.raises(Retryable, match="nothing was done") as caught:
-                await asked
-            assert caught.value.code is Code.NO_QUORUM
-        with pytest.raises(Retryable, match="no such tablet here") as caught:
-            await table.scan().count()
-        assert caught.value.code is Code.UNAVAILABLE
+            table.scan().count(),
+            return_exceptions=True,
+        )
+        for told in asked:
+            assert isinstance(told, Retryable) and told.code is Code.NO_QUORUM
+            assert "nothing was done" in str(told)
+        assert isinstance(scanned, Retryable) and scanned.code is Code.UNAVAILABLE
+        assert "no such tablet here" in str(scanned)
         cluster.tablets.update(there)
         cluster.not_leading = 0
         assert await space.read("owner") == b"me"
@@ -197,7 +198,7 @@ async def test_what_is_opened_again_and_again_is_not_kept(tmp_path: Path) -> Non
             space = await client.keyspace("s")
             opened.add(space._tablet._locations)
         del table, space
-        async with asyncio.timeout(5):  # what looks after a row under way comes back once more
+        async with asyncio.timeout(60):  # what looks after a row under way comes back once more
             while len(opened) > 2:
                 await asyncio.sleep(0.1)
                 gc.collect()

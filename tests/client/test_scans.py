@@ -140,11 +140,11 @@ async def test_a_scan_that_gives_rows_may_take_longer_than_its_timeout(tmp_path:
 
         def slow(number: int) -> Retryable | None:
             if number == 1:
-                time.sleep(2.5)
+                time.sleep(5.0)
             return Retryable("moved", code=Code.UNAVAILABLE) if number == 2 else None
 
         cluster.nodes[0].flight_fault.append(slow)
-        assert (await table.scan(ordered=True, timeout_s=2.0).to_table())["k"].to_pylist() == list(range(300))
+        assert (await table.scan(ordered=True, timeout_s=4.0).to_table())["k"].to_pylist() == list(range(300))
         assert sum(node.scans for node in cluster.nodes) == 2
 
 
@@ -203,7 +203,7 @@ async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_pat
         assert cluster.nodes[2].flight is not None
         cluster.nodes[2].flight._server._cluster_id = new_id()
         with pytest.raises(Rejected, match="this is cluster") as caught:
-            await table.scan(timeout_s=0.5).count()
+            await table.scan(timeout_s=3.0).count()
         assert caught.value.code is Code.WRONG_CLUSTER
 
 
@@ -215,12 +215,12 @@ async def test_where_no_replica_can_be_read_it_is_said_what_each_answered(tmp_pa
         assert cluster.nodes[0].flight is not None
         for node in cluster.nodes[1:]:
             await node.stop()
-        cluster.nodes[0].flight_fault.extend([lambda n: Retryable("no leader", code=Code.NOT_LEADER)] * 50)
+        cluster.nodes[0].flight_fault.extend([lambda n: Retryable("no leader", code=Code.NOT_LEADER)] * 1_000)
         await table.put({"day": rows()["day"][0].as_py(), "id": 1})
         with pytest.raises(Retryable) as caught:
-            await table.scan(timeout_s=1.0).to_table()
+            await table.scan(timeout_s=4.0).to_table()
         told = str(caught.value)
-        assert f"tablet {tablet.tablet_id}: no replica could be read for 1.0 s" in told
+        assert f"tablet {tablet.tablet_id}: no replica could be read for 4.0 s" in told
         assert f"127.0.0.1:{cluster.nodes[0].flight.port} (no leader)" in told
         assert told.count("refused") == 2, told
 
@@ -283,7 +283,7 @@ async def test_a_scan_that_never_gets_a_place_is_given_up(tmp_path: Path) -> Non
         for node in cluster.nodes:
             node.flight_fault.extend([lambda number: Retryable("full", code=Code.THROTTLED)] * 1_000)
         with pytest.raises(Retryable, match=r"no replica could be read for 2\.0 s: .*full") as caught:
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(60):
                 await table.scan(timeout_s=0.2).count()
         assert caught.value.code is Code.THROTTLED
 
@@ -310,14 +310,14 @@ async def test_scans_that_are_read_slowly_hold_up_no_others(tmp_path: Path) -> N
         slow = [table.scan().batches() for _ in range(3)]
         given = [(await anext(scan)).num_rows for scan in slow]
         await asyncio.sleep(0.3)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await table.scan().count() == 600
             for scan, rows in zip(slow, given):
                 assert rows + sum([batch.num_rows async for batch in scan]) == 600
             left = table.scan().batches()
             await anext(left)
             await left.aclose()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while any(thread.name.startswith("stele-batches") for thread in threading.enumerate()):
                 await asyncio.sleep(0.05)
 
@@ -332,7 +332,7 @@ async def test_a_scan_by_batches_that_waits_for_its_reader_ends_with_its_client(
         await asyncio.sleep(0.3)
         await client.close()
         with pytest.raises(Closed):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 async for _ in batches:
                     pass
 
@@ -382,7 +382,7 @@ async def test_the_blocking_client_copies_a_table_as_it_reads_it(tmp_path: Path)
             result = new.write_arrow(old.scan().batches(), "insert", raise_row_errors=False)
             assert len(result.row_errors) == ROWS
 
-    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(20):
+    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(60):
         await asyncio.to_thread(copy, cluster.master_address)
 
 
@@ -408,7 +408,7 @@ async def test_a_blocking_call_on_the_clients_own_thread_is_refused(tmp_path: Pa
     async def _end(batches: Iterator[pa.RecordBatch]) -> None:
         batches.close()  # type: ignore[attr-defined]
 
-    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(20):
+    async with small_cluster(tmp_path) as (cluster, _), asyncio.timeout(60):
         await asyncio.to_thread(use, cluster.master_address)
 
 
@@ -466,7 +466,7 @@ async def test_a_scan_of_a_table_that_was_deleted_says_so_at_once(tmp_path: Path
         cluster.tablets.clear()
         for _ in range(2):  # asked once more, it is known
             with pytest.raises(Rejected, match=r"^NOT_FOUND: no table") as caught:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     scanner = table.scan(timeout_s=600)
                     if whole:
                         await scanner.to_table()

@@ -47,7 +47,7 @@ async def test_a_session_tells_which_rows_were_refused_and_flushes_by_itself(tmp
         await session.insert({"id": 1})
         await session.insert({"id": "x"})
         await session.insert({"id": 1})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not tablet.attempts:
                 await asyncio.sleep(0.01)
         with pytest.raises(RowErrors) as caught:
@@ -92,10 +92,12 @@ async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> Non
         tablet.leader = -1
         refused = []
         with pytest.raises(RowErrors, match="6 of 10 rows were not acknowledged") as caught:
-            async with table.new_session(flush_interval_s=0.05, timeout_s=0.3) as session:
+            async with table.new_session(flush_interval_s=0, timeout_s=3.0) as session:
                 for number in range(10):
                     if number == 6:
-                        await asyncio.sleep(1)
+                        session._on_timer()
+                        while session._flushes:
+                            await asyncio.sleep(0.01)
                         tablet.leader = 0
                     while True:
                         try:
@@ -130,8 +132,8 @@ async def test_of_rows_beside_a_failure_a_session_tells_what_is_known_of_each(tm
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA, EIGHT)
         lost = cluster.tablets_of("t")[0]
-        session = table.new_session(flush_interval_s=0, timeout_s=0.3)
-        lost.after.extend([lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME)] * 100)
+        session = table.new_session(flush_interval_s=0, timeout_s=4.0)
+        lost.after.extend([lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME)] * 10_000)
         for number in range(100):
             await session.insert({"id": number})
         await session.delete({"id": 1})
@@ -338,9 +340,10 @@ async def test_a_client_that_is_closed_waits_for_rows_that_left_after_a_flush(tm
         async with AsyncClient([cluster.master_address]) as other:
             session = (await other.open_table("t")).new_session(flush_interval_s=0)
             cluster.nodes[0].delay_s = 0.1
+            cluster.nodes[0].came.clear()
             await session.insert({"id": 1})
             first = asyncio.create_task(session.flush())
-            await asyncio.sleep(0.05)  # its row has left
+            await cluster.nodes[0].came.wait()  # its row has left
             await session.insert({"id": 2})
             session._on_timer()
             assert (await first).rows_written == 1
@@ -381,7 +384,7 @@ async def test_a_client_that_is_closed_tells_of_rows_that_were_refused_in_the_ba
         other = AsyncClient([cluster.master_address])
         session = (await other.open_table("t")).new_session(flush_interval_s=0.01)
         await session.insert({"id": 1})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(tablet.attempts) < 2 or session._flushes:
                 await asyncio.sleep(0.01)
         with pytest.raises(RowErrors, match="ALREADY_PRESENT id=1"):

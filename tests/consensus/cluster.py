@@ -38,6 +38,7 @@ from stele.tserver.manager import TabletManager
 from stele.tserver.options import NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
+from stele.tserver.ticker import ReplicaClock
 from stele.tserver.wall_clock import WallClock
 from stele.tserver.watch import NodeWatch
 from stele.wal.log import Log
@@ -52,6 +53,8 @@ OPTIONS = ReplicaOptions(
 )
 PATIENT = RaftOptions(heartbeat_ms=30, election_min_ms=600, election_max_ms=1200)
 """For who rests: on an overrun machine a node must not seem silent at every turn."""
+WAIT_S = 60.0
+"""For what comes at once, on a machine that stands still for seconds."""
 LOG_OPTIONS = LogOptions(segment_bytes=1 << 20, low_space_bytes=1)
 
 
@@ -101,6 +104,7 @@ class TestNode:
         self.changed_keys: list[StreamKey] = []
         self.given_up: list[Exception] = []
         self._random = random.Random(self.node_id)
+        self._clock = ReplicaClock()
         self._threads = ThreadPoolExecutor(4)
         self._task: asyncio.Task[None] | None = None
         self.log: Any = None
@@ -143,6 +147,7 @@ class TestNode:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(0.01)
+            self._clock.tick()
             self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
@@ -187,7 +192,8 @@ class TestNode:
     # Host
 
     def now_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
+        """As a node counts them: a machine that stands still is no silence of others."""
+        return self._clock.now_ms()
 
     def wall_us(self) -> int:
         return time.time_ns() // 1000 + self.skew_us
@@ -290,7 +296,7 @@ class Group:
     def node_of(self, replica: Replica) -> TestNode:
         return next(n for n in self.nodes if n.node_id == replica.host.node_id)
 
-    async def leader(self, timeout_s: float = 10.0) -> Replica:
+    async def leader(self, timeout_s: float = WAIT_S) -> Replica:
         async def look() -> Replica:
             while True:
                 cut = self.nodes[0].network.cut
@@ -305,7 +311,7 @@ class Group:
 
         return await asyncio.wait_for(look(), timeout_s)
 
-    async def write(self, payload: bytes, timeout_s: float = 15.0) -> Any:
+    async def write(self, payload: bytes, timeout_s: float = WAIT_S) -> Any:
         """As a client: tries again with the same id until there is an outcome."""
         give_up = time.monotonic() + timeout_s
         while True:
@@ -317,19 +323,19 @@ class Group:
                     raise
                 await asyncio.sleep(0.02)
 
-    async def led(self, act: Callable[[Replica], Awaitable[T]], timeout_s: float = 15.0) -> T:
+    async def led(self, act: Callable[[Replica], Awaitable[T]], timeout_s: float = WAIT_S) -> T:
         """`act(leader)`, tried again while leaders change."""
         async with asyncio.timeout(timeout_s):
             while True:
                 with suppress(NotLeader):
                     return await act(await self.leader())
 
-    async def caught_up(self, replica: Replica, timeout_s: float = 10.0) -> None:
+    async def caught_up(self, replica: Replica, timeout_s: float = WAIT_S) -> None:
         leader = await self.leader()
         await wait_until(lambda: replica.applied_index >= leader.applied_index, timeout_s)
 
 
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     """Until `condition()` holds."""
 
     async def look() -> None:

@@ -11,6 +11,7 @@ from stele.consensus.applier import Applier
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Retryable
 from stele.tablet.keyspace import KeySpace
+from tests.consensus.cluster import WAIT_S
 
 END = Retryable("the replica is FAILED", code=Code.NOT_LEADER)
 
@@ -42,14 +43,14 @@ async def test_a_late_store_is_not_brought_up_to_a_log_that_ended(tmp_path: Path
         return entries(first_index, 4 if first_index < 5 else 5)
 
     with pytest.raises(Retryable, match="FAILED"):
-        await asyncio.wait_for(work.catch_up(KeySpace.create(tmp_path / "k"), read), 5)
+        await asyncio.wait_for(work.catch_up(KeySpace.create(tmp_path / "k"), read), WAIT_S)
 
 
 async def test_whoever_comes_after_the_end_does_not_wait() -> None:
     work = applier()
     work.stop(END)
     with pytest.raises(Retryable, match="FAILED"):
-        await asyncio.wait_for(work.wait(1), 5)
+        await asyncio.wait_for(work.wait(1), WAIT_S)
 
 
 async def test_a_late_store_gets_what_is_committed_and_no_more(tmp_path: Path) -> None:
@@ -68,10 +69,10 @@ async def test_a_late_store_gets_what_is_committed_and_no_more(tmp_path: Path) -
         return entries(first_index, min(first_index + 1, 9))
 
     await work.catch_up(store, read)
-    await asyncio.wait_for(waits, 5)
+    await asyncio.wait_for(waits, WAIT_S)
     assert (store.applied.index, work.applied_index) == (3, 3)
     work.add(entries(4, 5))
-    await asyncio.wait_for(work.wait(5), 5)
+    await asyncio.wait_for(work.wait(5), WAIT_S)
     assert store.applied.index == 5
 
 
@@ -89,9 +90,9 @@ async def test_what_a_late_store_holds_already_is_not_applied_again(tmp_path: Pa
         raise AssertionError("it lacks nothing")
 
     await work.catch_up(store, read)
-    await asyncio.wait_for(work.wait(5), 5)
+    await asyncio.wait_for(work.wait(5), WAIT_S)
     assert told == [3], "the core knows no more to be committed"
     work.add(entries(4, 4))
     work.add(entries(5, 6))
-    await asyncio.wait_for(work.wait(6), 5)
+    await asyncio.wait_for(work.wait(6), WAIT_S)
     assert store.applied.index == 6 and told[-1] == 6 and not failed

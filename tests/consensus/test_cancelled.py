@@ -93,4 +93,4 @@ async def test_a_copy_session_whose_caller_went_away_leaves_nothing(
         await node.in_thread(time.sleep, 0.05)
     await wait_until(lambda: not node.log.states[leader.superblock.key].anchors)
     await wait_until(lambda: not list((node.directory / "copies").glob("*")))
-    assert not len(node.sessions)
+    await wait_until(lambda: not len(node.sessions))

@@ -10,7 +10,7 @@ import pytest
 from stele.consensus.replica import Replica
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.errors import Code, Rejected, Retryable
-from tests.consensus.cluster import TestNode, rows, table, wait_until
+from tests.consensus.cluster import WAIT_S, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
 HOUR_US = 3_600_000_000
@@ -60,7 +60,7 @@ async def test_writes_that_wait_when_the_clock_is_set_are_told_to_try_again(grou
     waiting = leader.submit(rows([2]))  # its timestamp is made at the end of this turn
     group.node_of(leader).skew_us = HOUR_US
     with pytest.raises(Retryable) as refused:
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, WAIT_S)
     assert refused.value.code is Code.NOT_READY
 
 
@@ -92,7 +92,7 @@ async def test_a_leader_whose_clock_is_wrong_hands_over_until_it_is_right(
             except (Retryable, Rejected):
                 await asyncio.sleep(0.05)
 
-    await asyncio.wait_for(lead_again(), 20)
+    await asyncio.wait_for(lead_again(), WAIT_S)
     await group.write(rows([3]))
 
 
@@ -108,7 +108,7 @@ async def test_leadership_passes_those_whose_clocks_are_wrong_too(group_of: Make
             group.node_of(replica).skew_us = HOUR_US
     for node in nodes:
         node.watch_clock()
-    await wait_until(lambda: right.is_leader, 30)
+    await wait_until(lambda: right.is_leader)
     await group.write(rows([2]))
 
 
@@ -125,9 +125,9 @@ async def test_one_whose_clock_is_wrong_leads_where_only_it_has_all_entries(grou
     with_all.fit_to_lead(False)
     await group.node_of(leader).stop()
     nodes[0].network.cut.clear()
-    await wait_until(lambda: with_all.is_leader, 30)
+    await wait_until(lambda: with_all.is_leader)
     group.node_of(with_all).watch_clock()
-    await wait_until(lambda: without.is_leader, 30)
+    await wait_until(lambda: without.is_leader)
     await group.write(rows([2]))
     assert table(without) == {1: "x1", 2: "x2"}
 

@@ -21,7 +21,7 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
 from stele.raft.effects import Role
 from stele.raft.events import ChangeType
-from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import DirectSource, add, installed, member_type, order, start
 
@@ -41,7 +41,7 @@ async def test_a_copy_joins_as_pre_follower_and_is_promoted(group_of: MakeGroup)
     await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
     await group.caught_up(replica)
     assert 5000 in table(replica)
-    await asyncio.wait_for(copy.wait(), 5)
+    await asyncio.wait_for(copy.wait(), WAIT_S)
     assert not list((nodes[1].directory / "copies").iterdir())
 
 
@@ -74,7 +74,7 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
     copy = await nodes[3].manager.start_copy(
         order(group, source.node, 4, witness=True, witness_start=started), source
     )
-    assert copy is not None and await copy.wait_prepared(10) and copy.witness_start == started
+    assert copy is not None and await copy.wait_prepared(WAIT_S) and copy.witness_start == started
     witness = nodes[3].replicas.get(group.tablet_id)
     assert witness.running and witness.machine is None
     peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=started)
@@ -176,7 +176,7 @@ async def test_a_crash_before_a_witness_has_a_stream_leaves_nothing(group_of: Ma
     what = order(group, source, 4, witness=True, witness_start=leader.committed_opid)
     home = NoStream(target)
     copy = TabletCopy(what, DirectSource(source), home, target.in_thread)  # type: ignore[arg-type]
-    await asyncio.wait_for(home.asked.wait(), 10)
+    await asyncio.wait_for(home.asked.wait(), WAIT_S)
     await copy.cancel()
     node = await target.restart()
     assert node.replicas.current(group.tablet_id) is None
@@ -248,7 +248,7 @@ async def young_witness(group: Group, target: TestNode, *, rows_after: int) -> t
     copy = await target.manager.start_copy(
         order(group, source.node, 4, witness=True, witness_start=start), source
     )
-    assert copy is not None and await copy.wait_prepared(10)
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
     source.hold.set()
     return copy, start
 
@@ -287,7 +287,7 @@ async def test_a_witness_that_waits_for_its_log_can_be_taken_back(group_of: Make
     copy, _ = await young_witness(group, nodes[3], rows_after=50)
     await wait_until(lambda: copy.progress.state == "Installing")
     deleted = nodes[3].manager.delete(group.tablet_id, 4, DataState.TOMBSTONED, 10**9, "evicted")
-    await asyncio.wait_for(deleted, 10)
+    await asyncio.wait_for(deleted, WAIT_S)
     assert copy.failed and StreamKey(group.tablet_id, ReplicaId(4)) in nodes[3].replicas.tombstones
     leader = await group.leader()
     fresh = await start(group, group.node_of(leader), nodes[3], 5)
@@ -318,7 +318,7 @@ async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of:
     copy = await nodes[3].manager.start_copy(
         order(group, source.node, 4, witness=True, witness_start=begun), source
     )
-    assert copy is not None and await copy.wait_prepared(10)
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
     await wait_until(lambda: copy.progress.state == "Fetching")
     victim = next(r for r in group.replicas() if r is not leader)
     demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
@@ -367,7 +367,7 @@ async def test_a_crash_while_rows_are_brought_again_leaves_a_witness(
     with monkeypatch.context() as patch:
         patch.setattr(Replica, "data_arrived", unread)
         first = await nodes[3].manager.start_copy(what, source)
-        assert first is not None and await first.wait_prepared(10)
+        assert first is not None and await first.wait_prepared(WAIT_S)
         victim = next(r for r in group.replicas() if r is not leader)
         demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
         config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)

@@ -18,7 +18,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import CRC, HEADER, MAGIC, VERSION
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
-from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import DirectSource, installed, order, start
 from tests.consensus.test_copy_session import brought
@@ -260,7 +260,7 @@ async def test_a_source_told_of_damage_again_and_again_looks_once_at_a_time(
 
     def slow(store: TabletStore, read: Callable[[int], None]) -> None:
         looks.append(store.directory.name)
-        assert go_on.wait(10)
+        assert go_on.wait(WAIT_S)
         verify(store, read)
 
     monkeypatch.setattr(TabletStore, "verify", slow)

@@ -101,7 +101,7 @@ async def test_a_replica_that_finds_no_descriptor_waits_for_it(
         descriptors.give()
         assert states == {ReplicaState.BOOTSTRAPPING}
         assert all("Too many open files" in error for error in why), why
-        await wait_until(lambda: all(r.running for r in node.replicas), timeout_s=30.0)
+        await wait_until(lambda: all(r.running for r in node.replicas))
         assert [table(await group.leader()) for group in groups] == [{1: "x1"}] * 3
         assert [r.error for r in node.replicas] == [""] * 3
     finally:
@@ -117,7 +117,7 @@ async def test_a_replica_that_is_stopped_while_it_waits_does_not_start(
         waiting, gone = list(node.manager._waiting), groups[0].replica(1)
         await gone.stop()
         descriptors.give()
-        await wait_until(lambda: all(task.done() for task in waiting), timeout_s=30.0)
+        await wait_until(lambda: all(task.done() for task in waiting))
         assert gone.state is ReplicaState.STOPPED and gone.machine is None and gone.core is None
         assert [g.replica(1).running for g in groups] == [False, True, True]
     finally:
@@ -203,7 +203,7 @@ async def test_a_leader_that_cannot_read_its_log_for_a_peer_just_now_tries_again
         await wait_until(lambda: sum(node.lacked for node in nodes) > 0)
         for node in nodes:
             node.lacks = None
-        await group.caught_up(behind, 30.0)
+        await group.caught_up(behind)
         assert len(table(behind)) == 2_000
     finally:
         for node in nodes:

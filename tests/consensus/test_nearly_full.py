@@ -16,7 +16,7 @@ from stele.model.ids import ReplicaId
 from stele.raft.events import ChangeType
 from stele.wal.files import OsFiles
 from tests.consensus import cluster
-from tests.consensus.cluster import LOG_OPTIONS, TestNode, rows, table, wait_until
+from tests.consensus.cluster import LOG_OPTIONS, WAIT_S, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import add, installed, member_type, start
 
@@ -80,7 +80,7 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
     await group.write(rows([7]))
     await wait_until(lambda: 7 in table(copied))
     assert len(table(copied)) == 6 and table(copied)[7] == "x7"
-    await asyncio.wait_for(copy.wait(), 5)
+    await asyncio.wait_for(copy.wait(), WAIT_S)
 
 
 async def test_where_there_is_space_the_log_waits_for_a_replica_that_is_away(

@@ -20,7 +20,7 @@ from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey, new_id
 from stele.raft.ports import LoadedLog
 from stele.tserver.reports import report_one
-from tests.consensus.cluster import Group, Network, TestNode, rows, wait_until
+from tests.consensus.cluster import WAIT_S, Group, Network, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import DirectSource, order, start
 from tests.wal.simfs import SimFiles
@@ -86,7 +86,7 @@ async def test_an_order_ends_when_the_log_fails(tmp_path: Path, what: str) -> No
         else:
             asked = node.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
         with pytest.raises(Corrupt):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, WAIT_S)
     finally:
         await node.stop()
 
@@ -140,7 +140,7 @@ async def test_a_replica_removed_while_it_starts_stays_removed(tmp_path: Path) -
     slow = HeldNode(node.network, node.directory, node.node_id)
     starting = asyncio.create_task(slow.start())
     try:
-        await asyncio.wait_for(slow.read.wait(), 10)
+        await asyncio.wait_for(slow.read.wait(), WAIT_S)
         coming = slow.replicas.by_key(replica.superblock.key)
         assert coming is not None
         await slow.manager.delete(group.tablet_id, 1, DataState.TOMBSTONED, 1 << 40, "a test")
@@ -194,7 +194,7 @@ async def test_an_order_to_delete_waits_until_the_node_knows_its_replicas(
     again = UnreadNode(node.network, node.directory, node.node_id)
     starting = asyncio.create_task(again.start())
     try:
-        await asyncio.wait_for(again.asked.wait(), 10)
+        await asyncio.wait_for(again.asked.wait(), WAIT_S)
         with pytest.raises(Retryable) as early:
             await again.manager.delete(group.tablet_id, replica_id, target, 1 << 40, "a test")
         assert early.value.code is Code.NOT_READY

@@ -12,7 +12,7 @@ from stele.consensus.quiet import begin_quiet, follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.model.ids import OpId
 from stele.raft.messages import UpdateRequest
-from tests.consensus.cluster import Group, rows, table, wait_until
+from tests.consensus.cluster import WAIT_S, Group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import resting
 
@@ -23,13 +23,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def put_to_rest(group: Group) -> Replica:
-    leader = await group.leader()
-    for _ in range(200):
-        begin_quiet(leader, lambda node_id: True)
-        await asyncio.sleep(0.02)
-        if all(resting(r) for r in group.replicas()):
-            return leader
-    raise AssertionError("the group does not rest")
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            leader = await group.leader()
+            begin_quiet(leader, lambda node_id: True)
+            await asyncio.sleep(0.02)
+            if all(resting(r) for r in group.replicas()):
+                return leader
 
 
 async def test_an_idle_group_rests_and_keeps_its_leader(group_of: MakeGroup) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stele.consensus.replica import Replica
 from tests.consensus import cluster
-from tests.consensus.cluster import OPTIONS, Group, TestNode, rows
+from tests.consensus.cluster import OPTIONS, WAIT_S, Group, TestNode, rows
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import at_rest
 
@@ -39,7 +39,7 @@ async def test_a_peer_that_is_cut_off_is_reported_and_so_is_its_return(group_of:
 
     async def told(expected: list[int]) -> Replica:
         """The leader, whoever it is by now, once it has said so and asked for a report."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 leader = await group.leader()
                 if unreached(leader) == expected and leader.replica_id in reports(group, leader):
@@ -85,7 +85,7 @@ async def test_a_peer_that_is_cut_off_while_the_group_rests_is_reported(group_of
         leader = await group.leader()
         return unreached(leader) == gone and leader.replica_id in reports(group, leader)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not await look():
             await asyncio.sleep(0.05)
 
@@ -100,7 +100,7 @@ async def test_a_peer_that_has_failed_is_reported_and_so_is_its_return(group_of:
 
     async def told(expected: list[int]) -> None:
         """By the leader, whoever it is by now: it says so, and a report of it is due."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 leader = await group.leader()
                 failed = [peer.replica_id for peer in leader.status().peers if peer.failed]

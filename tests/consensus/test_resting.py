@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("rests_soon")
 
 
 async def another_leads(group: Group, gone: Replica) -> None:
-    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not gone), 15)
+    await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not gone))
     await group.write(rows([2]))
 
 
@@ -73,7 +73,7 @@ async def test_a_follower_that_fails_at_rest_wakes_its_leader(group_of: MakeGrou
     victim.fail("a scan found damage")
     core = leader.core
     assert core is not None
-    await wait_until(lambda: any(p.failed for p in core.status().peers), 15)
+    await wait_until(lambda: any(p.failed for p in core.status().peers))
     assert leader.is_leader
 
 
@@ -108,7 +108,7 @@ async def test_a_follower_whose_node_falls_silent_wakes_its_leader_and_it_rests_
     assert core is not None
     victim = next(r for r in group.replicas() if r is not leader)
     network.cut.add(victim.host.node_id)
-    await wait_until(lambda: any(not p.reachable for p in core.status().peers), 15)
+    await wait_until(lambda: any(not p.reachable for p in core.status().peers))
     assert leader.is_leader and not resting(leader)
     network.cut.clear()
     await rests(group)

@@ -22,7 +22,7 @@ from stele.tablet import checked
 from stele.tablet.machine import Outcome
 from stele.wal import format as wal_format
 from stele.wal import metadata
-from tests.consensus.cluster import TestNode, pairs, rows, wait_until
+from tests.consensus.cluster import WAIT_S, TestNode, pairs, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import DirectSource, add, order
 
@@ -207,7 +207,7 @@ async def test_a_store_that_meets_a_write_of_a_later_program_ends_its_node(group
     started = leader.committed_opid
     what = order(group, nodes[0], 2, witness=True, witness_start=started)
     copy = await nodes[1].manager.start_copy(what, source)
-    assert copy is not None and await copy.wait_prepared(10)
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
     await add(group, nodes[1], 2, member_type=MemberType.WITNESS, witness_start=started)
     witness = nodes[1].replicas.get(group.tablet_id)
     await group.write(later_payload())

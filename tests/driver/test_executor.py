@@ -216,7 +216,7 @@ async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_u
     (first, *_) = cluster.tablets.values()
     silent = cluster.nodes[first.config.peers[2].node_id]
     async with serve(cluster) as served:
-        async with asyncio.timeout(10):  # all is well
+        async with asyncio.timeout(60):  # all is well
             await run([served.address], POLICY, until_healthy=True)
         silent.alive = False
         cluster.advance()
@@ -226,7 +226,7 @@ async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_u
                 await run([served.address], patient, until_healthy=True)
         silent.alive = True
         cluster.advance()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await run([served.address], patient, until_healthy=True)
 
 
@@ -243,12 +243,12 @@ async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[
             *("--dead-after", "86400", *option),
         )
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while "GetClusterViewRequest" not in served.calls:  # it has heard that the claim is its own
                     await asyncio.sleep(0.05)
             assert served.holder
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await process.wait() == code
             assert not served.holder
         finally:

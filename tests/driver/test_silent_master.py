@@ -22,7 +22,7 @@ async def test_a_driver_goes_on_when_the_leader_master_goes_silent(tmp_path: Pat
             leader = next(m for m in cluster.masters if m.node_id == view.leader_master)
             cluster.pause(leader)
             try:
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(120):
                     while True:
                         try:
                             view = await executor.observe(Policy())

@@ -13,6 +13,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +29,7 @@ from tests.linear.cuts import Scan
 from tests.linear.history import Kind, State, Told
 from tests.linear.record import Record
 
+T = TypeVar("T")
 TABLE, KEYSPACE = "rows", "space"
 
 HOT_ROWS = 5
@@ -51,6 +54,14 @@ class User:
     space: KeySpace
 
 
+async def _at_last(call: Callable[[], Awaitable[T]], within_s: float = 60.0) -> T:
+    """What `call` gives, called again by a client that is less patient than this machine is slow."""
+    async with asyncio.timeout(within_s):
+        while True:
+            with contextlib.suppress(Retryable):
+                return await call()
+
+
 class Workload:
     """The clients: `prepare`, `run` while faults happen, `settle` when they are over, `close`."""
 
@@ -65,12 +76,13 @@ class Workload:
     async def prepare(self, buckets: int) -> None:
         """Make the table and the key space, open them with each client."""
         hashed = PartitionSchema(hash=(HashPartition(column_ids=(0,), buckets=buckets),))
+        async with AsyncClient(self._masters, timeout_s=_LAST_TIMEOUT_S) as patient:
+            await patient.create_table(TABLE, calls.SCHEMA, hashed)
+            await patient.create_keyspace(KEYSPACE)
         for n, timeout_s in enumerate((*_TIMEOUTS_S, _LAST_TIMEOUT_S)):
             client = AsyncClient(self._masters, timeout_s=timeout_s)
-            if not n:
-                await client.create_table(TABLE, calls.SCHEMA, hashed)
-                await client.create_keyspace(KEYSPACE)
-            table, space = await client.open_table(TABLE), await client.keyspace(KEYSPACE)
+            table = await _at_last(partial(client.open_table, TABLE))
+            space = await _at_last(partial(client.keyspace, KEYSPACE))
             self._users.append(User(f"client-{n}", client, table, space))
         self._first_s = self.record.now()
 

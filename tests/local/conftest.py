@@ -14,7 +14,7 @@ from stele_local.container import Backoff
 from stele_local.kinds import POD
 
 Json = dict[str, Any]
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 SETTINGS = Settings(machines=3, node_grace_seconds=0.5, backoff=Backoff(0.1, 0.2, 5.0))
 
 

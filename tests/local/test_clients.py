@@ -142,11 +142,11 @@ async def test_kubectl(cluster: LocalCluster) -> None:
     assert "Replicas:  5" in await run("describe", "sh", "a")
     assert "scaled" in await run("scale", "sh/a", "--replicas=3")
     assert "condition met" in await run(
-        "wait", "sh/a", "--for=jsonpath={.spec.n.replicas}=3", "--timeout=10s"
+        "wait", "sh/a", "--for=jsonpath={.spec.n.replicas}=3", "--timeout=60s"
     )
     assert "deleted" in await run("delete", "sh", "a")
     cluster.registry.create(POD, "default", pod("p"))
-    await run("wait", "pod/p", "--for=condition=Ready", "--timeout=20s")
+    await run("wait", "pod/p", "--for=condition=Ready", "--timeout=60s")
     assert "1/1" in await run("get", "pods", "-o", "wide")
     assert "Successfully assigned default/p" in await run("describe", "pod", "p")
     assert await run("logs", "p") == "serving\n"

@@ -17,12 +17,12 @@ import pytest
 from stele_local import processes
 from tests.local.conftest import pod
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def _run(folder: Path, *words: str, code: int = 0) -> str:
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -11,7 +11,7 @@ import pytest
 def _without(module: str, program: str) -> subprocess.CompletedProcess[str]:
     """Runs `program` as where `module` is not installed."""
     words = [sys.executable, "-c", f"import sys; sys.modules[{module!r}] = None; {program}"]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ async def test_the_same_pod_runs_on_after_power_returns(cluster: LocalCluster) -
     await cluster.on(machine)
     await until(lambda: condition(cluster, "a") == "True", "a is ready again")
     assert container_status(cluster, "a")["restartCount"] == 1
-    assert _node_ready(cluster, machine) == "True"
+    await until(lambda: _node_ready(cluster, machine) == "True", "its node is Ready")
 
 
 async def test_wiped_disks_stay_lost(cluster: LocalCluster) -> None:

@@ -49,7 +49,7 @@ async def test_a_deaf_process_is_killed_after_the_grace(cluster: LocalCluster) -
     )
     logs = cluster.folder / "logs" / "default"
     await until(lambda: any(log.read_text() for log in logs.glob("a-*/main-0.log")), "a ignores SIGTERM")
-    _delete(cluster, "a", grace_seconds=1)
+    _delete(cluster, "a", grace_seconds=5)
     await until(lambda: container_status(cluster, "a").get("state", {}).get("running"), "a does not care")
     await until(lambda: not cluster.registry.find(POD, "default", "a"), "a is gone")
     assert processes.left_over(cluster.folder) == []
@@ -73,7 +73,7 @@ async def test_readiness_and_liveness(cluster: LocalCluster) -> None:
     await until(lambda: condition(cluster, "a") == "False", "a is not ready")
     assert container_status(cluster, "a")["restartCount"] == 0
     (data / "livez").touch()
-    await until(lambda: container_status(cluster, "a")["restartCount"] == 1, "a was restarted")
+    await until(lambda: container_status(cluster, "a")["restartCount"] >= 1, "a was restarted")
     (data / "livez").unlink(missing_ok=True)
     (data / "readyz").unlink()
     await until(lambda: condition(cluster, "a") == "True", "a is ready again")

@@ -24,6 +24,8 @@ from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
+from stele.tserver.ticker import ReplicaClock
+from tests.consensus.cluster import WAIT_S
 from tests.master.memory_log import MemoryGroup
 
 MASTERS = [f"{0xA0 + i:032x}" for i in range(3)]
@@ -33,14 +35,15 @@ SCHEMA = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
 
 
 class World:
-    """Three masters; `now` is their clock (ms), moved by hand where a test needs it."""
+    """Three masters; their clock (ms) goes no faster than the test does, and is moved by hand where a test needs it."""
 
     def __init__(self, directory: Path, options: MasterOptions) -> None:
         self.shift_ms = 0
         self.wall_ahead_ms = 0
         self.group = MemoryGroup(directory, MASTERS)
         self.pool = ChannelPool(Identity())
-        clock = asyncio.get_running_loop().time
+        self._clock = ReplicaClock()
+        wall = asyncio.get_running_loop().time
         self.masters = {
             n: Master(
                 n,
@@ -48,8 +51,8 @@ class World:
                 self.group.members[n],
                 self.pool,
                 options,
-                now_ms=lambda: int(clock() * 1000) + self.shift_ms,
-                wall=lambda: int(clock() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
+                now_ms=lambda: self._clock.now_ms() + self.shift_ms,
+                wall=lambda: int(wall() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
             )
             for n in MASTERS
         }
@@ -88,6 +91,12 @@ class World:
         for i in range(len(self.nodes) + 1, len(self.nodes) + count + 1):
             self.nodes[f"{i:032x}"] = Node(f"{i:032x}", f"m{i}", f"z{i % 2}")
 
+    async def tick(self) -> None:
+        """Time passes; a machine that stands still makes nobody silent."""
+        while True:
+            await asyncio.sleep(0.01)
+            self._clock.tick()
+
     async def beat(self, *, silent: tuple[str, ...] = ()) -> None:
         """One full heartbeat of each node to each master."""
         for node in self.nodes.values():
@@ -98,13 +107,13 @@ class World:
 
     async def beat_until(self, done: Callable[[], bool], *, silent: tuple[str, ...] = ()) -> None:
         """Heartbeats until `done()`; nodes make the replicas that rows give them."""
-        for _ in range(400):
-            self.create_replicas(silent)
-            await self.beat(silent=silent)
-            if done():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("it never came")
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                self.create_replicas(silent)
+                await self.beat(silent=silent)
+                if done():
+                    return
+                await asyncio.sleep(0.01)
 
     def create_replicas(self, silent: tuple[str, ...] = ()) -> None:
         """What CreateTablet orders would have done."""
@@ -171,11 +180,9 @@ async def no_formation(request: pb.ConfirmFormationRequest) -> None:
 
 async def until(done: Callable[[], bool]) -> None:
     """Wait for a state that must come soon."""
-    for _ in range(500):
-        if done():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
+    async with asyncio.timeout(WAIT_S):
+        while not done():
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -184,10 +191,12 @@ async def world(directory: Path, options: MasterOptions = OPTIONS) -> AsyncItera
     w = World(directory, options)
     for master in w.masters.values():
         master.start()
+    ticking = asyncio.create_task(w.tick())
     try:
         await w.elect(MASTERS[0])
         yield w
     finally:
+        ticking.cancel()
         for master in w.masters.values():
             await master.stop()
         await w.pool.close()

@@ -79,7 +79,7 @@ async def test_a_node_that_does_not_answer_holds_up_no_orders_to_others(tmp_path
             await asyncio.sleep(0.001 if how["to_node"] != slow else 3600)
 
     made: list[tuple[bytes, str]] = []
-    async with world(tmp_path, replace(OPTIONS, order_retry_ms=10_000)) as w:
+    async with world(tmp_path, replace(OPTIONS, order_retry_ms=10_000, create_timeout_ms=3_600_000)) as w:
         await ready(w)
         slow = min(w.nodes)
         table_id = await ordered(w, buckets=64)

@@ -15,6 +15,7 @@ from stele.master.port import swap
 from stele.model.errors import Code, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.rpc.proto import master_pb2 as pb
+from tests.consensus.cluster import WAIT_S
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
@@ -42,11 +43,10 @@ async def test_creating_in_vain_is_replaced(tmp_path: Path) -> None:
         await ready(w)
         answer = await w.leader.CreateTable(create_request("t"), None)
         table_id = hex_of(answer.table_id)
-        for _ in range(300):  # nobody makes the replicas
-            await w.beat()
-            if any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)):
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(WAIT_S):  # nobody makes the replicas
+            while not any(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)):
+                await w.beat()
+                await asyncio.sleep(0.01)
         await w.beat_until(lambda: [t.state for t in w.catalog.current_tablets(table_id)] == ["RUNNING"])
 
 

@@ -37,14 +37,14 @@ class Caller:
         self.masters = Masters(self.pool, cluster.master_addresses, first_contact_s=None)
 
     async def call(self, method: str, request: object) -> object:
-        return await self.masters.call(method, request, timeout_s=40.0)
+        return await self.masters.call(method, request, timeout_s=120.0)
 
     async def view(self) -> ClusterView:
         answer = await self.call("GetClusterView", pb.GetClusterViewRequest())
         assert isinstance(answer, pb.GetClusterViewResponse)
         return view_from_pb(answer)
 
-    async def until(self, done: Callable[[ClusterView], bool], *, seconds: float = 40) -> ClusterView:
+    async def until(self, done: Callable[[ClusterView], bool], *, seconds: float = 120) -> ClusterView:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             view = await self.view()
@@ -75,7 +75,7 @@ def healthy(view: ClusterView, gone: set[str]) -> bool:
 async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Policy) -> list[str]:
     """Run the driver until all is well; the steps it took, in order."""
     taken: list[str] = []
-    deadline = asyncio.get_running_loop().time() + 60
+    deadline = asyncio.get_running_loop().time() + 180
     while True:
         try:
             report = await executor.run_once(policy)
@@ -89,6 +89,7 @@ async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Poli
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.timeout(600)
 async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
     """One cluster for all stories: starting eight processes takes longer than any of them."""
     async with Cluster(tmp_path, masters=3, nodes=5) as cluster:
@@ -133,12 +134,10 @@ async def create_fail_over_delete(cluster: Cluster, caller: Caller) -> None:
     await caller.call("DeleteTable", pb.DeleteTableRequest(name="t"))
     await caller.until(lambda v: all_run(v, 3))
     gone = {id_from_pb(t.tablet_id) for t in located.tablets}
-    for _ in range(200):
-        left = gone & {p.parent.name for n in cluster.nodes for p in (n.directory / "tablets").glob("*/*")}
-        if not left:
-            break
+    deadline = asyncio.get_running_loop().time() + 120
+    while gone & {p.parent.name for n in cluster.nodes for p in (n.directory / "tablets").glob("*/*")}:
+        assert asyncio.get_running_loop().time() < deadline, "replicas of a deleted table stay on disk"
         await asyncio.sleep(0.1)
-    assert not left, "replicas of a deleted table stay on disk"
     cluster.restart(leader)
     await cluster.wait_ready(leader)
 
@@ -173,7 +172,9 @@ async def a_node_is_drained(cluster: Cluster, caller: Caller) -> None:
     state = pb.SetNodeStateRequest(node_id=id_to_pb(node_id), state=pb.DRAINING, reason="test")
     await caller.call("SetNodeState", state)
     executor = Executor(caller.pool, cluster.master_addresses, holder="test-1", ttl_ms=5_000)
-    taken = await drive(executor, caller, {node_id}, POLICY)
+    # A machine that stands still for as long as POLICY waits makes no node a dead one here.
+    patient = replace(POLICY, dead_after_ms=120_000, lost_after_ms=120_000)
+    taken = await drive(executor, caller, {node_id}, patient)
     assert "AddPreFollower" in taken and "DemotePeer" not in taken, taken
     node = (await caller.view()).node(node_id)
     assert node is not None and node.state is NodeState.RETIRED

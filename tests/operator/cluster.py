@@ -29,11 +29,9 @@ async def install_crds(kube: Kube) -> None:
     for path in sorted(DIRECTORY.glob("*.yaml")):
         body = yaml.safe_load(path.read_text())
         await kube._request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=body)
-    for _ in range(100):
-        if await kube.serves_our_resources():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("the CRDs are not served")
+    async with asyncio.timeout(60):
+        while not await kube.serves_our_resources():
+            await asyncio.sleep(0.05)
 
 
 class Bench:
@@ -93,7 +91,7 @@ class Bench:
         """Events about a kind of resource."""
         return [e for e in await self.kube.list("Event", "default") if e["involvedObject"]["kind"] == kind]
 
-    async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
         """Wait for something."""
         end = time.monotonic() + seconds
         while not await true():

@@ -21,8 +21,11 @@ class Away(Kube):
     """A connection to an API server that is away, then starts, then is there."""
 
     answers: list[KubeError]
+    go_on: asyncio.Event | None = None
 
     async def serves_our_resources(self) -> bool:
+        if self.go_on is not None:
+            await self.go_on.wait()
         if self.answers:
             raise self.answers.pop(0)
         return await super().serves_our_resources()
@@ -52,7 +55,7 @@ async def test_in_a_pod_it_waits_for_the_api_server_and_is_alive_meanwhile(
         monkeypatch.setattr(app, "_AGAIN_S", 0.3)
         await made.kube.create("Lease", "default", lease("somebody else"))
         kube, port = Away(made.kube.settings), free_port()
-        kube.answers = away()
+        kube.answers, kube.go_on = away(), asyncio.Event()
         options = Options("image", "test", namespaces=("default",), metrics_host="", metrics_port=port)
         running = asyncio.create_task(app.serve(kube, options))
         try:
@@ -62,7 +65,13 @@ async def test_in_a_pod_it_waits_for_the_api_server_and_is_alive_meanwhile(
                     async with session.get(f"http://{host}:{port}{path}") as answer:
                         return answer.status
 
-                await asyncio.sleep(0.1)
+                async def listens() -> bool:
+                    try:
+                        return bool(await asked("/livez"))
+                    except aiohttp.ClientError:
+                        return False
+
+                await made.until("it listens", listens)
                 assert (await asked("/livez"), await asked("/readyz")) == (200, 503)
                 if has_ipv6():
                     assert await asked("/livez", "[::1]") == 200
@@ -70,7 +79,8 @@ async def test_in_a_pod_it_waits_for_the_api_server_and_is_alive_meanwhile(
                 async def ready() -> bool:
                     return await asked("/readyz") == 200
 
-                await made.until("it has found the API server", ready, 10)
+                kube.go_on.set()
+                await made.until("it has found the API server", ready)
                 assert not running.done()
         finally:
             running.cancel()
@@ -118,7 +128,7 @@ async def test_one_that_waits_ends_when_it_is_told(tmp_path: Path) -> None:
         operator = await asyncio.create_subprocess_exec(*program, *given, stdout=pipe, stderr=pipe)
         assert operator.stderr is not None
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 while b"serving probes" not in await operator.stderr.readline():
                     pass
                 operator.terminate()

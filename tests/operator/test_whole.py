@@ -53,13 +53,14 @@ async def status(made: Bench) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(600)
 async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         await made.start()
         await made.apply("cluster", nodes={"replicas": 4, "storage": {"size": "1Gi"}})
         await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
-        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
-        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 40)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"))
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"))
         await write(made)
         assert await count(made) == ROWS
 
@@ -70,7 +71,7 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
             words = {"Beginning", "Copying", "Demoting", "AddingWitness", "AddingPreFollower"}
             return bool(words & {e["reason"] for e in await made.events("TabletCluster")})
 
-        await made.until("healing has begun", begun, 30)
+        await made.until("healing has begun", begun)
         await made.end(signal.SIGKILL)
         await asyncio.sleep(0.5)
         await made.start()
@@ -83,13 +84,14 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
                 tablets.get("healthy") == tablets.get("total") == 3 and not lost and now["readyMasters"] == 3
             )
 
-        await made.until("everything is healed and the lost are retired", healed, 60)
+        await made.until("everything is healed and the lost are retired", healed)
         assert await count(made) == ROWS
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
         assert {"NodeLost", "PodDeleted", "ClaimReleased"} <= reasons
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(600)
 async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_the_cluster(
     tmp_path: Path,
 ) -> None:
@@ -98,7 +100,7 @@ async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_t
     async with bench(tmp_path) as made:
         await made.start()
         await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
-        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"))
         formed = (await status(made))["clusterUUID"]
         pod = await made.kube.get("Pod", "default", name)
         assert pod is not None and "--first-masters" in pod["spec"]["containers"][0]["args"]
@@ -116,8 +118,8 @@ async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_t
             pods = await made.names("Pod")
             return name not in pods and "flights-master-3" in pods and now["readyMasters"] == 3
 
-        await made.until("it was replaced", replaced, 90)
-        await made.until("the cluster is Ready again", lambda: ready(made, "TabletCluster"), 40)
+        await made.until("it was replaced", replaced)
+        await made.until("the cluster is Ready again", lambda: ready(made, "TabletCluster"))
         assert (await status(made))["clusterUUID"] == formed
 
 
@@ -140,6 +142,7 @@ async def back(made: Bench, name: str, uid: str, before: dict[str, str]) -> bool
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(600)
 async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_comes_back_on_its_own(
     tmp_path: Path,
 ) -> None:
@@ -148,8 +151,8 @@ async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_co
         await made.start()
         await made.apply("cluster", nodes={"replicas": 4, "storage": {"size": "1Gi"}})
         await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
-        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 40)
-        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 40)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"))
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"))
         await write(made)
 
         async def as_before() -> bool:
@@ -158,7 +161,7 @@ async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_co
             waits = (await made.condition("TabletCluster", "flights", "Degraded"))[1] == "NodePending"
             return waits and states == ["Pending", *["Ready"] * 6]
 
-        await made.until("one node waits, all others serve", as_before, 30)
+        await made.until("one node waits, all others serve", as_before)
         before = await placed(made)
         assert sorted(before.values()) == ["n1", "n2", "n3"]
         for name in sorted(before):
@@ -166,7 +169,7 @@ async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_co
             assert pod is not None
             uid = pod["metadata"]["uid"]
             await made.kube.delete("Pod", "default", name, uid, "")
-            await made.until(f"{name} is back", partial(back, made, name, uid, before), 60)
-        await made.until("one node waits, all others serve", as_before, 60)
+            await made.until(f"{name} is back", partial(back, made, name, uid, before))
+        await made.until("one node waits, all others serve", as_before)
         assert await placed(made) == before
         assert await count(made) == ROWS

@@ -51,7 +51,7 @@ async def test_the_time_of_a_call_covers_the_lookup_and_a_name_is_looked_up_once
             assert caught.value.code is Code.TIMED_OUT
         assert resolver.asked == 1
         resolver.told.set()
-        answer = await pool.unary(address, MasterServiceStub, "ListMasters", request, timeout_s=30)
+        answer = await pool.unary(address, MasterServiceStub, "ListMasters", request, timeout_s=60)
         assert [m.address for m in answer.masters] == [member.address] and resolver.asked == 1
     finally:
         resolver.told.set()

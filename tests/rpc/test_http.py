@@ -90,16 +90,20 @@ async def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.Monke
     """What the system has no room for would stay in memory, with its connection, as long as the other end likes."""
     monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.2)
 
+    asked = asyncio.Event()
+
     async def large() -> Reply:
+        asked.set()
         return Reply(200, b"x" * (32 << 20))
 
     server = HttpServer({"/large": large})
     port = await server.start("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /large HTTP/1.1\r\n\r\n")
-    await asyncio.sleep(0.6)
+    await asked.wait()
+    await asyncio.sleep(1.0)
     came = 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while chunk := await reader.read(1 << 20):
             came += len(chunk)
     assert came < 32 << 20

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import grpc
 import pytest
 
-from stele.model.errors import Code, NotLeader, Rejected, Retryable
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
@@ -67,6 +68,17 @@ class Member(MasterServiceServicer):
         return master_pb2.ListTablesResponse()
 
 
+async def told(masters: Masters, words: str) -> SteleError:
+    """What a call ends with, once it says so: where the machine stood still some masters were not asked in time."""
+    for _ in range(20):
+        with pytest.raises(Retryable) as ended:
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+        if re.search(words, str(ended.value)):
+            break
+    assert re.search(words, str(ended.value))
+    return ended.value
+
+
 @pytest.mark.parametrize("led", [(1,), (1, 0)])
 async def test_a_leader_that_listens_elsewhere_now_is_found(led: tuple[int, ...]) -> None:
     """The others name it by its id, and where it was is known from before."""
@@ -78,12 +90,12 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(led: tuple[int, ...]
         masters = Masters(pool, [first.address])
         for leader in led:
             group.leader = leader
-            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
         before = second.address
         await second.start()
         assert second.address != before
         group.leader = 1
-        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
     finally:
         await pool.close()
         await asyncio.gather(first.stop(), second.stop())
@@ -101,7 +113,7 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
         await masters.call("ListTables", master_pb2.ListTablesRequest())
         group.leader = 1
         await first.stop()
-        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
     finally:
         await pool.close()
         for member in (first, second):
@@ -118,14 +130,13 @@ async def test_an_address_that_another_cluster_has_by_now_is_forgotten() -> None
     pool = ChannelPool(Identity(group.cluster_id))
     try:
         masters = Masters(pool, [ours])
-        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
         masters._lead(stranger)
-        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=5)
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
         assert stranger not in masters._known
         await members[0].stop()
         masters.learn([stranger])
-        with pytest.raises(Retryable, match=r"no master answers: .*refused"):
-            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+        await told(masters, r"no master answers: .*refused")
     finally:
         await pool.close()
         for member in members:
@@ -143,9 +154,9 @@ async def test_who_was_given_another_clusters_masters_alone_is_told_so_at_once(
     pool = ChannelPool(Identity(ClusterId(new_id())))
     try:
         masters = Masters(pool, [m.address for m in members], first_contact_s=first_contact_s)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(Rejected, match=f"this is cluster {group.cluster_id}") as refused:
-                await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=30)
+                await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=600)
         assert refused.value.code is Code.WRONG_CLUSTER
     finally:
         await pool.close()
@@ -165,16 +176,15 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         await masters.call("ListTables", master_pb2.ListTablesRequest())
         await members[0].stop()
         await members[1].stop()
-        with pytest.raises(NotLeader) as refused:
-            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
-        told = str(refused.value)
-        assert told.startswith("NOT_LEADER: no master leads: ")
-        assert told.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in told
-        assert told.count("(connection refused)") == 2
-        assert told.endswith("; 1 of 3 answers, a majority (2 of 3) is needed")
+        error = await told(masters, r"refused.*refused")
+        assert isinstance(error, NotLeader)
+        said = str(error)
+        assert said.startswith("NOT_LEADER: no master leads: ")
+        assert said.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in said
+        assert said.count("(connection refused)") == 2
+        assert said.endswith("; 1 of 3 answers, a majority (2 of 3) is needed")
         await members[2].stop()
-        with pytest.raises(Retryable, match=r"no master answers: .*refused.*refused.*refused"):
-            await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=0.5)
+        await told(masters, r"no master answers: .*refused.*refused.*refused")
     finally:
         await pool.close()
         for member in members:

@@ -60,14 +60,14 @@ def served() -> Iterator[tuple[Endless, fl.FlightClient]]:
 
 def until_ended(provider: Endless) -> None:
     """Wait until the node has ended a scan."""
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not provider.closed:
         assert time.monotonic() < give_up
         time.sleep(0.05)
 
 
 def until_served(client: fl.FlightClient, wanted: fl.Ticket) -> fl.FlightStreamReader:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while True:
         try:
             reader = client.do_get(wanted)
@@ -125,12 +125,19 @@ def test_a_reader_that_left_gives_its_place_back_at_once() -> None:
 
 def test_a_slow_reader_is_no_stuck_one(served: tuple[Endless, fl.FlightClient]) -> None:
     provider, client = served
-    reader = client.do_get(ticket())
-    begun, number = time.monotonic(), 0
-    while time.monotonic() - begun < 4 * STALL_S:
-        assert reader.read_chunk().data.column(0)[0].as_py() == number
-        number += ROWS
-        time.sleep(STALL_S / 5)
+    for _ in range(10):
+        provider.closed, stood_still = 0, False
+        reader = client.do_get(ticket())
+        begun = taken = time.monotonic()
+        number = 0
+        while taken - begun < 4 * STALL_S and not provider.closed:
+            assert reader.read_chunk().data.column(0)[0].as_py() == number
+            number += ROWS
+            time.sleep(STALL_S / 5)
+            before, taken = taken, time.monotonic()
+            stood_still |= taken - before > STALL_S / 2
+        if not (provider.closed and stood_still):
+            break  # else this machine was the one that stood still, for so long that the reader was a stuck one
     assert not provider.closed
     reader.cancel()
 
@@ -144,10 +151,10 @@ def test_a_stuck_reader_does_not_hold_up_the_end_of_the_server() -> None:
     time.sleep(0.5)
     ending = threading.Thread(target=server.close, daemon=True)
     ending.start()
-    ending.join(10)
+    ending.join(60)
     held = ending.is_alive()
     reader.cancel()
-    ending.join(10)
+    ending.join(60)
     assert not held
 
 

@@ -47,7 +47,8 @@ async def test_a_worker_merges_goes_idle_and_comes_back(tmp_path: Path) -> None:
             assert len(store.files) == 1
             store.apply(twin.write(_rows(60), RowOp.UPSERT)[0])
             flush(store)
-            await asyncio.sleep(0.3)
+            while compactor.running:  # it has been idle for long enough
+                await asyncio.sleep(0.01)
         again = TabletStore.open(tmp_path / "t", FOREVER)
         assert all_rows(again) == twin.at(store.last_timestamp)
     finally:

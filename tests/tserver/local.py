@@ -16,7 +16,7 @@ from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
-from tests.consensus.cluster import OPTIONS, wait_until
+from tests.consensus.cluster import OPTIONS, WAIT_S, wait_until
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
 HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
@@ -61,7 +61,7 @@ class LocalCluster:
         return f"{self._net}.1:7051"
 
     def client(self) -> AsyncClient:
-        return AsyncClient([self.master_address])
+        return AsyncClient([self.master_address], timeout_s=60)
 
     async def start(self) -> LocalCluster:
         await self.launch("master", first=True)
@@ -74,13 +74,13 @@ class LocalCluster:
         return self
 
     async def form(self) -> None:
-        for _ in range(100):
-            try:
-                await form_masters([self.master_address], cluster_id=self.cluster_id)
-                return
-            except Retryable:
-                await asyncio.sleep(0.05)
-        raise AssertionError("the master does not form")
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    await form_masters([self.master_address], cluster_id=self.cluster_id)
+                    return
+                except Retryable:
+                    await asyncio.sleep(0.05)
 
     async def launch(self, name: str, *, first: bool = False) -> Node:
         options = self.options(name, first=first)

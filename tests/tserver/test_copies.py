@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from threading import Event
 
@@ -20,7 +21,7 @@ from stele.rpc.identity import PROTOCOL_VERSION
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.ticket import CopyTicket
-from tests.consensus.cluster import wait_until
+from tests.consensus.cluster import WAIT_S, wait_until
 from tests.tserver.local import SCHEMA, LocalCluster, fill
 
 
@@ -46,11 +47,9 @@ async def test_copy_over_the_wire(cluster: LocalCluster) -> None:
             source_address=source.address,
         )
         call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
-        for _ in range(200):
-            answer = await client.pool.unary(*call)
-            if answer.progress.state in ("Done", "Failed"):
-                break
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(WAIT_S):
+            while (answer := await client.pool.unary(*call)).progress.state not in ("Done", "Failed"):
+                await asyncio.sleep(0.02)
         assert answer.progress.state == "Done", answer.progress.error
         change = pb.BulkChangeConfigRequest(
             tablet_id=id_to_pb(leader.tablet_id),
@@ -95,11 +94,11 @@ async def test_a_copy_that_fails_before_there_is_a_replica_is_told_of(cluster: L
             return [s.copy.state for s in state.replicas]
 
         async def come_to_say(state: str) -> None:
-            for _ in range(200):
-                if await masters_say() == await node_says() == [state]:
-                    return
+            give_up = time.monotonic() + WAIT_S
+            while not await masters_say() == await node_says() == [state]:
+                said = f"masters {await masters_say()}, node {await node_says()}: never {state}"
+                assert time.monotonic() < give_up, said
                 await asyncio.sleep(0.02)
-            raise AssertionError(f"masters {await masters_say()}, node {await node_says()}: never {state}")
 
         await come_to_say("Starting")
         lost.found_out.set()
@@ -201,7 +200,7 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
             replica_id=9,
             source_node=id_to_pb(source.node_id),
             source_address=source.address,
-            bytes_per_second=20_000,
+            bytes_per_second=1_000,
         )
         call = (fresh.address, ConsensusServiceStub, "StartTabletCopy", order)
         await client.pool.unary(*call)
@@ -238,6 +237,8 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
         await cluster.stop(name)
         assert copy.progress.state == "Fetching"
         source = await cluster.launch(name)
+        order.bytes_per_second = 1 << 30
+        await client.pool.unary(*call)
         await wait_until(lambda: copy.progress.state in ("Done", "Failed"), timeout_s=60)
         assert copy.progress.state == "Done", copy.progress.error
         assert copy.progress.bytes_done == copy.progress.bytes_total

@@ -106,7 +106,7 @@ async def test_a_merge_that_fails_again_and_again_holds_nobody_up(cluster: Local
     assert node._maintenance is not None
     compactor = node._maintenance._compactor = Refusing(stores[0].directory)
     await with_room(node, 1 << 30)
-    await wait_until(lambda: [len(s.files) for s in stores[1:]] == [1, 1], timeout_s=30.0)
+    await wait_until(lambda: [len(s.files) for s in stores[1:]] == [1, 1])
     assert len(stores[0].files) == 4
     assert compactor.refused == 1  # it is left alone for a while
 
@@ -153,7 +153,7 @@ async def test_a_merge_that_lacked_memory_is_made_later(
         lacking = LackingFiles()
         store.options = replace(store.options, files=lacking)
     await with_room(node, 1 << 30)
-    await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
+    await wait_until(lambda: len(store.files) == 1)
     assert lacking.lacked > 1
     await wait_until(lambda: [path.name for path in store.directory.glob("rows-*")] == list(store.files))
 
@@ -169,10 +169,10 @@ async def test_a_merge_waits_until_the_disk_has_room_for_it(cluster: LocalCluste
         return plan(room_bytes=room_bytes)
 
     store.plan_compaction = planned  # type: ignore[assignment, method-assign]
-    await wait_until(lambda: len(rooms) == 3)
-    assert rooms == [100] * 3 and len(store.files) == 4
+    await wait_until(lambda: len(rooms) >= 3)
+    assert set(rooms) == {100} and len(store.files) == 4
     await with_room(node, 1 << 30)
-    await wait_until(lambda: len(store.files) == 1, timeout_s=30.0)
+    await wait_until(lambda: len(store.files) == 1)
 
 
 async def test_a_flush_that_lasts_holds_up_neither_merges_nor_the_log(
@@ -205,7 +205,7 @@ async def test_a_flush_that_lasts_holds_up_neither_merges_nor_the_log(
         await wait_until(files.writing.is_set)
         done.clear()
         await with_room(node, 1 << 30)
-        await wait_until(lambda: [len(s.files) for s in others] == [1, 1], timeout_s=30.0)
+        await wait_until(lambda: [len(s.files) for s in others] == [1, 1])
         await wait_until(lambda: done["collected"] > 1 and done["expired"] > 1)
         assert slow.applied != slow.flushed
     finally:
@@ -276,7 +276,7 @@ async def test_what_was_merged_comes_into_use_before_the_node_is_stopped(cluster
 
     store.install_compaction = slowly  # type: ignore[method-assign]
     await with_room(node, 1 << 30)
-    await wait_until(installing.is_set, timeout_s=30.0)
+    await wait_until(installing.is_set)
     asyncio.get_running_loop().call_later(0.3, go.set)
     await loops.close()
     assert len(store.files) == 1
@@ -455,6 +455,6 @@ async def test_a_flush_that_lacks_memory_holds_up_no_other_store(
         for number in range(3):
             await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})
     monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", 0)
-    await wait_until(lambda: all(s.applied == s.flushed for s in others), timeout_s=30.0)
+    await wait_until(lambda: all(s.applied == s.flushed for s in others))
     assert lacking.applied != lacking.flushed
     assert all(replica.running for replica in node.replicas)

@@ -142,10 +142,10 @@ async def test_a_master_that_has_a_name_and_an_address_is_told_once(
     names.known["master.test"] = "127.0.0.1"
     (master,) = await made(1)
     async with beating(tmp_path, (f"master.test:{master.port}",), master):
-        await wait_until(lambda: len(master.heard) == 2, 60)
-        await wait_until(heard(master, 10), 60)
+        await wait_until(lambda: len(master.heard) == 2)
+        await wait_until(heard(master, 10))
         early = master.heard.copy()
-        await wait_until(heard(master, 60), 60)
+        await wait_until(heard(master, 60))
         assert min(master.heard[c] - early[c] for c in early) <= 10
 
 
@@ -157,7 +157,7 @@ async def test_a_name_tells_where_the_address_that_the_leader_knows_does_not_ans
     (master,) = await made(1)
     master.listed = [(master.node_id, f"127.0.0.2:{master.port}")]
     async with beating(tmp_path, (f"master.test:{master.port}",), master):
-        await wait_until(heard(master, 60), 60)
+        await wait_until(heard(master, 60))
         assert master.reports.total() > 0
 
 
@@ -168,13 +168,13 @@ async def test_a_name_of_nobody_is_looked_up_less_and_less_often_and_found_when_
     leader, other = await made(2)
     leader.listed = leader.listed[:1]
     async with beating(tmp_path, (leader.address, f"retired.test:{other.port}"), leader, other):
-        await wait_until(lambda: names.asked["retired.test"] > 0, 60)
+        await wait_until(lambda: names.asked["retired.test"] > 0)
         before = names.asked["retired.test"]
-        await wait_until(heard(leader, 80), 60)
+        await wait_until(heard(leader, 80))
         assert names.asked["retired.test"] - before <= 20
         names.known["retired.test"] = "127.0.0.1"
-        await wait_until(lambda: other.heard.total() > 0, 60)
-        await wait_until(heard(other, 20), 60)
+        await wait_until(lambda: other.heard.total() > 0)
+        await wait_until(heard(other, 20))
 
 
 async def test_every_name_is_asked_each_time_while_fewer_than_a_majority_of_the_masters_answer(
@@ -185,8 +185,8 @@ async def test_every_name_is_asked_each_time_while_fewer_than_a_majority_of_the_
     await second.stop()
     await third.stop()
     async with beating(tmp_path, (leader.address, "another.test:7051"), leader):
-        await wait_until(lambda: leader.heard.total() > 0, 60)
-        await wait_until(lambda: names.asked["another.test"] >= 40, 60)
+        await wait_until(lambda: leader.heard.total() > 0)
+        await wait_until(lambda: names.asked["another.test"] >= 40)
 
 
 async def test_a_master_that_is_one_is_asked_each_time_however_long_it_is_away(
@@ -198,8 +198,8 @@ async def test_a_master_that_is_one_is_asked_each_time_however_long_it_is_away(
     away = (NodeId(new_id()), "away.test:7051")
     leader.listed = [*leader.listed, away]
     async with beating(tmp_path, (leader.address, second.address), leader, second):
-        await wait_until(lambda: leader.heard.total() > 0, 60)
-        await wait_until(lambda: names.asked["away.test"] >= 40, 60)
+        await wait_until(lambda: leader.heard.total() > 0)
+        await wait_until(lambda: names.asked["away.test"] >= 40)
 
 
 async def test_a_master_that_only_a_follower_names_is_asked_each_time(
@@ -213,14 +213,14 @@ async def test_a_master_that_only_a_follower_names_is_asked_each_time(
     leader.listed = [(follower.node_id, follower.address), (leader.node_id, leader.address)]
     follower.listed = [away, *leader.listed[:1]]
     async with beating(tmp_path, (follower.address,), follower, leader):
-        await wait_until(lambda: names.asked["away.test"] >= 40, 60)
+        await wait_until(lambda: names.asked["away.test"] >= 40)
         assert not leader.heard
         follower.listed.append(leader.listed[1])
-        await wait_until(heard(leader, 20), 60)
+        await wait_until(heard(leader, 20))
         before = names.asked["away.test"]
-        await wait_until(lambda: names.asked["away.test"] >= before + 40, 60)
+        await wait_until(lambda: names.asked["away.test"] >= before + 40)
         follower.listed.remove(away)
-        await wait_until(heard(follower, 20), 60)
+        await wait_until(heard(follower, 20))
         before = names.asked["away.test"]
-        await wait_until(heard(leader, 20), 60)
+        await wait_until(heard(leader, 20))
         assert names.asked["away.test"] - before <= 2

@@ -92,11 +92,11 @@ async def write(cluster: Cluster, value: int) -> None:
     async with AsyncClient(cluster.master_addresses) as client:
         table = await client.open_table("t")
         row = {f.name: value if pa.types.is_integer(f.type) else "x" for f in table.arrow_schema}
-        deadline = asyncio.get_running_loop().time() + 30
+        deadline = asyncio.get_running_loop().time() + 120
         while True:
             try:
-                await asyncio.wait_for(table.put(row), 10)
-                found = await asyncio.wait_for(table.scan().to_table(), 10)
+                await asyncio.wait_for(table.put(row), 60)
+                found = await asyncio.wait_for(table.scan().to_table(), 60)
                 break
             except (Retryable, TimeoutError) as exc:
                 assert asyncio.get_running_loop().time() < deadline, f"no tablet found its peers: {exc}"

@@ -10,6 +10,7 @@ import pytest
 
 from stele.client.admin import cluster_view
 from stele.client.health import examine
+from stele.consensus.replica import Replica
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId, new_id
 from stele.model.partition import PartitionSchema
@@ -69,16 +70,31 @@ async def test_a_client_whose_masters_were_all_replaced_asks_the_nodes(cluster: 
         assert [info.name for info in await client.list_tables()] == ["t"]
 
 
-async def test_readiness_and_hand_over_at_stop(cluster: LocalCluster) -> None:
+async def test_readiness_and_hand_over_at_stop(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stele.tserver.node.HAND_OVER_S", 60.0)
     for name, node in cluster.running.items():
         await wait_until(lambda node=node: not node.health.ready())
         assert node.health.identity()["formed"], name
     async with cluster.client() as client:
         await client.create_table("t", SCHEMA, HASHED)
         await fill(client, 50)
+        stopped = cluster.running["node-0"]
+        close, led = stopped.manager.close, list[Replica]()
+
+        async def noted() -> None:
+            led.extend(r for r in stopped.replicas if r.is_leader)
+            await close()
+
+        monkeypatch.setattr(stopped.manager, "close", noted)
         await cluster.stop("node-0", hand_over=True)
-        leaders = [r for n in cluster.running.values() for r in n.replicas if r.is_leader]
-        assert len(leaders) == 5  # four tablets and the catalog
+        assert not led
+
+        def leaders() -> int:
+            return sum(r.is_leader for n in cluster.running.values() for r in n.replicas)
+
+        await wait_until(lambda: leaders() == 5)  # four tablets and the catalog
         await fill(client, 60)
         assert await count(client) == 60
 

@@ -43,7 +43,7 @@ async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(clus
             b"x" * 100,
         ):
             with pytest.raises(Rejected):
-                await table._tablet(0).write(block, timeout_s=5)
+                await table._tablet(0).write(block, timeout_s=60)
         await table.put({"id": 2, "name": "after"})
         assert await count(client) == 1
 
@@ -71,12 +71,12 @@ async def test_what_only_a_later_program_reads_is_refused_before_it_is_proposed(
             (changed(op_each, HEADER.size + 4 * len(SCHEMA.columns), 9), Code.INVALID_ARGUMENT),
         ):
             with pytest.raises(Rejected) as caught:
-                await table._tablet(0).write(block, timeout_s=5)
+                await table._tablet(0).write(block, timeout_s=60)
             assert caught.value.code is code
         request = tserver_pb2.KvRequest(key=b"a", value=b"1")
         request.op = 77  # type: ignore[assignment]
         with pytest.raises(Rejected, match="operation 77"):
-            await kv._tablet.kv(request, timeout_s=5)
+            await kv._tablet.kv(request, timeout_s=60)
         await table.put({"id": 2, "name": "after"})
         await kv.replace("a", b"after")
         assert await count(client) == 1 and await kv.read("a") == b"after"
@@ -121,7 +121,7 @@ async def test_more_keys_or_columns_than_a_point_read_may_have_are_refused(clust
                 column_ids=column_ids or range(1, columns + 1),
                 schema_version=1,
             )
-            answer = await table._tablet(0).read(request, timeout_s=20)
+            answer = await table._tablet(0).read(request, timeout_s=60)
             found: list[dict[str, Any]] = pa.ipc.open_stream(answer.rows).read_all().to_pylist()
             return found
 
@@ -188,7 +188,7 @@ def keys_of(schema: Schema, names: pa.Array) -> bytes:
 async def refused_read(table: AsyncTable, keys: bytes) -> str:
     request = tserver_pb2.ReadRequest(keys=keys, schema_version=table.schema.version)
     with pytest.raises(Rejected) as caught:
-        await table._tablet(0).read(request, timeout_s=5)
+        await table._tablet(0).read(request, timeout_s=60)
     return str(caught.value)
 
 

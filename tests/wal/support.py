@@ -81,7 +81,7 @@ class LoopSide:
 def settle(log: Log) -> None:
     done = threading.Event()
     log.sync(done.set)
-    assert done.wait(30), log.failed
+    assert done.wait(60), log.failed
 
 
 def entry(term: int, index: int, payload: bytes = b"") -> Entry:

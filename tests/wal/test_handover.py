@@ -258,7 +258,7 @@ def test_a_busy_thread_gives_small_batches_back_to_the_loop() -> None:
     write = active.file.write
 
     def slow(buffers: Sequence[bytes], offset: int) -> None:
-        assert gate.wait(10)
+        assert gate.wait(60)
         write(buffers, offset)
 
     w.append(LARGE)

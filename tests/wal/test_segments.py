@@ -31,6 +31,7 @@ from tests.wal.support import (
     run_all,
     settle,
     stream_of,
+    until,
 )
 
 
@@ -72,7 +73,7 @@ def test_the_keeper_prepares_the_next_segment(tmp_path: Path) -> None:
             settle(log)
             time.sleep(0.01)
     settle(log)
-    assert log.stats.segments_prepared > 0
+    until(lambda: log.stats.segments_prepared > 0)
     log.close()
     log = Log.open(tmp_path / "wal", replace(SMALL, prepare=True), NODE, run_all)
     assert len(loaded(log.stream(key())).entries) == 199
@@ -383,7 +384,7 @@ class HeldFiles(SimFiles):
         held, self.held = self.held, None
         if held is not None:
             held.set()
-            assert self.go.wait(30)
+            assert self.go.wait(60)
         super().sync_directory(directory)
 
 
@@ -397,7 +398,7 @@ def test_a_log_that_is_closed_within_a_collection_keeps_what_the_collection_wrot
     collecting = threading.Thread(target=log.collect)
     closing = threading.Thread(target=log.close)
     collecting.start()
-    assert held.wait(30)
+    assert held.wait(60)
     closing.start()
     closing.join(0.3)
     files.go.set()
