@@ -53,7 +53,7 @@ async def test_a_time_that_python_has_no_value_for_is_its_number(tmp_path: Path)
     """The caller whose row with such a key was refused was never told; one who read it got an OverflowError."""
     schema = Schema.make([("at", "timestamp"), ("day", "date"), ("n", "int64", True)], ["at", "day"])
     row = {"at": FAR_US, "day": 2**31 - 1, "n": 1}
-    async with small_cluster(tmp_path) as (_, client), asyncio.timeout(10):
+    async with small_cluster(tmp_path) as (_, client), asyncio.timeout(60):
         table = await client.create_table("t", schema, PartitionSchema((HashPartition((0,), 2),)))
         await table.insert(row)
         with pytest.raises(Rejected, match=f"at={FAR_US}, day={2**31 - 1}: the key is present"):

@@ -163,7 +163,7 @@ async def test_rows_that_are_left_when_the_last_full_block_was_answered_are_writ
 
         writer = table.arrow_writer(on_rows=answered)
         await writer.feed(pa.record_batch({"id": np.arange(BLOCK_ROWS + 10)}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not ends:
                 await asyncio.sleep(0.01)
             assert await ends[0] == BLOCK_ROWS + 10 == await table.scan().count()
@@ -174,7 +174,7 @@ async def test_small_blocks_that_fill_the_buffer_leave_by_themselves(tmp_path: P
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)
         writer = table.arrow_writer(buffer_bytes=8_000)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await writer.feed(pa.record_batch({"id": np.arange(100), "name": [""] * 100}))
             await writer.feed(pa.record_batch({"id": [100], "name": ["x" * 5_000]}))
             assert (await writer.finish()).rows_written == 101 == await table.scan().count()

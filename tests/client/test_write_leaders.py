@@ -59,9 +59,9 @@ async def test_a_plan_of_another_cluster_is_not_opened(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_names_itself_and_does_not_lead_is_not_asked_without_rest(tmp_path: Path) -> None:
-    async with one_tablet(tmp_path, timeout_s=0.5) as (cluster, table, tablet):
+    async with one_tablet(tmp_path, timeout_s=3.0) as (cluster, table, tablet):
         itself = NotLeader("not yet", leader_hint=cluster.nodes[0].identity.node_id)
         tablet.before.extend([lambda: itself] * 100_000)
         with pytest.raises(Retryable, match="no leader found"):
             await table.put({"id": 1})
-        assert len(tablet.attempts) < 100
+        assert len(tablet.attempts) < 1_000

@@ -14,7 +14,7 @@ def resting(replica: Replica) -> bool:
 
 async def rests(group: Group) -> None:
     """Wait until all of it does."""
-    await wait_until(lambda: all(resting(r) for r in group.replicas() if r.running), 20)
+    await wait_until(lambda: all(resting(r) for r in group.replicas() if r.running))
 
 
 async def at_rest(group_of: MakeGroup) -> tuple[Group, list[TestNode], Replica]:
