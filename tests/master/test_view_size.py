@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from stele.master.catalog import Catalog
 from stele.master.cluster_view import VIEW_BYTES_MAX, Scene, cluster_view, view_bytes
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness
-from stele.master.records import NodeRecord, TableRecord, TabletRecord, encode, key_of
+from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
@@ -63,45 +64,91 @@ def status(row: TabletRecord, number: int) -> common_pb2.ReplicaStatusPB:
     )
 
 
-@pytest.mark.parametrize("rf", [1, 3, 5, 7])
-def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -> None:
-    table = replace(TABLE, replication_factor=rf)
-    tablets = VIEW_BYTES_MAX // view_bytes(table, 1)
-    while view_bytes(table, tablets + 1) <= VIEW_BYTES_MAX:
-        tablets += 1
+def tombstone(row: TabletRecord, replica_id: int) -> common_pb2.ReplicaStatusPB:
+    """What is left of a replica that was removed, as its node tells it."""
+    return common_pb2.ReplicaStatusPB(
+        tablet_id=id_to_pb(row.tablet_id),
+        replica_id=replica_id,
+        state=common_pb2.STOPPED,
+        data_state=common_pb2.TOMBSTONED,
+        role=common_pb2.NON_PARTICIPANT,
+        term=1 << 30,
+        last_logged=common_pb2.OpIdPB(term=1 << 30, index=1 << 50),
+        table_id=id_to_pb(row.table_id),
+    )
+
+
+def scene_of(
+    table: TableRecord, tablets: int, removed: Iterable[int] = (), intents: tuple[IntentRecord, ...] = ()
+) -> Scene:
+    """A cluster of one table, with replicas 1000 and on; `removed`: of each tablet these were, each from some node."""
     rows = []
     for n in range(tablets):
         peers = tuple(
             Peer(node, ReplicaId(1_000 + i), address(node))
-            for i, node in enumerate(NODES[(n + i) % len(NODES)] for i in range(rf))
+            for i, node in enumerate(NODES[(n + i) % len(NODES)] for i in range(table.replication_factor))
         )
-        ident = TabletId(f"{n + 1:032x}")
         config = Configuration(1 << 50, peers)
         rows.append(
             TabletRecord(
-                ident, table.table_id, n, "RUNNING", Partition(), LARGE, config, 1 << 30, NODES[0], 2_000
+                tablet(n), table.table_id, n, "RUNNING", Partition(), LARGE, config, 1 << 30, NODES[0], 2_000
             )
         )
     nodes = [NodeRecord(n, "node", "ACTIVE", True, f"node-{n[-4:]}", address(n)) for n in NODES]
-    catalog = Catalog((key_of(r), encode(r)) for r in (*nodes, table, *rows))
+    catalog = Catalog((key_of(r), encode(r)) for r in (*nodes, table, *rows, *intents))
     liveness = Liveness(0)
     told: dict[NodeId, list[common_pb2.ReplicaStatusPB]] = {n: [] for n in NODES}
     for row in rows:
         for number, peer in enumerate(row.config.peers):
-            told[peer.node_id].append(status(row, number))
+            if peer.replica_id not in removed:
+                told[peer.node_id].append(status(row, number))
+        for replica_id in removed:
+            member = row.config.peer(ReplicaId(replica_id))
+            holder = member.node_id if member is not None else NODES[replica_id % len(NODES)]
+            told[holder].append(tombstone(row, replica_id))
     for sequence, (node, reports) in enumerate(told.items(), 1):
         beat = pb.TSHeartbeatRequest(
             node_id=id_to_pb(node), incarnation=1, sequence=sequence, has_report=True, tablets=reports
         )
         liveness.heard(beat, 1)
         liveness.merge(beat, 1)
-    scene = Scene(
-        catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, Configuration(-1, ()), True
-    )
-    view = cluster_view(scene, "c" * 32)
+    return Scene(catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, Configuration(-1, ()), True)
+
+
+def tablet(n: int) -> TabletId:
+    return TabletId(f"{n + 1:032x}")
+
+
+@pytest.mark.parametrize("rf", [1, 3, 5, 7])
+def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -> None:
+    table = replace(TABLE, replication_factor=rf)
+    tablets = VIEW_BYTES_MAX // view_bytes(table, 1)
+    while view_bytes(table, tablets + 1) <= VIEW_BYTES_MAX:
+        tablets += 1
+    view = cluster_view(scene_of(table, tablets), "c" * 32)
     assert len(view.tablets) == tablets and sum(len(t.replicas) for t in view.tablets) == tablets * rf
     assert view.ByteSize() <= view_bytes(table, tablets) + 500 * len(NODES)
     assert view.ByteSize() <= MESSAGE_BYTES_MAX * 4 // 5
+
+
+def test_replicas_that_were_removed_do_not_make_a_view_grow() -> None:
+    """Each took 80 bytes of it for as long as its tablet lived: 300,000 of them, and nobody had a view any more."""
+    scene = scene_of(TABLE, 100, removed=range(1, 51))
+    view = cluster_view(scene, "c" * 32)
+    assert [len(t.replicas) for t in view.tablets] == [3] * 100
+    assert view.ByteSize() <= view_bytes(TABLE, 100) + 500 * len(NODES)
+    assert len(scene.liveness.reports_of(tablet(0))) == 53  # by which rows of deleted tablets are judged
+
+
+def test_a_removed_replica_is_told_that_a_configuration_or_an_intent_names() -> None:
+    """Drivers look for another in its place; of all others nobody has a question."""
+    intent = IntentRecord(tablet(0), ReplicaId(7), NODES[7], "add", 1, 1, LARGE)
+    view = cluster_view(scene_of(TABLE, 2, removed=(6, 7, 1_002), intents=(intent,)), "c" * 32)
+    removed = [
+        [r.status.replica_id for r in t.replicas if r.status.data_state == common_pb2.TOMBSTONED]
+        for t in view.tablets
+    ]
+    assert removed == [[1_002, 7], [1_002]]
 
 
 async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_are_deleted(

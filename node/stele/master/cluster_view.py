@@ -14,7 +14,7 @@ from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
 from stele.model.config import Configuration, Peer
-from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
@@ -166,9 +166,22 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         term=max(term, row.term),
         leader_node=id_to_pb(leader if scene.leads(row, leader, term) else ""),
         replication_factor=scene.catalog.replication_factor(row),
-        replicas=[*(_report(scene, r) for r in reports), *_missing(scene, row, config)],
+        replicas=[
+            *(_report(scene, r) for r in reports if _is_told(scene, row, config, r)),
+            *_missing(scene, row, config),
+        ],
         next_replica_id=row.next_replica_id,
     )
+
+
+def _is_told(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
+    """A tombstone says something only of a member, or of one that is to become one. Else it stays for as long as its tablet
+    lives and nobody asks about it: views of a cluster that moves its replicas about would grow for ever."""
+    if report.status.data_state != common_pb2.TOMBSTONED:
+        return True
+    intent = scene.catalog.intents.get(row.tablet_id)
+    named = config.peer(ReplicaId(report.status.replica_id)) is not None
+    return named or (intent is not None and intent.replica_id == report.status.replica_id)
 
 
 def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
