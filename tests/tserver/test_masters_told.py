@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.ids import ClusterId, NodeId, ReplicaId, StreamKey, TabletId, new_id
 from stele.rpc.budget import ByteBudget
-from stele.rpc.convert import id_to_pb
+from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import (
@@ -40,12 +40,14 @@ class FakeMaster(MasterServiceServicer):
         self.listed: list[tuple[NodeId, str]] = []
         self.heard: Counter[str] = Counter()
         self.reports: Counter[str] = Counter()
+        self.told: list[tuple[bool, list[str]]] = []
+        """Of each report: whether it was a full one, and the tablets that are gone."""
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         self._server = make_server(Identity(self.cluster_id, self.node_id, 1), PeerBook(), ByteBudget())
         add_MasterServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{await bind(self._server, '127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{await bind(self._server, self.address or '127.0.0.1:0')}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -63,6 +65,8 @@ class FakeMaster(MasterServiceServicer):
     async def TSHeartbeat(self, request: Any, context: Any) -> pb.TSHeartbeatResponse:
         self.heard[context.peer()] += 1
         self.reports[context.peer()] += request.has_report
+        if request.has_report:
+            self.told.append((not request.incremental, [id_from_pb(t) for t in request.removed_tablets]))
         return pb.TSHeartbeatResponse(
             is_leader=self.leads,
             term=1,
@@ -92,7 +96,7 @@ class Names:
 
 
 @asynccontextmanager
-async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster) -> AsyncIterator[None]:
+async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster) -> AsyncIterator[Node]:
     """A node that was given these addresses, and the masters that run."""
     node = Node(
         NodeOptions(
@@ -111,7 +115,7 @@ async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster)
     )
     try:
         await node.start()
-        yield
+        yield node
     finally:
         await node.stop()
         for master in masters:
@@ -224,3 +228,42 @@ async def test_a_master_that_only_a_follower_names_is_asked_each_time(
         before = names.asked["away.test"]
         await wait_until(heard(leader, 20))
         assert names.asked["away.test"] - before <= 2
+
+
+def changes(node: Node, count: int) -> list[StreamKey]:
+    """Replicas that came and went again."""
+    keys = [StreamKey(TabletId(new_id()), ReplicaId(1)) for _ in range(count)]
+    for key in keys:
+        node.changed_key(key)
+    return keys
+
+
+async def test_what_changes_is_not_kept_for_a_name_of_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was, each replica that ever was made here, for as long as the node ran: --masters name a replaced master for ever."""
+    names = Names(monkeypatch)
+    (leader,) = await made(1)
+    async with beating(tmp_path, (leader.address, "retired.test:7051"), leader) as node:
+        await wait_until(lambda: leader.reports.total() > 0 and names.asked["retired.test"] > 0, 60)
+        told = {key.tablet_id for key in changes(node, 100)}
+        await wait_until(lambda: told <= {t for _, gone in leader.told for t in gone}, 60)
+        await wait_until(lambda: not node.heartbeater._loops["retired.test:7051"]._dirty, 60)
+
+
+async def test_a_leader_that_was_away_while_much_changed_is_told_all_anew(tmp_path: Path) -> None:
+    """Not each change, of which nothing is kept beyond what a full report says."""
+    (leader,) = await made(1)
+    async with beating(tmp_path, (leader.address,), leader) as node:
+        await wait_until(lambda: bool(leader.told), 60)
+        changes(node, 1)
+        await wait_until(lambda: not leader.told[-1][0], 60)
+        await leader.stop()
+        loop = node.heartbeater._loops[leader.address]
+        await wait_until(lambda: not loop.answers, 60)
+        changes(node, 100)
+        await wait_until(lambda: not loop._dirty, 60)
+        leader.told.clear()
+        await leader.start()
+        await wait_until(lambda: bool(leader.told), 60)
+        assert leader.told[0] == (True, [])

@@ -7,7 +7,8 @@ then, since a name may lead elsewhere later. A given address where nobody answer
 of a master that was retired stays in --masters for ever; but each time while fewer than a majority of the masters answer.
 
 Reports are incremental and edge triggered: a change is told to a master until that master, as leader, has acknowledged it;
-a full report goes to a newly elected leader, after this node's own start, and when asked.
+a full report goes to a newly elected leader, after this node's own start, when asked, and where a master gave no answer for so
+long that it would say less than all that changed.
 
 Invariant: a change is never forgotten before a leader has acknowledged a report that was made after it.
 """
@@ -29,7 +30,7 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
-from stele.tserver.reports import all_reports, report_one
+from stele.tserver.reports import all_keys, all_reports, report_one
 from stele.tserver.vetting import Vouchers
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ class _MasterLoop:
                 self.answers = False
                 self._failures += 1
                 self._tell(None)
+                self._bound()
                 if self._may_log:
                     log.info("master not reached", master=self.address, error=str(exc))
                 self._may_log = False
@@ -258,6 +260,17 @@ class _MasterLoop:
                 await asyncio.sleep(_COALESCE_S)
             except TimeoutError:
                 continue
+
+    def _bound(self) -> None:
+        """Of one that does not answer no more is kept than a full report would say: it may never answer again."""
+        if self._full_due or len(self._dirty) > len(all_keys(self._node.replicas)):
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What there is to tell will be in a full report, once it has said that it leads."""
+        self._leader_term = 0
+        self._full_due = True
+        self._dirty.clear()
 
     def _may_rest(self, now: float) -> bool:
         if not self.asked or not self._owner.may_rest(self):
@@ -306,9 +319,7 @@ class _MasterLoop:
         self._register_due = response.needs_reregister
         if not response.is_leader:
             owner.told_masters(self.address, response.masters)
-            self._leader_term = 0
-            self._full_due = True
-            self._dirty.clear()
+            self._begin_anew()
             return
         owner.leader_heard = True
         owner.node_state = response.node_state
