@@ -154,6 +154,32 @@ async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_tol
         assert first.transport.connected(second.identity.node_id)
 
 
+async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:
+    """Links to nodes that were replaced stayed, a task each, for as long as the node ran."""
+    async with pair() as (first, second):
+        first.transport.options = PeerOptions(backoff_first_s=0.01, backoff_max_s=0.05, forget_s=0.1)
+        links = first.transport._links
+        for bulk in (False, True):
+            first.transport.send(second.identity.node_id, message(1), bulk=bulk)
+        await until(lambda: len(second.got) == 2)
+        await asyncio.sleep(0.2)
+        assert len(links) == 2  # those that stand
+        tasks = [link._task for link in links.values()]
+        await second.close()
+        await until(lambda: not links)
+        await until(lambda: all(task.done() for task in tasks))
+        second.identity.incarnation = 2
+        second.got.clear()
+        await second.listen()
+        first.book.observe(second.identity.node_id, 2, second.identity.address)
+
+        def sent_until_heard() -> bool:
+            first.transport.send(second.identity.node_id, message(2))
+            return bool(second.got)
+
+        await until(sent_until_heard)
+
+
 async def refused(sender: Node, to: str) -> str:
     """Why a message makes no stream to a peer."""
     with structlog.testing.capture_logs() as lines:

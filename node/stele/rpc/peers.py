@@ -3,7 +3,7 @@
 Called by stele.consensus on the event loop. A stream is opened over gRPC, where both nodes say who they are
 (OpenPeerStream), and runs over a TCP connection of its own. A message that cannot be sent is lost, which the algorithm
 tolerates; what is sent on one channel arrives in order. Invariant: memory held for a peer is bounded, and control never
-waits behind bulk.
+waits behind bulk. A link on which nobody sends any more, and which does not stand, is gone.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class PeerOptions:
     backoff_max_s: float = 1.0
     heartbeat_delay_s: float = 0.015
     """So long a mere heartbeat waits for company: many tablets' heartbeats to a node leave as one frame."""
+    forget_s: float = 60.0
+    """So long a link that does not stand is kept while nothing is sent on it: its node may be gone for good."""
 
 
 class PeerTransport:
@@ -83,7 +85,7 @@ class PeerTransport:
         channel = BULK if bulk else CONTROL
         link = self._links.get((node_id, channel))
         if link is None:
-            link = self._links[node_id, channel] = _Link(self, node_id, channel)
+            link = self._links[node_id, channel] = _Link(self, node_id, channel, self._links)
         update = message.update if message.WhichOneof("body") == "update" else None
         heartbeat = update is not None and not update.entries and not update.read_context
         if link.put(message.SerializeToString(), may_wait=heartbeat):
@@ -100,13 +102,6 @@ class PeerTransport:
         """Where to dial a node: what it said last itself, else what the owner knows."""
         return self.book.address(node_id) or self._resolve_address(node_id)
 
-    async def forget(self, node_id: NodeId) -> None:
-        """Close the links to a node that is no longer a peer of any replica here."""
-        for channel in (CONTROL, BULK):
-            link = self._links.pop((node_id, channel), None)
-            if link is not None:
-                await link.close()
-
     async def close(self) -> None:
         """Close all links. Queued messages are lost."""
         links, self._links = list(self._links.values()), {}
@@ -116,8 +111,15 @@ class PeerTransport:
 class _Link:
     """One outbound stream: a queue, and a task that dials, and dials again. Messages leave at the end of a turn."""
 
-    def __init__(self, transport: PeerTransport, node_id: NodeId, channel: str) -> None:
+    def __init__(
+        self,
+        transport: PeerTransport,
+        node_id: NodeId,
+        channel: str,
+        links: dict[tuple[NodeId, str], _Link],
+    ) -> None:
         self._transport = transport
+        self._links = links
         self._node_id = node_id
         self._channel = channel
         self._loop = asyncio.get_running_loop()
@@ -190,8 +192,7 @@ class _Link:
     async def _run(self) -> None:
         options = self._transport.options
         backoff_s = options.backoff_first_s
-        while True:
-            await self._wanted.wait()
+        while await self._is_wanted():
             stood_at = 0.0
             try:
                 connection = await self._dial()
@@ -211,6 +212,17 @@ class _Link:
             await asyncio.sleep(backoff_s * (0.5 + self._transport.rng.random()))
             self._resting = False
             backoff_s = min(backoff_s * 2, options.backoff_max_s)
+
+    async def _is_wanted(self) -> bool:
+        """Whether there is something to send, once there is; False: nothing was for long, and this link is let go."""
+        try:
+            async with asyncio.timeout(self._transport.options.forget_s):
+                await self._wanted.wait()
+        except TimeoutError:
+            if not self._queue:
+                self._links.pop((self._node_id, self._channel), None)
+                return False
+        return True
 
     async def _dial(self) -> FramedConnection:
         """Introduce ourselves over gRPC, then connect where the peer says."""
