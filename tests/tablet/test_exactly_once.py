@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stele.model.block import RowOp
+from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Corrupt
-from stele.tablet.exactly_once import IDLE_US, OUTCOMES_MAX, ExactlyOnce, encode
+from stele.model.writeop import WriteHeader
+from stele.tablet.exactly_once import DETAILS_BYTES_MAX, IDLE_US, OUTCOMES_MAX, ExactlyOnce, encode
 from stele.tablet.machine import Outcome
 from stele.tablet.store import TabletStore
+from stele.tablet.writing import CHECKED_ROWS_MAX
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
 
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -206,3 +212,149 @@ def test_the_state_codes_whole() -> None:
     assert again.checksum() == state.checksum()
     with pytest.raises(Corrupt):
         ExactlyOnce.decode(data[:-3])
+
+
+PRESENT, ABSENT = "the key is present; use upsert to overwrite it", "the key is absent"
+EVERY_ROW = tuple(RowError(row, Code.ALREADY_PRESENT, PRESENT) for row in range(CHECKED_ROWS_MAX))
+
+
+def head_of(n: int, sequence: int = 1, lowest: int = 1) -> WriteHeader:
+    return header(
+        b"",
+        client_id=n.to_bytes(16, "little"),
+        sequence=sequence,
+        lowest_unfinished=lowest,
+        first_attempt_us=START_US + n,
+    )
+
+
+def done(state: ExactlyOnce, head: WriteHeader, time: int, outcome: Outcome) -> Outcome:
+    """What becomes of a write at this many microseconds, the outcome of which is this one if it is new."""
+    timestamp = (START_US + time) << 12
+    earlier = state.earlier(head, timestamp)
+    if earlier is None:
+        state.record(head, replace(outcome, timestamp=timestamp))
+    return earlier or replace(outcome, timestamp=timestamp)
+
+
+def as_before(state: ExactlyOnce) -> bytes:
+    """What an earlier program writes of the same state, each row error by itself."""
+    mark_us, clients = state.frozen()
+    rows: list[Any] = []
+    for client_id, first, last, lowest, outcomes in clients:
+        told: list[Any] = []
+        for sequence, (digest, o, runs) in outcomes:
+            errors = sorted([row, int(code), message] for code, message, rows in runs for row in rows)
+            value = None if o.value is None else o.value.hex()
+            told.append([sequence, digest, [o.timestamp, errors, value, int(o.code), o.message]])
+        rows.append([client_id.hex(), first, last, lowest, told])
+    return json.dumps([mark_us, rows], separators=(",", ":")).encode()
+
+
+def test_what_refused_rows_take_is_bounded() -> None:
+    """Programs that come and go, each with a block of rows that are there already: 91 MiB in the file of one tablet, and
+    161 MiB of memory, at each start anew."""
+    state = ExactlyOnce()
+    clients = range(1, 41)
+    for n in clients:
+        done(state, head_of(n), n, Outcome(row_errors=EVERY_ROW))
+    data = encode(state.frozen())
+    assert len(data) < DETAILS_BYTES_MAX + 1_000 * len(clients)
+    assert state.clients == len(clients)
+    for each in (state, ExactlyOnce.decode(data)):
+        newest = each.earlier(head_of(clients[-1]), (START_US + 100) << 12)
+        assert newest is not None and newest.duplicate and newest.row_errors == EVERY_ROW
+        oldest = each.earlier(head_of(1), (START_US + 100) << 12)
+        assert oldest is not None and oldest.code is Code.TOO_OLD
+
+
+def test_a_state_of_an_earlier_program_is_read_in_bounded_memory() -> None:
+    state = ExactlyOnce(details_bytes_max=1 << 40)
+    for n in range(1, 31):
+        done(state, head_of(n), n, Outcome(row_errors=EVERY_ROW))
+    data = encode(state.frozen())
+    assert data == as_before(state)
+    tracemalloc.start()
+    try:
+        again = ExactlyOnce.decode(data)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.7 * len(data)  # one text of it, and a client at a time
+    assert kept < len(data) // 20
+    assert len(encode(again.frozen())) < DETAILS_BYTES_MAX + 30_000
+    newest = again.earlier(head_of(30), (START_US + 100) << 12)
+    assert newest is not None and newest.row_errors == EVERY_ROW
+
+
+def test_a_value_and_a_message_count_as_well() -> None:
+    """A key space answers what is in the way, up to 8 MiB."""
+    state = ExactlyOnce(details_bytes_max=5_000)
+    for n in range(1, 11):
+        outcome = Outcome(value=bytes(1_000), code=Code.ALREADY_PRESENT, message="m" * 300)
+        done(state, head_of(n), n, outcome)
+    found = [state.earlier(head_of(n), (START_US + 100) << 12) for n in range(1, 11)]
+    assert [each.code for each in found if each] == [Code.TOO_OLD] * 8 + [Code.ALREADY_PRESENT] * 2
+    assert found[-1] is not None and found[-1].value == bytes(1_000)
+
+
+def test_details_that_are_too_many_by_themselves_are_not_kept() -> None:
+    state = ExactlyOnce(details_bytes_max=1_000)
+    first = done(state, head_of(1), 1, Outcome(row_errors=EVERY_ROW))
+    assert first.row_errors == EVERY_ROW
+    assert done(state, head_of(1), 2, Outcome()).code is Code.TOO_OLD
+
+
+def test_what_a_client_has_finished_makes_room_for_others() -> None:
+    state = ExactlyOnce(details_bytes_max=2 * CHECKED_ROWS_MAX * 60)
+    done(state, head_of(1), 1, Outcome(row_errors=EVERY_ROW))
+    for n in range(1, 20):
+        done(state, head_of(2, n, n), n + 1, Outcome(row_errors=EVERY_ROW))
+    again = done(state, head_of(1), 30, Outcome())
+    assert again.duplicate and again.row_errors == EVERY_ROW
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_state_that_was_reopened_goes_on_as_one_that_was_not(seed: int) -> None:
+    """Replicas flush and start when they will: what they forget must not depend on it, or one leader tells another story
+    than the next, and checksums differ."""
+    rng = random.Random(seed)
+    bounds: dict[str, int] = {"clients_max": 6, "details_bytes_max": 3_000}
+    states = [ExactlyOnce(**bounds), ExactlyOnce(**bounds)]
+    next_sequence: dict[int, int] = {}
+    for time in range(1, 400):
+        n = rng.randrange(1, 11)
+        top = next_sequence.get(n, 0) + 1
+        sequence = max(1, top - rng.randrange(3))
+        next_sequence[n] = max(top - 1, sequence)
+        head = head_of(n, sequence, max(1, sequence - rng.randrange(4)))
+        errors = tuple(
+            RowError(row, *rng.choice([(Code.ALREADY_PRESENT, PRESENT), (Code.NOT_FOUND, ABSENT)]))
+            for row in range(rng.choice([0, 0, 1, 7, 30]))
+        )
+        value = bytes(rng.choice([0, 200])) or None
+        outcome = Outcome(row_errors=errors, value=value, message="é\n" * rng.randrange(2))
+        first, second = (done(state, head, time, outcome) for state in states)
+        assert first == second
+        if rng.random() < 0.2:
+            states[1] = ExactlyOnce.decode(encode(states[1].frozen()), **bounds)
+        assert encode(states[0].frozen()) == encode(states[1].frozen()) == as_before(states[0])
+
+
+def test_a_write_whose_refusals_were_forgotten_is_not_done_again(tmp_path: Path) -> None:
+    """Some of its rows may have been written, and others' writes lie between."""
+    store = new_store(tmp_path / "t")
+    rows = [{"k": "k", "n": n, "v": "x", "w": 1, "d": None} for n in range(CHECKED_ROWS_MAX)]
+    store.apply(write_entry(1, block_of(rows[1:], RowOp.UPSERT)))
+    first = write_entry(2, block_of(rows, RowOp.INSERT), client_id=ONE)
+    assert len(store.apply(first).row_errors) == CHECKED_ROWS_MAX - 1
+    store.apply(write_entry(3, block_of([{"k": "k", "n": 0}], RowOp.DELETE)))
+    refused = block_of(rows[1:], RowOp.INSERT)
+    for index in range(4, 12):
+        assert store.apply(write_entry(index, refused, client_id=bytes([index]) * 16)).row_errors
+    flush(store)
+    for each in (store, TabletStore.open(tmp_path / "t", FOREVER)):
+        retry = each.apply(write_entry(12, block_of(rows, RowOp.INSERT), client_id=ONE))
+        assert retry.code is Code.TOO_OLD
+        with each.view() as view:
+            assert len(rows_of(view.scan())) == CHECKED_ROWS_MAX - 1

@@ -5,12 +5,18 @@ A client id has outcomes for its sequences at or above its lowest unfinished one
 is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was made; an id that is not known
 and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
 
+What outcomes tell beyond "it was done" (which rows were refused and why, a value, a message) takes DETAILS_BYTES_MAX at most:
+past it the oldest are forgotten, and a retry of such a write is TOO_OLD. That it came before is remembered all the same, so
+what becomes of rows does not depend on this bound.
+
 Invariant: the state depends on the applied entries alone.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import xxhash
@@ -28,16 +34,27 @@ or all ids made since would be TOO_OLD. Leaders refuse what is further ahead; he
 CLIENTS_MAX = 10_000
 OUTCOMES_MAX = 65_536
 """Unfinished sequences of one client; its owner has a window far below."""
+DETAILS_BYTES_MAX = 2 << 20
+"""Of all clients, about as they are encoded: four blocks of 8,192 rows each of which was refused."""
 
+_ROW_BYTES = 12
+"""Of a row error, beside its message."""
+_FORGOTTEN = (
+    "this write came before; what became of its rows is no longer known, as many others were refused since: read, then write "
+    "again"
+)
 _MASK = (1 << 64) - 1
+
+_Runs = tuple[tuple[Code, str, "array[int]"], ...]
+"""Row errors: the rows, ascending, of each code and message. A row has one error at most."""
+_Kept = tuple[int, Outcome, _Runs]
+"""The write's digest, and its outcome, the row errors of which stand in the runs."""
 
 
 class _Client:
     __slots__ = ("first_us", "last_us", "lowest", "outcomes")
 
-    def __init__(
-        self, first_us: int, last_us: int, lowest: int, outcomes: dict[int, tuple[int, Outcome]]
-    ) -> None:
+    def __init__(self, first_us: int, last_us: int, lowest: int, outcomes: dict[int, _Kept]) -> None:
         self.first_us = first_us
         self.last_us = last_us
         self.lowest = lowest
@@ -47,11 +64,21 @@ class _Client:
 class ExactlyOnce:
     """The clients of one tablet, least recently active first."""
 
-    def __init__(self, *, idle_us: int = IDLE_US, clients_max: int = CLIENTS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        idle_us: int = IDLE_US,
+        clients_max: int = CLIENTS_MAX,
+        details_bytes_max: int = DETAILS_BYTES_MAX,
+    ) -> None:
         self._idle_us = idle_us
         self._clients_max = clients_max
+        self._details_bytes_max = details_bytes_max
         self._clients: dict[bytes, _Client] = {}
         self._mark_us = 0
+        # (client id, sequence) of outcomes with details, in the order of their entries, and what they take.
+        self._details: dict[tuple[bytes, int], int] = {}
+        self._details_bytes = 0
 
     def earlier(self, header: WriteHeader, timestamp: int) -> Outcome | None:
         """What a write that was seen before, or cannot be told from one, is answered; None: it is new.
@@ -77,9 +104,10 @@ class ExactlyOnce:
             client.lowest = header.lowest_unfinished
             for sequence in [s for s in client.outcomes if s < client.lowest]:
                 del client.outcomes[sequence]
+                self._uncount(header.client_id, sequence)
         found = client.outcomes.get(header.sequence)
         if found is not None:
-            digest, outcome = found
+            digest, outcome, runs = found
             if digest != header.digest:
                 return _refused(
                     Code.DIGEST_MISMATCH,
@@ -88,7 +116,7 @@ class ExactlyOnce:
                 )
             return Outcome(
                 outcome.timestamp,
-                outcome.row_errors,
+                tuple(RowError(row, code, message) for row, code, message in _by_row(runs)),
                 outcome.value,
                 outcome.code,
                 outcome.message,
@@ -107,9 +135,36 @@ class ExactlyOnce:
         """Remember the outcome of a write that `earlier` called new."""
         client = self._clients.get(header.client_id)
         if client is not None:
-            client.outcomes[header.sequence] = (header.digest, outcome)
+            runs: _Runs = ()
+            if outcome.row_errors:
+                runs = _runs([(e.row, e.code, e.message) for e in outcome.row_errors])
+                outcome = Outcome(outcome.timestamp, (), outcome.value, outcome.code, outcome.message)
+            client.outcomes[header.sequence] = (header.digest, outcome, runs)
+            self._count(header.client_id, header.sequence, _details_bytes(outcome, runs))
+            self._forget_details()
             if len(self._clients) > self._clients_max:
                 self._forget_oldest()
+
+    def _count(self, client_id: bytes, sequence: int, size: int) -> None:
+        if size:
+            self._details[client_id, sequence] = size
+            self._details_bytes += size
+
+    def _uncount(self, client_id: bytes, sequence: int) -> None:
+        if self._details:
+            self._details_bytes -= self._details.pop((client_id, sequence), 0)
+
+    def _forget_details(self) -> None:
+        while self._details_bytes > self._details_bytes_max:
+            client_id, sequence = next(iter(self._details))
+            self._uncount(client_id, sequence)
+            outcomes = self._clients[client_id].outcomes
+            digest, outcome, _ = outcomes[sequence]
+            outcomes[sequence] = (
+                digest,
+                Outcome(outcome.timestamp, code=Code.TOO_OLD, message=_FORGOTTEN),
+                (),
+            )
 
     def _expire(self, now_us: int) -> None:
         while self._clients:
@@ -122,13 +177,15 @@ class ExactlyOnce:
         client_id = next(iter(self._clients))
         client = self._clients.pop(client_id)
         self._mark_us = max(self._mark_us, client.first_us)
+        for sequence in client.outcomes:
+            self._uncount(client_id, sequence)
 
     @property
     def clients(self) -> int:
         """How many client ids are remembered."""
         return len(self._clients)
 
-    def frozen(self) -> tuple[int, list[tuple[bytes, int, int, int, list[tuple[int, tuple[int, Outcome]]]]]]:
+    def frozen(self) -> tuple[int, list[tuple[bytes, int, int, int, list[tuple[int, _Kept]]]]]:
         """A copy that later entries do not change, for `encode` on another thread."""
         clients = [
             (client_id, c.first_us, c.last_us, c.lowest, list(c.outcomes.items()))
@@ -141,47 +198,109 @@ class ExactlyOnce:
         return xxhash.xxh3_64_intdigest(encode(self.frozen())) & _MASK
 
     @staticmethod
-    def decode(data: bytes, *, idle_us: int = IDLE_US, clients_max: int = CLIENTS_MAX) -> ExactlyOnce:
-        """The state that `encode` wrote.
+    def decode(
+        data: bytes,
+        *,
+        idle_us: int = IDLE_US,
+        clients_max: int = CLIENTS_MAX,
+        details_bytes_max: int = DETAILS_BYTES_MAX,
+    ) -> ExactlyOnce:
+        """The state that `encode` wrote. What an earlier program wrote may have more details than are kept.
 
         Raises:
             Corrupt: the bytes are no such state.
             Rejected: UNSUPPORTED_VERSION, an outcome has a code that this program does not know.
         """
-        state = ExactlyOnce(idle_us=idle_us, clients_max=clients_max)
+        state = ExactlyOnce(idle_us=idle_us, clients_max=clients_max, details_bytes_max=details_bytes_max)
+        sizes: list[tuple[int, bytes, int, int]] = []
+        words: dict[str, str] = {}
         try:
-            mark_us, clients = json.loads(data)
+            mark_us, clients = _parts(data.decode())
             state._mark_us = int(mark_us)
-            for client_id, first_us, last_us, lowest, outcomes in clients:
-                kept = {int(s): (int(d), _outcome(raw)) for s, d, raw in outcomes}
-                state._clients[bytes.fromhex(client_id)] = _Client(first_us, last_us, lowest, kept)
-        except (ValueError, TypeError, KeyError) as exc:
+            for name, first_us, last_us, lowest, outcomes in clients:
+                client_id = bytes.fromhex(name)
+                kept: dict[int, _Kept] = {}
+                for raw_sequence, digest, raw in outcomes:
+                    sequence, (outcome, runs) = int(raw_sequence), _outcome(raw, words)
+                    kept[sequence] = (int(digest), outcome, runs)
+                    sizes.append((outcome.timestamp, client_id, sequence, _details_bytes(outcome, runs)))
+                state._clients[client_id] = _Client(first_us, last_us, lowest, kept)
+        except (ValueError, TypeError, KeyError, OverflowError) as exc:
             raise Corrupt(f"exactly-once state: {exc!r}; expected what encode wrote") from exc
+        for _, client_id, sequence, size in sorted(sizes, key=lambda found: found[0]):
+            state._count(client_id, sequence, size)
+        state._forget_details()
         return state
 
 
 def encode(frozen: Any) -> bytes:
-    """Bytes of `ExactlyOnce.frozen()`; equal states have equal bytes."""
+    """Bytes of `ExactlyOnce.frozen()`, JSON without spaces; equal states have equal bytes."""
     mark_us, clients = frozen
-    rows = [
-        [client_id.hex(), first, last, lowest, [[s, d, _raw(o)] for s, (d, o) in outcomes]]
-        for client_id, first, last, lowest, outcomes in clients
-    ]
-    return json.dumps([mark_us, rows], separators=(",", ":")).encode()
+    rows = []
+    for client_id, first, last, lowest, outcomes in clients:
+        told = ",".join(f"[{s},{d},{_raw(outcome, runs)}]" for s, (d, outcome, runs) in outcomes)
+        rows.append(f'["{client_id.hex()}",{first},{last},{lowest},[{told}]]')
+    return f"[{mark_us},[{','.join(rows)}]]".encode()
 
 
-def _raw(outcome: Outcome) -> list[Any]:
-    errors = [[e.row, int(e.code), e.message] for e in outcome.row_errors]
-    value = None if outcome.value is None else outcome.value.hex()
-    return [outcome.timestamp, errors, value, int(outcome.code), outcome.message]
+def _parts(text: str) -> tuple[int, Iterator[Any]]:
+    """(expiry mark, clients) of what `encode` wrote. A client at a time: an earlier program's may have many row errors."""
+    comma = text.find(",[")
+    if text[:1] != "[" or comma < 0 or text[-2:] != "]]":
+        raise ValueError(f"{len(text)} characters from {text[:20]!r} to {text[-20:]!r}")
+    return int(text[1:comma]), _clients(text, comma + 2, len(text) - 2)
 
 
-def _outcome(raw: list[Any]) -> Outcome:
+def _clients(text: str, at: int, end: int) -> Iterator[Any]:
+    read = json.JSONDecoder().raw_decode
+    while at < end:
+        client, at = read(text, at)
+        yield client
+        if at < end and text[at] != ",":
+            raise ValueError(f"{text[at]!r} at {at}")
+        at += 1
+
+
+def _details_bytes(outcome: Outcome, runs: _Runs) -> int:
+    """About what it takes, encoded, to tell more than that a write was done; nothing where that is forgotten."""
+    if outcome.code is Code.TOO_OLD:
+        return 0
+    rows = sum(len(rows) * (len(message) + _ROW_BYTES) for _, message, rows in runs)
+    return rows + len(outcome.message) + (0 if outcome.value is None else 2 * len(outcome.value))
+
+
+def _runs(errors: Sequence[tuple[int, Code, str]]) -> _Runs:
+    found: dict[tuple[Code, str], list[int]] = {}
+    for row, code, message in errors:
+        found.setdefault((code, message), []).append(row)
+    return tuple((code, message, array("I", sorted(rows))) for (code, message), rows in found.items())
+
+
+def _by_row(runs: _Runs) -> Iterator[tuple[int, Code, str]]:
+    """Each row with its error, ascending."""
+    errors = ((row, code, message) for code, message, rows in runs for row in rows)
+    return errors if len(runs) < 2 else iter(sorted(errors, key=lambda error: error[0]))
+
+
+def _raw(outcome: Outcome, runs: _Runs) -> str:
+    ends = [(f",{int(code)},{json.dumps(message)}]", rows) for code, message, rows in runs]
+    if len(ends) == 1:
+        ((end, only),) = ends
+        errors = "[" + f"{end},[".join(map(str, only)) + end
+    else:
+        each = sorted((row, end) for end, rows in ends for row in rows)
+        errors = ",".join(f"[{row}{end}" for row, end in each)
+    value = "null" if outcome.value is None else f'"{outcome.value.hex()}"'
+    return f"[{outcome.timestamp},[{errors}],{value},{int(outcome.code)},{json.dumps(outcome.message)}]"
+
+
+def _outcome(raw: list[Any], words: dict[str, str]) -> tuple[Outcome, _Runs]:
+    """`words`: texts that were met before, each of which is kept once."""
     timestamp, errors, value, code, message = raw
-    row_errors = tuple(RowError(int(row), _code(c), m) for row, c, m in errors)
-    return Outcome(
-        timestamp, row_errors, None if value is None else bytes.fromhex(value), _code(code), message
-    )
+    codes = {c: _code(c) for c in {c for _, c, _ in errors}}
+    runs = _runs([(int(row), codes[c], words.setdefault(m, m)) for row, c, m in errors])
+    told = None if value is None else bytes.fromhex(value)
+    return Outcome(timestamp, (), told, _code(code), words.setdefault(message, message)), runs
 
 
 def _code(number: int) -> Code:
