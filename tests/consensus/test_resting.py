@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -11,6 +12,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType, Peer
 from stele.raft.events import ChangeType, Persisted
+from stele.tablet.exactly_once import IDLE_US
 from tests.consensus.cluster import Group, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import at_rest, resting, rests
@@ -37,6 +39,25 @@ async def test_a_group_at_rest_stays_at_rest(group_of: MakeGroup) -> None:
     assert awake < 120
     assert [r.term for r in (*group.replicas(), *other.replicas())] == terms
     assert await group.leader() is leader
+
+
+async def test_a_group_at_rest_forgets_its_idle_clients(group_of: MakeGroup) -> None:
+    """All replicas by one entry: each by its own clock, they would differ in what they take for new."""
+    group, nodes, leader = await at_rest(group_of)
+    await group.write(rows([2], client=os.urandom(16), sequence=1))
+    await rests(group)
+    machines = [r.machine for r in group.replicas() if r.machine is not None]
+    applied = leader.applied_index
+    leader.let_time_pass()
+    assert all(m.clients_idle_us is not None for m in machines) and len(machines) == 3
+    for node in nodes:
+        node.skew_us = IDLE_US + 60_000_000
+    for replica in group.replicas():
+        replica.let_time_pass()
+    await wait_until(lambda: all(m.clients_idle_us is None for m in machines))
+    leader.let_time_pass()
+    await rests(group)
+    assert leader.applied_index == applied + 1 and leader.is_leader
 
 
 async def test_a_leader_whose_core_fails_at_rest_is_replaced(group_of: MakeGroup) -> None:

@@ -12,15 +12,24 @@ from typing import Any
 import pytest
 
 from stele.model.block import RowError, RowOp
+from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt
+from stele.model.kvop import KeyOp, KeyOperation
 from stele.model.writeop import WriteHeader
 from stele.tablet.exactly_once import DETAILS_BYTES_MAX, IDLE_US, OUTCOMES_MAX, ExactlyOnce, encode
+from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import Outcome
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import CHECKED_ROWS_MAX
+from tests.tablet.test_keyspace import entry_of
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
 
 ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def ceiling_entry(index: int, at_us: int) -> Entry:
+    """What a leader brings into the log at this time."""
+    return Entry(1, index, EntryKind.CEILING, at_us << 12, ((at_us + 250_000) << 12).to_bytes(8, "little"))
 
 
 def _insert(n: int) -> bytes:
@@ -91,6 +100,44 @@ def test_an_idle_client_is_forgotten_and_then_too_old(tmp_path: Path) -> None:
     # Unknown, but made after the mark: new.
     fresh = write_entry(4, _insert(3), client_id=b"3" * 16, first_attempt_us=START_US + 1, at_us=later + 2)
     assert store.apply(fresh).code is Code.OK
+
+
+def test_idle_clients_are_forgotten_by_a_ceiling_too(tmp_path: Path) -> None:
+    """A tablet that nobody writes to kept all of them, in memory and in its files. Who takes no notice of the ceiling, as an
+    earlier program, does the same with what is written next."""
+    stores = [new_store(tmp_path / name) for name in ("notices", "does-not")]
+    for store in stores:
+        store.apply(write_entry(1, _insert(1), client_id=ONE))
+        assert store.clients_idle_us == START_US + 1 + IDLE_US
+    later = START_US + IDLE_US + 10
+    for at_us, clients in ((START_US + IDLE_US, 1), (later, 0)):
+        stores[0].apply(ceiling_entry(stores[0].applied.index + 1, at_us))
+        stores[1].apply(Entry(1, stores[1].applied.index + 1, EntryKind.NOOP, 0, b""))
+        assert [store._once.clients for store in stores] == [clients, 1]
+    assert stores[0].clients_idle_us is None
+    flush(stores[0])
+    stores[0] = TabletStore.open(tmp_path / "notices", FOREVER)
+    assert stores[0]._once.clients == 0
+    for write in (
+        write_entry(4, _insert(1), client_id=ONE, at_us=later + 1),
+        write_entry(5, _insert(2), client_id=TWO, first_attempt_us=START_US - 1, at_us=later + 2),
+        write_entry(6, _insert(3), client_id=TWO, first_attempt_us=START_US + 1, at_us=later + 3),
+    ):
+        outcomes = [store.apply(write) for store in stores]
+        assert outcomes[0] == outcomes[1]
+        assert (outcomes[0].code is Code.TOO_OLD) is (write.index < 6)
+    assert stores[0].exactly_once_checksum() == stores[1].exactly_once_checksum()
+
+
+def test_a_key_space_forgets_idle_clients_by_a_ceiling_too(tmp_path: Path) -> None:
+    space = KeySpace.create(tmp_path / "k")
+    put = [KeyOperation(KeyOp.REPLACE, b"k", b"v")]
+    space.apply(entry_of(1, put, client_id=ONE))
+    assert space.clients_idle_us == START_US + 1 + IDLE_US
+    space.apply(ceiling_entry(2, START_US + IDLE_US + 10))
+    assert space.clients_idle_us is None
+    late = replace(entry_of(3, put, client_id=ONE), timestamp=(START_US + IDLE_US + 11) << 12)
+    assert space.apply(late).code is Code.TOO_OLD
 
 
 def test_who_was_forgotten_is_too_old_after_a_restart_too(tmp_path: Path) -> None:

@@ -458,3 +458,19 @@ async def test_a_flush_that_lacks_memory_holds_up_no_other_store(
     await wait_until(lambda: all(s.applied == s.flushed for s in others))
     assert lacking.applied != lacking.flushed
     assert all(replica.running for replica in node.replicas)
+
+
+async def test_a_tablet_at_rest_forgets_its_clients(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program's id stayed until somebody else wrote to the same tablet, in memory and in its files."""
+    node = cluster.running["node-0"]
+    monkeypatch.setattr(maintenance, "COLLECT_S", 0.05)
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
+        (store,) = (r.machine for r in node.replicas if isinstance(r.machine, TabletStore))
+        await table.put({"id": 1, "name": "n"})
+        assert store.clients_idle_us is not None
+        monkeypatch.setattr(store._once, "_idle_us", 0)
+        await anew(node)
+        await wait_until(lambda: store.clients_idle_us is None)

@@ -106,6 +106,15 @@ class WritePart(ReplicaBase):
             )
         return future.result()
 
+    def let_time_pass(self) -> None:
+        """As leader, bring the present into the log where that makes the machine forget all clients: replicas forget by the
+        entries' time alone, so those of a tablet that nobody writes to would stay for ever."""
+        if self.machine is None or not self.is_leader or not self.running or self.host.low_space():
+            return
+        idle_us = self.machine.clients_idle_us
+        if idle_us is not None and self.host.wall_us() > idle_us:
+            self._want_ceiling()
+
     def _schedule_pump(self) -> None:
         if not self._pump_scheduled:
             self._pump_scheduled = True

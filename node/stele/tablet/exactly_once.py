@@ -1,8 +1,8 @@
 """Exactly-once state: what became of each client's recent writes. Part of both state machines: flushed, copied, in
 the checksum. Opens no files and reads no clock: time is that of the entries.
 
-A client id has outcomes for its sequences at or above its lowest unfinished one. An id that was idle for `idle_us`, or
-is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was made; an id that is not known
+A client id has outcomes for its sequences at or above its lowest unfinished one. An id that was idle for `idle_us` when a
+write or a ceiling is applied, or is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was made; an id that is not known
 and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
 
 What outcomes tell beyond "it was done" (which rows were refused and why, a value, a message) takes DETAILS_BYTES_MAX at most:
@@ -88,7 +88,7 @@ class ExactlyOnce:
         if header.client_id == NO_CLIENT:
             return None
         now_us = physical_us(timestamp)
-        self._expire(now_us)
+        self.expire(timestamp)
         client = self._clients.pop(header.client_id, None)
         if client is None:
             if header.first_attempt_us <= self._mark_us:
@@ -166,7 +166,10 @@ class ExactlyOnce:
                 (),
             )
 
-    def _expire(self, now_us: int) -> None:
+    def expire(self, timestamp: int) -> None:
+        """Forget who was idle for too long at an entry's timestamp. For any entry above which all later ones are: the next
+        write would forget the same clients first."""
+        now_us = physical_us(timestamp)
         while self._clients:
             oldest = next(iter(self._clients.values()))
             if oldest.last_us + self._idle_us >= now_us:
@@ -179,6 +182,13 @@ class ExactlyOnce:
         self._mark_us = max(self._mark_us, client.first_us)
         for sequence in client.outcomes:
             self._uncount(client_id, sequence)
+
+    @property
+    def idle_us(self) -> int | None:
+        """The time, µs since 1970, past which an entry makes it forget all clients; None: there are none."""
+        if not self._clients:
+            return None
+        return next(reversed(self._clients.values())).last_us + self._idle_us
 
     @property
     def clients(self) -> int:

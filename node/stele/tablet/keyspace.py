@@ -175,6 +175,11 @@ class KeySpace:
         return self._progress.max_ceiling
 
     @property
+    def clients_idle_us(self) -> int | None:
+        """See StateMachine."""
+        return self._once.idle_us
+
+    @property
     def memory_bytes(self) -> int:
         """See StateMachine. All pairs stay in memory."""
         return 0
@@ -258,6 +263,8 @@ class KeySpace:
         be in the way."""
         self._progress.advance(entry)
         if entry.kind is not EntryKind.WRITE:
+            if entry.kind is EntryKind.CEILING:
+                self._once.expire(entry.timestamp)
             return Outcome()
         header, body = writeop.decode(entry.payload)
         if header.kind is not BodyKind.KEYSPACE:

@@ -89,6 +89,11 @@ class StateMachine(Protocol):
         """The highest timestamp ceiling among the applied entries; 0 for none."""
 
     @property
+    def clients_idle_us(self) -> int | None:
+        """The time, µs since 1970, past which an entry of any kind that has a timestamp makes it forget all clients whose
+        writes it remembers; None: there are none."""
+
+    @property
     def memory_bytes(self) -> int:
         """About how much memory a flush gives back."""
 

@@ -204,6 +204,11 @@ class TabletStore:
         return max(self._state.manifest.history_mark, over)
 
     @property
+    def clients_idle_us(self) -> int | None:
+        """See StateMachine."""
+        return self._once.idle_us
+
+    @property
     def memory_bytes(self) -> int:
         """About how much memory recent rows take."""
         state = self._state
@@ -238,6 +243,8 @@ class TabletStore:
             self._written_us = self.options.steady_us()
         self._progress.advance(entry)
         if entry.kind is not EntryKind.WRITE:
+            if entry.kind is EntryKind.CEILING:
+                self._once.expire(entry.timestamp)
             return Outcome()
         header, body = writeop.decode(entry.payload)
         if header.kind is not BodyKind.BLOCK:

@@ -1,4 +1,4 @@
-"""What a node does when nobody asks: flush, compact, collect the log, end stale copy sessions.
+"""What a node does when nobody asks: flush, compact, collect the log, end stale copy sessions, forget idle clients.
 
 One flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker process that is
 given file names and never rows, and that goes away when it has nothing to do.
@@ -35,7 +35,7 @@ log = structlog.get_logger("stele.tserver.maintenance")
 ROUND_S = 0.5
 """Between two looks at what is to be flushed or merged, once nothing is."""
 COLLECT_S = 5.0
-"""Between two collections of the log, and between two looks at the copy sessions."""
+"""Between two collections of the log, and between two looks at the copy sessions, and at tablets that rest."""
 _CLOSE_S = 5.0
 """How long what came of a merge may take to come into use when the node stops."""
 FLUSH_AGE_MS = 120_000
@@ -74,6 +74,7 @@ class Maintenance:
                 (self.merge_due, ROUND_S),
                 (node.log_space.collect, COLLECT_S),
                 (node.sessions.expire, COLLECT_S),
+                (self.forget_clients, COLLECT_S),
             )
         ]
 
@@ -159,6 +160,14 @@ class Maintenance:
             metrics.flush_seconds.inc(time.perf_counter() - started)
             return True
         return False
+
+    # --- clients
+
+    async def forget_clients(self) -> None:
+        """Of tablets led here that have rested so long that nobody's write is sent again."""
+        for replica in self._node.replicas:
+            replica.let_time_pass()
+            await asyncio.sleep(0)
 
     # --- merges
 
