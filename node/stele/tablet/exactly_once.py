@@ -2,8 +2,8 @@
 the checksum. Opens no files and reads no clock: time is that of the entries.
 
 A client id has outcomes for its sequences at or above its lowest unfinished one. An id that was idle for `idle_us` when a
-write or a ceiling is applied, or is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was made; an id that is not known
-and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
+write or a ceiling is applied, or is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was
+made; an id that is not known and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
 
 What outcomes tell beyond "it was done" (which rows were refused and why, a value, a message) takes DETAILS_BYTES_MAX at most:
 past it the oldest are forgotten, and a retry of such a write is TOO_OLD. That it came before is remembered all the same, so
