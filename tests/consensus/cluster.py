@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.consensus.copy_source import CopySessions
-from stele.consensus.ports import ReplicaOptions
+from stele.consensus.ports import HostedReplica, ReplicaOptions
 from stele.consensus.quiet import follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
@@ -216,10 +216,10 @@ class TestNode:
         return self._random.randint(a, b)
 
     def send(
-        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
-        tablet = bytes.fromhex(replica.tablet_id)
-        self.network.send(self, node_id, tablet, replica.replica_id, to, message, quiet)
+        block = replica.superblock
+        self.network.send(self, node_id, replica.raw_tablet_id, block.replica_id, to, message, quiet)
 
     def receive(
         self, from_node: NodeId, tablet: bytes, sender: ReplicaId, to: int, message: Message, quiet: bool
@@ -235,8 +235,8 @@ class TestNode:
             return self.quiet.take(replica, sender, message)
         return follow_quiet(replica, sender, message, lambda node_id: True)
 
-    def changed(self, replica: Replica) -> None:
-        self.reports_due.add(replica.replica_id)
+    def changed(self, replica: HostedReplica) -> None:
+        self.reports_due.add(replica.superblock.replica_id)
 
     def low_space(self) -> bool:
         return self.low

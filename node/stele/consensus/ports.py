@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from stele.consensus.superblock import Superblock
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
-
-if TYPE_CHECKING:
-    from stele.consensus.replica import Replica
 
 T = TypeVar("T")
 
@@ -41,6 +39,14 @@ class ReplicaOptions:
         return self.clock_error_max_ms * 1000 // 2
 
 
+class HostedReplica(Protocol):
+    """A replica, as its node sees it here: who it is, for messages and reports."""
+
+    superblock: Superblock
+    raw_tablet_id: bytes
+    """As messages carry it."""
+
+
 class Host(Protocol):
     """The node, as a replica sees it."""
 
@@ -59,11 +65,11 @@ class Host(Protocol):
         """A whole number from a to b, both included."""
 
     def send(
-        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
         """Hand a message to the transport; it may be lost, late, doubled or out of order. `quiet`: marked so."""
 
-    def changed(self, replica: Replica) -> None:
+    def changed(self, replica: HostedReplica) -> None:
         """State, role, term or configuration differ from what was last reported."""
 
     def low_space(self) -> bool:

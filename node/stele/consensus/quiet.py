@@ -11,15 +11,12 @@ Invariant: a core's time stands still only while the nodes of all its peers are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from stele.consensus.replica import Replica
 from stele.model.config import MemberType
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft.effects import Role
 from stele.raft.messages import Message, UpdateRequest
-
-if TYPE_CHECKING:
-    from stele.consensus.replica import Replica
 
 QUIET_AFTER_MS = 3_000
 """How long a group must have been idle."""

@@ -238,10 +238,6 @@ class Replica(ReadPart):
         self._role_listeners.append(listener)
         listener(self.role, self.term, self.leader)
 
-    def leader_peer(self) -> Peer | None:
-        """The leader, where known."""
-        return self.config.peer(self.leader) if self.leader is not None else None
-
     def config_at(self, index: int) -> Configuration:
         """The configuration that was in force at a log index at or above the last flush."""
         for config in reversed(self._configs):

@@ -18,7 +18,7 @@ from stele.consensus.applier import Applier
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.superblock import Superblock
-from stele.model.config import Configuration
+from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, NotLeader, Retryable, SteleError
 from stele.model.ids import OPID_NONE, ReplicaId, TabletId
 from stele.raft.core import RaftCore
@@ -102,6 +102,10 @@ class ReplicaBase:
         """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
         return self.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
 
+    def leader_peer(self) -> Peer | None:
+        """The leader, where known."""
+        return self.config.peer(self.leader) if self.leader is not None else None
+
     def check_leader(self) -> None:
         """Raise unless this replica leads and holds rows."""
         if self.is_leader:
@@ -112,7 +116,7 @@ class ReplicaBase:
 
     def _not_leader(self) -> SteleError:
         where = f"replica {self.replica_id} of tablet {self.tablet_id}"
-        peer = self.config.peer(self.leader) if self.leader is not None else None
+        peer = self.leader_peer()
         if peer is not None and peer.replica_id != self.replica_id:
             return NotLeader(f"{where} is {self.role.name}, not the leader", leader_hint=peer.node_id)
         silent_ms = self.host.now_ms() - self._leaderless_since_ms

@@ -5,16 +5,12 @@ Invariant: what is told as committed is committed, in this replica's own knowled
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stele.consensus.replica_base import ReplicaBase
 from stele.model.ids import OPID_NONE
 from stele.raft.effects import Role
 from stele.raft.status import PeerState
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
 from stele.rpc.proto import common_pb2
-
-if TYPE_CHECKING:
-    from stele.consensus.replica import Replica
 
 _ROLES = {
     Role.LEADER: common_pb2.LEADER,
@@ -25,7 +21,7 @@ _ROLES = {
 }
 
 
-def replica_status(replica: Replica) -> common_pb2.ReplicaStatusPB:
+def replica_status(replica: ReplicaBase) -> common_pb2.ReplicaStatusPB:
     """What this replica knows of itself and, as leader, of its peers."""
     superblock = replica.superblock
     pb = common_pb2.ReplicaStatusPB(

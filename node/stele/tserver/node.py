@@ -22,7 +22,7 @@ import structlog
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource, whole
-from stele.consensus.replica import Replica
+from stele.consensus.ports import HostedReplica
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
@@ -160,12 +160,12 @@ class Node:
         return a + int(self._random.random() * (b - a + 1))
 
     def send(
-        self, replica: Replica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
         """Hand a message to the transport."""
         envelope = consensus_pb2.ConsensusMessage(
             tablet_id=replica.raw_tablet_id,
-            from_replica=replica.replica_id,
+            from_replica=replica.superblock.replica_id,
             to_replica=to,
             tablet_incarnation=replica.superblock.tablet_incarnation,
             quiet=quiet,
@@ -177,7 +177,7 @@ class Node:
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
         self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting))
 
-    def changed(self, replica: Replica) -> None:
+    def changed(self, replica: HostedReplica) -> None:
         """A replica's report is due."""
         self.changed_key(replica.superblock.key)
 
