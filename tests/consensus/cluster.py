@@ -156,7 +156,8 @@ class TestNode:
 
     def watch_clock(self) -> None:
         """Let it hand its leaders over when its clock is wrong, as a node does."""
-        self.watch = NodeWatch(self)  # type: ignore[arg-type]
+        volume: Any = None  # looked at for its disk alone
+        self.watch = NodeWatch(volume, self.log, self.replicas, self, log_stall_ms=self.options.log_stall_ms)
 
     def watch_quiet(self) -> None:
         """Let its idle groups rest, as a node does."""

@@ -157,8 +157,8 @@ async def test_a_replica_that_starts_on_a_node_with_a_wrong_clock_knows_it(group
     group.nodes[0].skew_us = HOUR_US
     compare_clocks(group.nodes)
     for node in group.nodes:
-        node.watch_clock()
         await node.start()
+        node.watch_clock()
     patient = [r.core is not None and r.core.leads_if_nobody_can for r in group.replicas()]
     assert patient == [True, False, False]
     outcome = await group.write(rows([2]))

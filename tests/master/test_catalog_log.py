@@ -54,7 +54,7 @@ async def lone_replica(directory: Path) -> AsyncIterator[tuple[Node, CatalogLog]
     await node.start()
     try:
         await until(lambda: node.replicas.holds(CATALOG_TABLET_ID))
-        await node.confirm_formation([(ID, node.volume.record.format_id)])
+        await node.formation.confirm([(ID, node.volume.record.format_id)])
         log = ReplicaCatalogLog(lambda: node.replicas.current(CATALOG_TABLET_ID))
         log.watch()
         await until(lambda: log.is_leader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,10 @@ from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId, OpId, ReplicaId, TabletId, new_id
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
-from stele.tserver.admin_service import AdminService
-from stele.tserver.consensus_service import ConsensusService
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub, TabletServerServiceStub
 from stele.tserver.node import Node
 from stele.tserver.options import NodeOptions
-from stele.tserver.tablet_service import TabletService
 from tests.consensus.cluster import OPTIONS, wait_until
 
 
@@ -46,6 +46,9 @@ class Alone:
         await self.node.stop()
         await self.start()
 
+    async def ask(self, service: type, method: str, request: Any) -> Any:
+        return await self.node.pool.unary(self.node.address, service, method, request, timeout_s=60.0)
+
     async def create(self, tablet_id: TabletId, opid: OpId) -> None:
         peer = Peer(self.options.node_id, ReplicaId(1), self.node.address)
         request = tserver_pb2.CreateTabletRequest(
@@ -56,7 +59,7 @@ class Alone:
             catalog_opid=opid_to_pb(opid),
             kind="keyspace",
         )
-        await AdminService(self.node).CreateTablet(request, None)
+        await self.ask(TabletServerAdminServiceStub, "CreateTablet", request)
 
     async def delete(self, tablet_id: TabletId, opid: OpId, target: DataState) -> None:
         request = tserver_pb2.DeleteTabletRequest(
@@ -66,13 +69,13 @@ class Alone:
             cas_config_opid_index_less_or_equal=1 << 40,
             catalog_opid=opid_to_pb(opid),
         )
-        await AdminService(self.node).DeleteTablet(request, None)
+        await self.ask(TabletServerAdminServiceStub, "DeleteTablet", request)
 
     async def drive(self, epoch: int) -> Code:
         """What an order of a driver with this epoch meets; the tablet it is about is not here."""
         request = consensus_pb2.LeaderStepDownRequest(tablet_id=id_to_pb(new_id()), driver_epoch=epoch)
         with pytest.raises(Rejected) as refused:
-            await ConsensusService(self.node).LeaderStepDown(request, None)
+            await self.ask(ConsensusServiceStub, "LeaderStepDown", request)
         return refused.value.code
 
 
@@ -134,7 +137,7 @@ async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:
 
 async def test_whatever_a_replaced_driver_orders_is_refused(alone: Alone) -> None:
     assert await alone.drive(5) is Code.NOT_FOUND
-    service, tablet_id, late = ConsensusService(alone.node), id_to_pb(new_id()), 4
+    tablet_id, late = id_to_pb(new_id()), 4
     node_id = id_to_pb(new_id())
     change = consensus_pb2.BulkChangeConfigRequest(
         tablet_id=tablet_id, driver_epoch=late, type=consensus_pb2.ADD_PEER
@@ -148,9 +151,9 @@ async def test_whatever_a_replaced_driver_orders_is_refused(alone: Alone) -> Non
         driver_epoch=late,
     )
     down = consensus_pb2.LeaderStepDownRequest(tablet_id=tablet_id, driver_epoch=late)
-    assert await stale(service.BulkChangeConfig(change, None))
-    assert await stale(service.StartTabletCopy(copy, None))
-    assert await stale(service.LeaderStepDown(down, None))
+    assert await stale(alone.ask(ConsensusServiceStub, "BulkChangeConfig", change))
+    assert await stale(alone.ask(ConsensusServiceStub, "StartTabletCopy", copy))
+    assert await stale(alone.ask(ConsensusServiceStub, "LeaderStepDown", down))
     assert not alone.node.replicas.copies
 
 
@@ -177,7 +180,7 @@ async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Al
         kind="keyspace",
         tablet_incarnation=3,
     )
-    await AdminService(node).CreateTablet(request, None)
+    await alone.ask(TabletServerAdminServiceStub, "CreateTablet", request)
     core = node.replicas.get(tablet_id).core
     assert core is not None
     for incarnation, term in ((2, 99), (3, 9)):
@@ -195,5 +198,5 @@ async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Al
     assert core.status().term == 9
     with pytest.raises(Rejected) as refused:
         write = tserver_pb2.WriteRequest(tablet_id=id_to_pb(tablet_id), tablet_incarnation=2)
-        await TabletService(node).write(write)
+        await alone.ask(TabletServerServiceStub, "Write", write)
     assert refused.value.code is Code.STALE_INCARNATION

@@ -25,19 +25,19 @@ async def test_a_formation_whose_caller_goes_away_is_carried_out(tmp_path: Path,
         masters = [(record.node_id, record.format_id)]
         reached = {
             "asked": lambda: True,
-            "formed": lambda: node.formed,
+            "formed": lambda: node.facts.formed,
             "starting": lambda: node.replicas.current(CATALOG_TABLET_ID) is not None,
         }[when]
-        asking = asyncio.create_task(node.confirm_formation(masters))
+        asking = asyncio.create_task(node.formation.confirm(masters))
         await asyncio.sleep(0)
         while not reached():
             await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await node.confirm_formation(masters)
+        await node.formation.confirm(masters)
         await wait_until(lambda: runs(node))
-        assert node.formed and not node.replicas.held
+        assert node.facts.formed and not node.replicas.held
     finally:
         await made.close()
 

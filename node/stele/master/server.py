@@ -61,7 +61,7 @@ class MasterNode(Node):
             self._catalog_log.watch()
 
     async def _confirm(self, request: master_pb2.ConfirmFormationRequest) -> None:
-        await self.confirm_formation([(id_from_pb(m.node_id), m.format_id) for m in request.masters])
+        await self.formation.confirm([(id_from_pb(m.node_id), m.format_id) for m in request.masters])
 
     def _why_unready(self) -> str:
         if self._catalog_log.key_space is None:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.errors import Rejected
-from stele.model.ids import ReplicaId, TableId, TabletId
+from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb, opid_to_pb
 from stele.rpc.convert_schema import schema_from_pb
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceServicer
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
+from stele.tserver.fences import Fences
+from stele.tserver.manager import TabletManager
+from stele.tserver.replicas import Replicas
 
 
 class AdminService(TabletServerAdminServiceServicer):
     """Served by every node and master."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node_id: NodeId, replicas: Replicas, manager: TabletManager, fences: Fences) -> None:
+        self._node_id = node_id
+        self._replicas = replicas
+        self._manager = manager
+        self._fences = fences
 
     async def CreateTablet(self, request: pb.CreateTabletRequest, context: Any) -> pb.CreateTabletResponse:
         """Make this node's replica of a new tablet."""
-        manager = self._node.manager
         tablet_id = TabletId(id_from_pb(request.tablet_id))
-        await self._node.fences.check_catalog(tablet_id, opid_from_pb(request.catalog_opid))
+        await self._fences.check_catalog(tablet_id, opid_from_pb(request.catalog_opid))
         config = config_from_pb(request.config)
-        mine = config.peer_on(self._node.node_id)
+        mine = config.peer_on(self._node_id)
         if mine is None:
-            raise Rejected(f"the configuration does not name this node, {self._node.node_id}")
+            raise Rejected(f"the configuration does not name this node, {self._node_id}")
         kind = request.kind or "table"
         hint = config.peer_on(id_from_pb(request.leader_hint)) if request.leader_hint else None
         superblock = Superblock(
@@ -46,20 +48,19 @@ class AdminService(TabletServerAdminServiceServicer):
             tablet_incarnation=request.tablet_incarnation,
             leader_hint=hint.replica_id if hint is not None else None,
         )
-        await manager.create(superblock, config)
+        await self._manager.create(superblock, config)
         return pb.CreateTabletResponse()
 
     async def DeleteTablet(self, request: pb.DeleteTabletRequest, context: Any) -> pb.DeleteTabletResponse:
         """Tombstone or remove a replica."""
-        manager = self._node.manager
         try:
             target = DataState(request.target)
         except ValueError:
             raise Rejected(f"data state {request.target}; expected TOMBSTONED or DELETED") from None
         tablet_id = TabletId(id_from_pb(request.tablet_id))
         opid = opid_from_pb(request.catalog_opid)
-        await self._node.fences.check_catalog(tablet_id, opid, erases=target is DataState.DELETED)
-        await manager.delete(
+        await self._fences.check_catalog(tablet_id, opid, erases=target is DataState.DELETED)
+        await self._manager.delete(
             tablet_id,
             ReplicaId(request.replica_id),
             target,
@@ -70,5 +71,5 @@ class AdminService(TabletServerAdminServiceServicer):
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:
         """Write what is in memory to files."""
-        flushed = await self._node.replicas.get(id_from_pb(request.tablet_id)).flush()
+        flushed = await self._replicas.get(id_from_pb(request.tablet_id)).flush()
         return pb.FlushTabletResponse(flushed=opid_to_pb(flushed))

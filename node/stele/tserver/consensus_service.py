@@ -5,40 +5,62 @@ The messages between nodes themselves are stele.rpc.peers and inbound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from stele.consensus.copy_target import CopyOrder
+from stele.consensus.fetch import CopySource
 from stele.model.errors import Rejected, Retryable
-from stele.model.ids import NodeId, ReplicaId, TabletId
+from stele.model.ids import NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.events import ChangeType
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb, peer_from_pb
+from stele.rpc.identity import Identity
+from stele.rpc.inbound import PeerInbound
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceServicer
+from stele.tserver.fences import Fences
+from stele.tserver.manager import TabletManager
+from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports, copy_progress, report_one
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
 
 _PREPARE_TIMEOUT_S = 20.0
 
 
 class ConsensusService(ConsensusServiceServicer):
-    """Served by every node and master."""
+    """Served by every node and master. `copy_source(node_id, address)`: how a copy reaches who gives it; `changed(key)`: the
+    report of what is here under this key is due.
+    """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        identity: Identity,
+        inbound: PeerInbound,
+        replicas: Replicas,
+        manager: TabletManager,
+        fences: Fences,
+        *,
+        copy_source: Callable[[NodeId, str], CopySource],
+        changed: Callable[[StreamKey], None],
+    ) -> None:
+        self._identity = identity
+        self._inbound = inbound
+        self._replicas = replicas
+        self._manager = manager
+        self._fences = fences
+        self._copy_source = copy_source
+        self._changed = changed
 
     async def OpenPeerStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         """Where a peer's messages go, and the key to begin with."""
-        return self._node.inbound.introduce(request)
+        return self._inbound.introduce(request)
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
         """Change one member; answered once the change is committed."""
-        await self._node.fences.check_epoch(request.driver_epoch)
+        await self._fences.check_epoch(request.driver_epoch)
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
             raise Rejected("a change names its type and its peer")
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         config = await replica.change_config(
             ChangeType(request.type), peer_from_pb(request.peer), request.cas_config_opid_index
         )
@@ -46,8 +68,8 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
         """Hand leadership to a node, or to whoever is most advanced."""
-        await self._node.fences.check_epoch(request.driver_epoch)
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        await self._fences.check_epoch(request.driver_epoch)
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         target: ReplicaId | None = None
         if request.target_node:
             peer = replica.config.peer_on(id_from_pb(request.target_node))
@@ -59,7 +81,7 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
         """What the replicas here know; all of them if none is named."""
-        replicas = self._node.replicas
+        replicas = self._replicas
         reports: list[common_pb2.ReplicaStatusPB]
         if request.tablet_ids:
             keys = [key for raw in request.tablet_ids for key in replicas.keys_of(id_from_pb(raw))]
@@ -68,13 +90,14 @@ class ConsensusService(ConsensusServiceServicer):
         else:
             reports = all_reports(replicas)
         return pb.GetConsensusStateResponse(
-            node_id=id_to_pb(self._node.node_id), incarnation=self._node.incarnation, replicas=reports
+            node_id=id_to_pb(self._identity.node_id),
+            incarnation=self._identity.incarnation,
+            replicas=reports,
         )
 
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
         """Begin a copy to this node, or tell how far it is. Answered once a witness runs, not once it is done."""
-        node = self._node
-        await node.fences.check_epoch(request.driver_epoch)
+        await self._fences.check_epoch(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
             replica_id=ReplicaId(request.replica_id),
@@ -86,7 +109,8 @@ class ConsensusService(ConsensusServiceServicer):
         )
         if not order.replica_id or not order.source_node or not order.source_address:
             raise Rejected("a copy names its replica_id, its source node and the source's address")
-        copy = await node.manager.start_copy(order, node.copy_source(order.source_node, order.source_address))
+        source = self._copy_source(order.source_node, order.source_address)
+        copy = await self._manager.start_copy(order, source)
         if copy is None:
             done = common_pb2.CopyProgressPB(
                 replica_id=order.replica_id, source_node=id_to_pb(order.source_node), state="Done"
@@ -94,7 +118,7 @@ class ConsensusService(ConsensusServiceServicer):
             return pb.StartTabletCopyResponse(progress=done)
         if order.witness and not await copy.wait_prepared(_PREPARE_TIMEOUT_S):
             raise Retryable("the witness is not ready yet; ask again")
-        node.changed_key(copy.key)
+        self._changed(copy.key)
         return pb.StartTabletCopyResponse(
             progress=copy_progress(copy), witness_start=opid_to_pb(copy.witness_start)
         )

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from stele.consensus.copy_source import CopySessions
 from stele.consensus.superblock import encode_superblock
 from stele.rpc.convert import config_to_pb, id_from_pb, opid_from_pb, opid_to_pb
 from stele.rpc.copy_frames import frame_to_batch
-from stele.rpc.identity import Caller, check
+from stele.rpc.identity import Caller, Identity, PeerBook, check
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import TabletCopyServiceServicer
 from stele.rpc.ticket import CopyTicket
+from stele.tserver.facts import NodeFacts
+from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
 
 _ADMIT_TIMEOUT_S = 5.0
 
@@ -30,13 +30,15 @@ _ADMIT_TIMEOUT_S = 5.0
 class TabletCopyService(TabletCopyServiceServicer):
     """Served by every node and master."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, facts: NodeFacts, replicas: Replicas, sessions: CopySessions) -> None:
+        self._facts = facts
+        self._replicas = replicas
+        self._sessions = sessions
 
     async def BeginTabletCopySession(self, request: pb.BeginTabletCopySessionRequest, context: Any) -> Any:
         """Flush, link, anchor."""
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
-        info = await self._node.sessions.begin(replica, opid_from_pb(request.at_least))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
+        info = await self._sessions.begin(replica, opid_from_pb(request.at_least))
         return pb.BeginTabletCopySessionResponse(
             session_id=info.session_id,
             lease_ms=info.lease_ms,
@@ -47,28 +49,28 @@ class TabletCopyService(TabletCopyServiceServicer):
             superblock=encode_superblock(info.superblock),
             max_ceiling=info.max_ceiling,
             tablet_incarnation=info.superblock.tablet_incarnation,
-            flight_address=self._node.flight_address,
+            flight_address=self._facts.flight_address,
         )
 
     async def KeepAliveTabletCopySession(
         self, request: pb.KeepAliveTabletCopySessionRequest, context: Any
     ) -> Any:
         """Renew a lease."""
-        return pb.KeepAliveTabletCopySessionResponse(
-            lease_ms=self._node.sessions.keep_alive(request.session_id)
-        )
+        return pb.KeepAliveTabletCopySessionResponse(lease_ms=self._sessions.keep_alive(request.session_id))
 
     async def EndTabletCopySession(self, request: pb.EndTabletCopySessionRequest, context: Any) -> Any:
         """End a session."""
-        await self._node.sessions.end(request.session_id, request.damage)
+        await self._sessions.end(request.session_id, request.damage)
         return pb.EndTabletCopySessionResponse()
 
 
 class CopyFiles:
     """CopyProvider of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, identity: Identity, book: PeerBook, sessions: CopySessions) -> None:
+        self._identity = identity
+        self._book = book
+        self._sessions = sessions
         self._loop = asyncio.get_running_loop()
 
     def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
@@ -85,5 +87,5 @@ class CopyFiles:
             from_incarnation=ticket.from_incarnation,
             to_incarnation=0,
         )
-        check(self._node.identity, self._node.book, caller)
-        return self._node.sessions.fetch(ticket.session_id, ticket.name, ticket.offset, ticket.length)
+        check(self._identity, self._book, caller)
+        return self._sessions.fetch(ticket.session_id, ticket.name, ticket.offset, ticket.length)

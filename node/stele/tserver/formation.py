@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -27,7 +27,9 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.resolve import join_address, split_address
 from stele.rpc.server import check_free
 from stele.tserver.founding import may_found
+from stele.tserver.manager import TabletManager
 from stele.tserver.options import NodeOptions
+from stele.tserver.replicas import Replicas
 from stele.tserver.volume import (
     NodeRecord,
     Volume,
@@ -39,9 +41,6 @@ from stele.tserver.volume import (
 )
 from stele.wal.log import Log
 from stele.wal.options import LogOptions, SyncMode
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
 
 log = structlog.get_logger("stele.tserver")
 
@@ -131,32 +130,88 @@ def open_log(
     return Log.open(volume.wal_directory, log_options, volume.record.node_id, dispatch)
 
 
-async def make_first_catalog(node: Node) -> None:
-    """On a first master that is not formed: its replica of the catalog, made but not started. Not where a later one is: the
-    others form a catalog without this volume, and a driver had it copied here."""
-    record = node.volume.record
-    if record.formed or not record.first_masters:
-        return
-    if any(_is_later(record, key) for key in (*node.replicas.keys(), *node.replicas.tombstones)):
-        await node.manager.whole(_join(node))
-        return
-    node.replicas.add_listener(lambda replica: _started(node, replica))
-    config = first_configuration(record.first_masters)
-    mine = config.peer_on(record.node_id)
-    if mine is None:
-        raise Rejected(f"--first-masters does not name this node, {record.node_id}")
-    await node.manager.create(
-        Superblock(
-            tablet_id=CATALOG_TABLET_ID,
-            replica_id=mine.replica_id,
-            table_id=CATALOG_TABLE_ID,
-            table_name=CATALOG_NAME,
-            kind="keyspace",
-            data_state=DataState.READY,
-            leader_hint=config.peers[0].replica_id,
-        ),
-        config,
-    )
+class Formation:
+    """A first master's, from its format until it votes. On every other node there is nothing to form. `in_thread(work)` runs
+    what blocks."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        replicas: Replicas,
+        manager: TabletManager,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._volume = volume
+        self._replicas = replicas
+        self._manager = manager
+        self._in_thread = in_thread
+
+    async def make_first_catalog(self) -> None:
+        """On a first master that is not formed: its replica of the catalog, made but not started. Not where a later one is: the
+        others form a catalog without this volume, and a driver had it copied here."""
+        record = self._volume.record
+        if record.formed or not record.first_masters:
+            return
+        if any(_is_later(record, key) for key in (*self._replicas.keys(), *self._replicas.tombstones)):
+            await self._manager.whole(self._join())
+            return
+        self._replicas.add_listener(self._started)
+        config = first_configuration(record.first_masters)
+        mine = config.peer_on(record.node_id)
+        if mine is None:
+            raise Rejected(f"--first-masters does not name this node, {record.node_id}")
+        await self._manager.create(
+            Superblock(
+                tablet_id=CATALOG_TABLET_ID,
+                replica_id=mine.replica_id,
+                table_id=CATALOG_TABLE_ID,
+                table_name=CATALOG_NAME,
+                kind="keyspace",
+                data_state=DataState.READY,
+                leader_hint=config.peers[0].replica_id,
+            ),
+            config,
+        )
+
+    async def confirm(self, masters: Sequence[tuple[str, str]]) -> None:
+        """All first masters have formatted: (node_id, format_id) of each. From here on this one votes. Idempotent.
+
+        Raises:
+            Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
+            Retryable: NOT_READY while its own replica of the catalog is being made.
+        """
+        record = self._volume.record
+        if record.role != "master" or not record.first_masters:
+            raise Rejected(f"node {record.node_id} is no first master; there is nothing to confirm")
+        if (record.node_id, record.format_id) not in [(n, f) for n, f in masters]:
+            raise Rejected(
+                f"first master {record.node_id} has format id {record.format_id}, which is not listed: its volume was "
+                "formatted anew after the list was made; it must be replaced",
+                code=Code.PERMISSION_DENIED,
+            )
+        if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
+            raise Rejected("the masters listed are not those that --first-masters named")
+        if not record.formed and not self._replicas.holds(CATALOG_TABLET_ID):
+            raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
+        await self._manager.whole(self._form())
+
+    async def _form(self) -> None:
+        """Cut short it would leave a master that is formed and whose catalog waits to be started."""
+        if not self._volume.record.formed:
+            await self._in_thread(lambda: self._volume.update(formed=True))
+            log.info("formation confirmed", masters=len(self._volume.record.first_masters))
+        await self._manager.release_held()
+
+    def _started(self, replica: Replica) -> None:
+        record = self._volume.record
+        if not record.formed and _is_later(record, replica.superblock.key):
+            self._manager.carry_out(self._join())
+
+    async def _join(self) -> None:
+        """The first replica goes before the volume counts as formed: from then on what is there of the catalog starts."""
+        await self._manager.drop_held()
+        await self._in_thread(lambda: self._volume.update(formed=True))
+        log.info("the catalog was copied here: this first master needs no confirmation any more")
 
 
 def first_configuration(first_masters: Sequence[tuple[str, str]]) -> Configuration:
@@ -170,37 +225,6 @@ def first_configuration(first_masters: Sequence[tuple[str, str]]) -> Configurati
     )
 
 
-async def confirm(node: Node, masters: Sequence[tuple[str, str]]) -> None:
-    """All first masters have formatted: (node_id, format_id) of each. From here on this one votes. Idempotent.
-
-    Raises:
-        Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
-        Retryable: NOT_READY while its own replica of the catalog is being made.
-    """
-    record = node.volume.record
-    if record.role != "master" or not record.first_masters:
-        raise Rejected(f"node {record.node_id} is no first master; there is nothing to confirm")
-    if (record.node_id, record.format_id) not in [(n, f) for n, f in masters]:
-        raise Rejected(
-            f"first master {record.node_id} has format id {record.format_id}, which is not listed: its volume was "
-            "formatted anew after the list was made; it must be replaced",
-            code=Code.PERMISSION_DENIED,
-        )
-    if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
-        raise Rejected("the masters listed are not those that --first-masters named")
-    if not record.formed and not node.replicas.holds(CATALOG_TABLET_ID):
-        raise Retryable("this master's replica of the catalog is not made yet", code=Code.NOT_READY)
-    await node.manager.whole(_form(node))
-
-
-async def _form(node: Node) -> None:
-    """Cut short it would leave a master that is formed and whose catalog waits to be started."""
-    if not node.formed:
-        await node.in_thread(lambda: node.volume.update(formed=True))
-        log.info("formation confirmed", masters=len(node.volume.record.first_masters))
-    await node.manager.release_held()
-
-
 def holds(record: NodeRecord, key: StreamKey) -> bool:
     """Whether this replica waits for the formation to be confirmed."""
     return key.tablet_id == CATALOG_TABLET_ID and not record.formed and not _is_later(record, key)
@@ -208,19 +232,6 @@ def holds(record: NodeRecord, key: StreamKey) -> bool:
 
 def _is_later(record: NodeRecord, key: StreamKey) -> bool:
     return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(record.first_masters)
-
-
-def _started(node: Node, replica: Replica) -> None:
-    record = node.volume.record
-    if not record.formed and _is_later(record, replica.superblock.key):
-        node.manager.carry_out(_join(node))
-
-
-async def _join(node: Node) -> None:
-    """The first replica goes before the volume counts as formed: from then on what is there of the catalog starts."""
-    await node.manager.drop_held()
-    await node.in_thread(lambda: node.volume.update(formed=True))
-    log.info("the catalog was copied here: this first master needs no confirmation any more")
 
 
 def reason_of(exc: BaseException) -> str:

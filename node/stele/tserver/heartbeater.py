@@ -20,21 +20,26 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from stele.model.errors import Code, SteleError
 from stele.model.ids import StreamKey
+from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.identity import PeerBook
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.tserver.facts import NodeFacts
+from stele.tserver.fences import Fences
+from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_keys, all_reports, report_one
 from stele.tserver.vetting import Vouchers
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
+from stele.tserver.wall_clock import WallClock
+from stele.tserver.watch import NodeWatch
+from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver.heartbeat")
 
@@ -45,10 +50,29 @@ REST_MAX_S = 15.0
 """How long an address is left alone at most: a new master under an old name is told so late, if the leader names it not."""
 
 
+class ReportingNode(Protocol):
+    """The node, as its heartbeats see it: what they tell of it, and whom they tell what they hear."""
+
+    facts: NodeFacts
+    replicas: Replicas
+    log: Log
+    watch: NodeWatch
+    wall_clock: WallClock
+    pool: ChannelPool
+    book: PeerBook
+    fences: Fences
+
+    def remember_masters(self, masters: tuple[str, ...]) -> None:
+        """Keep the newest list of masters beside --masters."""
+
+    async def refused(self, error: SteleError) -> None:
+        """The masters know a later start or state of this node: it may not go on."""
+
+
 class Heartbeater:
     """Owned by the node."""
 
-    def __init__(self, node: Node, interval_s: float, addresses: tuple[str, ...]) -> None:
+    def __init__(self, node: ReportingNode, interval_s: float, addresses: tuple[str, ...]) -> None:
         self._node = node
         self._interval_s = interval_s
         self._given = addresses
@@ -63,9 +87,9 @@ class Heartbeater:
         self.leader_heard = False
         self.log_found = 0
         self.vetted = False
-        record = node.volume.record
+        record, options = node.facts.record, node.facts.options
         given = max(len(addresses), len(record.masters), len(record.first_masters))
-        self._vouchers = Vouchers(node.node_id, node.options.role, given)
+        self._vouchers = Vouchers(options.node_id, options.role, given)
         self._heard = asyncio.Event()
 
     def start(self, known: tuple[str, ...]) -> None:
@@ -156,7 +180,7 @@ class Heartbeater:
         a power failure of a whole cluster, nobody would find anybody."""
         for one in response.addresses:
             node_id = id_from_pb(one.node_id)
-            if node_id != self._node.node_id:
+            if node_id != self._node.facts.identity.node_id:
                 self._node.book.observe(node_id, one.incarnation, one.address)
         self._addresses_digest = response.addresses_digest
 
@@ -165,16 +189,17 @@ class Heartbeater:
     ) -> pb.TSHeartbeatRequest:
         """A heartbeat with what every one has, for the master that answered last; "" before."""
         node = self._node
+        identity = node.facts.identity
         free, used = node.watch.disk_bytes
         request = pb.TSHeartbeatRequest(
-            node_id=id_to_pb(node.node_id),
-            incarnation=node.incarnation,
+            node_id=id_to_pb(identity.node_id),
+            incarnation=identity.incarnation,
             sequence=next(self._sequence),
             tablets=tablets,
             removed_tablets=[id_to_pb(key.tablet_id) for key in removed],
             disk_free_bytes=free,
             disk_used_bytes=used,
-            disk_low=node.low_space(),
+            disk_low=node.log.low_space,
             addresses_digest=self._addresses_digest,
             start=self._start,
             log_found=self.log_found,
@@ -197,7 +222,7 @@ class Heartbeater:
 class _MasterLoop:
     """Heartbeats to one address. `master`: which one answered there last; `answers`: it did when it was asked last."""
 
-    def __init__(self, owner: Heartbeater, node: Node, address: str, interval_s: float) -> None:
+    def __init__(self, owner: Heartbeater, node: ReportingNode, address: str, interval_s: float) -> None:
         self._owner = owner
         self._node = node
         self.address = address
@@ -300,7 +325,7 @@ class _MasterLoop:
         request.incremental = not full
         request.has_report = has_report and (full or bool(tablets) or bool(removed))
         if self._register_due:
-            request.registration.CopyFrom(node.registration())
+            request.registration.CopyFrom(node.facts.registration())
         sent_us = node.wall_clock.monotonic_us()
         response = await node.pool.unary(
             self.address, MasterServiceStub, "TSHeartbeat", request, timeout_s=_TIMEOUT_S

@@ -13,22 +13,24 @@ import asyncio
 import ctypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import structlog
 
 from stele import metrics
+from stele.consensus.copy_source import CopySessions
 from stele.consensus.replica import Replica
 from stele.consensus.whole import Whole
 from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import StreamKey
 from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
-from stele.tserver.memory import held_bytes
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
+from stele.tserver.log_space import LogSpace
+from stele.tserver.memory import StoreMemory, held_bytes
+from stele.tserver.replicas import Replicas
+from stele.tserver.watch import NodeWatch
+from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver.maintenance")
 
@@ -54,11 +56,30 @@ SEGMENTS_KEPT = 2
 LOG_BYTES_FLUSH = 256 << 20
 """An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
+T = TypeVar("T")
+
+
+class MaintainedNode(Protocol):
+    """The node, as its maintenance sees it: what is to be kept small, and how much room there is."""
+
+    replicas: Replicas
+    stores: StoreMemory
+    log: Log
+    log_space: LogSpace
+    sessions: CopySessions
+    watch: NodeWatch
+
+    def now_ms(self) -> int:
+        """Milliseconds as the replicas count them."""
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run blocking work in a thread."""
+
 
 class Maintenance:
     """Owned by the node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: MaintainedNode) -> None:
         self._node = node
         self._since: dict[StreamKey, int] = {}
         self._compactor = Compactor()
@@ -258,7 +279,7 @@ async def _give_way(looked: int) -> None:
         await asyncio.sleep(0)
 
 
-def room_bytes(node: Node) -> int:
+def room_bytes(node: MaintainedNode) -> int:
     """How much of the disk a merge may take: what is free above the log's low-water mark and some segments."""
     options = node.log.options
     free, _ = node.watch.disk_bytes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -31,15 +30,14 @@ from stele.rpc import server as rpc_server
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
 from stele.rpc.client_stream import ClientStreams
-from stele.rpc.convert import id_to_pb
 from stele.rpc.flight import FlightServer
 from stele.rpc.flight_client import FlightConnections
 from stele.rpc.http import HttpServer, standard_routes
-from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.identity import PeerBook
 from stele.rpc.inbound import PeerInbound
 from stele.rpc.listener import StreamListener
 from stele.rpc.peers import PeerTransport
-from stele.rpc.proto import consensus_pb2, master_pb2, tserver_pb2
+from stele.rpc.proto import consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import (
     add_ConsensusServiceServicer_to_server,
     add_TabletCopyServiceServicer_to_server,
@@ -49,12 +47,14 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.resolve import join_address, split_address
-from stele.tserver import formation
 from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
 from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
 from stele.tserver.copy_service import CopyFiles, TabletCopyService
+from stele.tserver.facts import NodeFacts
 from stele.tserver.fences import Fences
+from stele.tserver.formation import Formation, holds, open_log, take_volume
+from stele.tserver.gauges import set_gauges
 from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.log_space import LogSpace
@@ -78,7 +78,6 @@ from stele.wal.appender import call_all
 log = structlog.get_logger("stele.tserver")
 
 T = TypeVar("T")
-VERSION = "0.1.0"
 VETTING_S = 3.0
 """How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
 
@@ -99,10 +98,12 @@ class Node:
         self.node_id = options.node_id
         self.cluster_id = options.cluster_id
         self.volume: Volume
+        self.facts: NodeFacts
         self.fences: Fences
         self.log: Any = None
         self.replicas = Replicas()
         self.manager: TabletManager
+        self.formation: Formation
         self.log_space: LogSpace
         self.quiet: QuietGroups
         self.sessions: CopySessions
@@ -111,26 +112,22 @@ class Node:
         self.transport: PeerTransport
         self.streams = StreamListener()
         self.inbound: PeerInbound
-        self.clients: ClientStreams
         self.flight_connections = FlightConnections(FLIGHT_OPTIONS)
         self.book = PeerBook()
         memory = options.memory
         self.budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
         self.stores = StoreMemory(self.replicas, memory.stores_bytes, self.now_ms)
         self.scan_memory = ScanMemory(memory.stores_bytes)
-        self.address = options.advertised
-        self.flight_address = ""
-        self.http_port = options.http_port
         self.stopping = False
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._extra_services = extra_services
-        self.health = NodeHealth(self, extra_ready)
-        self.opened_ms = 0
+        self._extra_ready = extra_ready
+        self.health: NodeHealth
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
         self._threads = ThreadPoolExecutor(8, "stele-io")
         self._read_threads = ThreadPoolExecutor(READS_AT_ONCE, "stele-read")
-        self.watch = NodeWatch(self)
+        self.watch: NodeWatch
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
         self.clock = ReplicaClock()
@@ -212,7 +209,7 @@ class Node:
             Rejected: a port in use, a bad address.
             Corrupt: a log that cannot be read beyond single replicas.
         """
-        self.volume = await formation.take_volume(self.options)
+        self.volume = await take_volume(self.options)
         try:
             await self._begin()
         except BaseException:
@@ -221,10 +218,10 @@ class Node:
 
     async def _begin(self) -> None:
         record = self.volume.record
+        self.facts = NodeFacts(self.options, self.volume)
         self.fences = Fences(self.volume, self.in_thread)
         host, _ = split_address(self.options.listen)
-        self.pool = ChannelPool(Identity(self.cluster_id, self.node_id, record.incarnation, self.address))
-        self.identity = self.pool.identity
+        self.pool = ChannelPool(self.facts.identity)
         await self.in_thread(self._open_log)
         self.log.attach(self._loop, await self.in_thread(kernel_sync, self.volume.wal_directory))
         found = record.found or self.log.recovery.found
@@ -241,10 +238,22 @@ class Node:
             hold=self._hold,
             changed=self.changed_key,
         )
+        self.formation = Formation(self.volume, self.replicas, self.manager, self.in_thread)
         self.log_space = LogSpace(self.replicas, self.log, self)
         self.quiet = QuietGroups(self.replicas, self.options.replica.raft, self._ping, self.now_ms())
+        self.watch = NodeWatch(
+            self.volume, self.log, self.replicas, self, log_stall_ms=self.options.log_stall_ms
+        )
         self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
         self.heartbeater.log_found = found
+        self.health = NodeHealth(
+            self.facts,
+            self.replicas,
+            self.heartbeater,
+            self.now_ms,
+            ending=self._ending,
+            extra_ready=self._extra_ready,
+        )
         self.transport = PeerTransport(
             self.pool,
             self._address_of,
@@ -257,37 +266,55 @@ class Node:
         await self.watch.measure()
         await self._serve(host)
         self.heartbeater.start(record.masters)
-        self._ticker = Ticker(self.clock, self._tick, self.watch.look)
+        self._ticker = Ticker(self.clock, self._tick, self._look)
         log.info("memory", **self.options.memory.in_mib())
         self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
 
     def _open_log(self) -> None:
         """Noted by the thread that opens it: whoever waits may be cancelled, and the log is to be closed all the same."""
-        self.log = formation.open_log(self.volume, self.options, self._dispatch)
+        self.log = open_log(self.volume, self.options, self._dispatch)
 
     async def _serve(self, host: str) -> None:
-        tablets = TabletService(self)
-        self.clients = ClientStreams(self.identity, self.book, self.budget, self.streams, tablets.answer)
-        server = rpc_server.make_server(self.identity, self.book, self.budget)
+        facts, identity = self.facts, self.facts.identity
+        tablets = TabletService(
+            self.node_id,
+            self.replicas,
+            self.wall_clock,
+            in_read_thread=self.in_read_thread,
+            status=self.status,
+            open_stream=lambda request: clients.introduce(request),
+        )
+        clients = ClientStreams(identity, self.book, self.budget, self.streams, tablets.answer)
+        admin = AdminService(self.node_id, self.replicas, self.manager, self.fences)
+        consensus = ConsensusService(
+            identity,
+            self.inbound,
+            self.replicas,
+            self.manager,
+            self.fences,
+            copy_source=self.copy_source,
+            changed=self.changed_key,
+        )
+        copies = TabletCopyService(facts, self.replicas, self.sessions)
+        server = rpc_server.make_server(identity, self.book, self.budget)
         add_TabletServerServiceServicer_to_server(tablets, server)
-        add_TabletServerAdminServiceServicer_to_server(AdminService(self), server)
-        add_ConsensusServiceServicer_to_server(ConsensusService(self), server)
-        add_TabletCopyServiceServicer_to_server(TabletCopyService(self), server)
+        add_TabletServerAdminServiceServicer_to_server(admin, server)
+        add_ConsensusServiceServicer_to_server(consensus, server)
+        add_TabletCopyServiceServicer_to_server(copies, server)
         for add in self._extra_services:
             add(self, server)
         port = await rpc_server.bind(server, self.options.listen)
         if not self.options.advertise:
-            self.address = join_address(host, port)
-            self.identity.address = self.address
+            identity.address = join_address(host, port)
         await self.streams.listen(host, self.options.stream_port)
-        self._flight = FlightServer(
-            host, self.options.flight_port, self.cluster_id, Scans(self), CopyFiles(self)
-        )
-        advertised, _ = split_address(self.address)
-        self.flight_address = join_address(advertised, self._flight.port)
+        scans = Scans(facts, self.replicas, self.scan_memory)
+        files = CopyFiles(identity, self.book, self.sessions)
+        self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, scans, files)
+        advertised, _ = split_address(identity.address)
+        facts.flight_address = join_address(advertised, self._flight.port)
         self._http = HttpServer(standard_routes(self.health, metrics.REGISTRY))
-        self.http_port = await self._http.start(host, self.options.http_port)
+        facts.http_port = await self._http.start(host, self.options.http_port)
         await server.start()
         self._server = server
 
@@ -295,8 +322,8 @@ class Node:
         try:
             await self._vetted()
             await self.manager.open_all()
-            self.opened_ms = self.now_ms()
-            await formation.make_first_catalog(self)
+            self.health.opened_ms = self.now_ms()
+            await self.formation.make_first_catalog()
             self._maintenance = Maintenance(self)
         except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
             self.fail(exc)
@@ -391,66 +418,36 @@ class Node:
             log.error("node fails", error=str(error), exc_info=error)
             self.failed.set_result(error)
 
-    # --- formation
+    def _ending(self) -> str:
+        """Why it serves no more; "" while it does."""
+        if self.stopping:
+            return "stopping"
+        return str(self.failed.result()) if self.failed.done() else ""
 
     def _hold(self, superblock: Superblock) -> bool:
-        return formation.holds(self.volume.record, superblock.key)
-
-    async def confirm_formation(self, masters: Sequence[tuple[str, str]]) -> None:
-        """A first master learns that all of them have formatted: (node_id, format_id) of each. Idempotent.
-
-        Raises:
-            Rejected: this node is not listed with its own format id, or the list is not the one it was made with.
-            Retryable: NOT_READY.
-        """
-        await formation.confirm(self, masters)
+        return holds(self.volume.record, superblock.key)
 
     # --- facts
 
     @property
-    def incarnation(self) -> int:
-        """Of this start."""
-        return self.volume.record.incarnation
+    def address(self) -> str:
+        """Where it is reached."""
+        return self.facts.identity.address
 
     @property
-    def formed(self) -> bool:
-        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all others."""
-        return self.volume.record.formed
+    def incarnation(self) -> int:
+        """Of this start."""
+        return self.facts.identity.incarnation
 
     def remember_masters(self, masters: tuple[str, ...]) -> None:
         """Keep the newest list of masters beside --masters."""
         self._threads.submit(self.volume.update, masters=masters)
 
-    def registration(self) -> master_pb2.NodeRegistrationPB:
-        """What masters know a node by."""
-        return master_pb2.NodeRegistrationPB(
-            address=self.address,
-            flight_address=self.flight_address,
-            http_port=self.http_port,
-            machine=self.options.machine,
-            zone=self.options.zone,
-            version=VERSION,
-            role=self.options.role,
-        )
-
     def status(self) -> tserver_pb2.GetNodeStatusResponse:
         """The node as tools see it."""
-        return tserver_pb2.GetNodeStatusResponse(
-            node_id=id_to_pb(self.node_id),
-            cluster_id=id_to_pb(self.cluster_id),
-            incarnation=self.incarnation,
-            address=self.address,
-            version=VERSION,
-            machine=self.options.machine,
-            zone=self.options.zone,
-            role=self.options.role,
-            resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        return self.facts.status(
             disk_free_bytes=self.watch.disk_bytes[0],
             replicas=len(self.replicas),
-            flight_address=self.flight_address,
-            http_port=self.http_port,
-            format_id=self.volume.record.format_id,
-            formed=self.formed,
             masters=self.heartbeater.addresses,
         )
 
@@ -499,3 +496,15 @@ class Node:
         self.replicas.tick(now_ms)
         self.quiet.tick(now_ms)
         self.watch.tick(now_ms)
+
+    async def _look(self) -> None:
+        await self.watch.look()
+        set_gauges(
+            self.replicas,
+            self.stores,
+            self.quiet,
+            self.sessions,
+            self.wall_clock,
+            log_bytes=self.log.bytes_on_disk,
+            disk_free_bytes=self.watch.disk_bytes[0],
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,10 +18,10 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight import Endpoint
 from stele.rpc.ticket import ScanCommand, Ticket
+from stele.tserver.facts import NodeFacts
+from stele.tserver.memory import ScanMemory
+from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
 
 _PLAN_TIMEOUT_S = 10.0
 
@@ -29,8 +29,10 @@ _PLAN_TIMEOUT_S = 10.0
 class Scans:
     """ScanProvider of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, facts: NodeFacts, replicas: Replicas, memory: ScanMemory) -> None:
+        self._facts = facts
+        self._replicas = replicas
+        self._memory = memory
         self._loop = asyncio.get_running_loop()
 
     def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
@@ -44,13 +46,13 @@ class Scans:
             raise Rejected(f"scan: no columns {', '.join(unknown)}")
         column_ids = tuple(by_name[name].id for name in command.columns)
         ticket = Ticket(
-            cluster_id=self._node.cluster_id,
+            cluster_id=self._facts.identity.cluster_id,
             tablet_id=command.tablet_id,
             snapshot=snapshot,
             schema_version=schema.version,
             scan=ScanSpec(column_ids=column_ids).to_json(schema),
         )
-        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._node.flight_address,))]
+        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._facts.flight_address,))]
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         """The rows of one ticket."""
@@ -65,20 +67,20 @@ class Scans:
 
     def _rows(self, replica: Replica, view: Any, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         try:
-            with view, self._node.scan_memory.held(view.memory):
+            with view, self._memory.held(view.memory):
                 yield from view.scan(spec, last=True)
         except Corrupt as exc:
             self._loop.call_soon_threadsafe(replica.fail, str(exc))
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
     async def _describe(self, command: ScanCommand) -> tuple[Schema, int]:
-        replica = self._node.replicas.get(command.tablet_id)
+        replica = self._replicas.get(command.tablet_id)
         machine = _table(replica)
         snapshot = command.snapshot or int(await replica.latest_snapshot())
         return machine.schema, snapshot
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, Any, Schema]:
-        replica = self._node.replicas.get(ticket.tablet_id)
+        replica = self._replicas.get(ticket.tablet_id)
         machine = _table(replica)
         schema: Schema = machine.schema
         if ticket.schema_version != schema.version:

@@ -7,13 +7,14 @@ whatever a client sent comes back as a result or as a SteleError.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.convert import id_from_pb, opid_to_pb
@@ -22,21 +23,36 @@ from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.exactly_once import AHEAD_US_MAX
 from stele.tablet.machine import Outcome
-from stele.tserver.reads import checksum, point_read
+from stele.tserver.reads import InThread, checksum, point_read
+from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
-
-if TYPE_CHECKING:
-    from stele.tserver.node import Node
+from stele.tserver.wall_clock import WallClock
 
 _DEADLINE_MS = 10_000
 _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}
 
 
 class TabletService(TabletServerServiceServicer):
-    """Served by every node and master."""
+    """Served by every node and master. `in_read_thread` does a point read, `status` tells of the node, `open_stream` lets a
+    client send its requests to `answer`.
+    """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        node_id: NodeId,
+        replicas: Replicas,
+        wall_clock: WallClock,
+        *,
+        in_read_thread: InThread,
+        status: Callable[[], pb.GetNodeStatusResponse],
+        open_stream: Callable[[common_pb2.OpenStreamRequest], common_pb2.OpenStreamResponse],
+    ) -> None:
+        self._node_id = node_id
+        self._replicas = replicas
+        self._wall_clock = wall_clock
+        self._in_read_thread = in_read_thread
+        self._status = status
+        self._open_stream = open_stream
 
     async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
         """One request of a client stream."""
@@ -52,7 +68,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         """Where a client's requests go (they are answered by `answer`), and the key to begin with."""
-        return self._node.clients.introduce(request)
+        return self._open_stream(request)
 
     async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
         """As on a stream."""
@@ -68,7 +84,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def write(self, request: pb.WriteRequest) -> pb.WriteResponse:
         """Propose a block and wait for its outcome."""
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         _check_incarnation(replica, request.tablet_incarnation)
         replica.check_leader()
         block = request.block
@@ -89,7 +105,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or the latest."""
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "table")
         until = asyncio.get_running_loop().time() + (request.deadline_ms or _DEADLINE_MS) / 1000
         if request.snapshot:
@@ -102,14 +118,14 @@ class TabletService(TabletServerServiceServicer):
             request.keys,
             list(request.column_ids),
             snapshot,
-            in_thread=self._node.in_read_thread,
+            in_thread=self._in_read_thread,
             until=until,
         )
         return pb.ReadResponse(rows=rows, snapshot=snapshot)
 
     async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         _check_kind(replica, "keyspace")
         machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
@@ -168,13 +184,13 @@ class TabletService(TabletServerServiceServicer):
         return await replica.outcome(future, deadline_ms or _DEADLINE_MS)
 
     def _made_us(self, made_us: int) -> int:
-        wall_us = self._node.wall_us()
+        wall_us = self._wall_clock.read()
         if made_us - wall_us > AHEAD_US_MAX:
-            if fault := self._node.clock_fault(wall_us):
+            if fault := self._wall_clock.fault(wall_us):
                 raise Retryable(fault, code=Code.NOT_READY)
             raise Rejected(
                 f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.0f} s ahead of the clock of node "
-                f"{self._node.node_id}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
+                f"{self._node_id}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
                 "clock of the machine that writes right",
                 code=Code.CLOCK_AHEAD,
             )
@@ -182,15 +198,15 @@ class TabletService(TabletServerServiceServicer):
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""
-        return pb.ListTabletsResponse(replicas=all_reports(self._node.replicas))
+        return pb.ListTabletsResponse(replicas=all_reports(self._replicas))
 
     async def GetNodeStatus(self, request: pb.GetNodeStatusRequest, context: Any) -> pb.GetNodeStatusResponse:
         """The node itself."""
-        return self._node.status()
+        return self._status()
 
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
         """Checksum of a tablet's rows and exactly-once state."""
-        replica = self._node.replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot)
             snapshot = int(request.snapshot)

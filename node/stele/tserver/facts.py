@@ -1,0 +1,89 @@
+"""What a node tells of itself: to masters, peers, tools and probes. Owned by the node, which notes here where it listens.
+
+Decides nothing. Invariant: what is told of the volume is what was last written to it.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.proto import master_pb2, tserver_pb2
+from stele.tserver.options import NodeOptions
+from stele.tserver.volume import NodeRecord, Volume
+
+VERSION = "0.1.0"
+
+
+class NodeFacts:
+    """Of one start. `identity` holds the address, too; what the system chooses of addresses is known once it is served there."""
+
+    def __init__(self, options: NodeOptions, volume: Volume) -> None:
+        self.options = options
+        self._volume = volume
+        self.identity = Identity(
+            options.cluster_id, options.node_id, volume.record.incarnation, options.advertised
+        )
+        self.flight_address = ""
+        self.http_port = options.http_port
+
+    @property
+    def record(self) -> NodeRecord:
+        """What the volume says of the node."""
+        return self._volume.record
+
+    @property
+    def formed(self) -> bool:
+        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all others."""
+        return self.record.formed
+
+    def registration(self) -> master_pb2.NodeRegistrationPB:
+        """What masters know a node by."""
+        return master_pb2.NodeRegistrationPB(
+            address=self.identity.address,
+            flight_address=self.flight_address,
+            http_port=self.http_port,
+            machine=self.options.machine,
+            zone=self.options.zone,
+            version=VERSION,
+            role=self.options.role,
+        )
+
+    def status(
+        self, *, disk_free_bytes: int, replicas: int, masters: tuple[str, ...]
+    ) -> tserver_pb2.GetNodeStatusResponse:
+        """The node as tools see it; `masters` are those that it tells of itself."""
+        return tserver_pb2.GetNodeStatusResponse(
+            node_id=id_to_pb(self.identity.node_id),
+            cluster_id=id_to_pb(self.identity.cluster_id),
+            incarnation=self.identity.incarnation,
+            address=self.identity.address,
+            version=VERSION,
+            machine=self.options.machine,
+            zone=self.options.zone,
+            role=self.options.role,
+            resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            disk_free_bytes=disk_free_bytes,
+            replicas=replicas,
+            flight_address=self.flight_address,
+            http_port=self.http_port,
+            format_id=self.record.format_id,
+            formed=self.formed,
+            masters=masters,
+        )
+
+    def shown(self) -> Mapping[str, Any]:
+        """What /identity shows."""
+        return {
+            "cluster_id": self.identity.cluster_id,
+            "node_id": self.identity.node_id,
+            "incarnation": self.identity.incarnation,
+            "role": self.options.role,
+            "format_id": self.record.format_id,
+            "formed": self.formed,
+            "address": self.identity.address,
+            "flight_address": self.flight_address,
+        }

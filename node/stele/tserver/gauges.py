@@ -1,0 +1,38 @@
+"""The gauges of a node, set once a second from what its parts hold. Called by node.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from stele import metrics
+from stele.consensus.copy_source import CopySessions
+from stele.consensus.replica import ReplicaState
+from stele.tablet.store import TabletStore
+from stele.tserver.memory import StoreMemory
+from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
+from stele.tserver.wall_clock import WallClock
+
+
+def set_gauges(
+    replicas: Replicas,
+    stores: StoreMemory,
+    quiet: QuietGroups,
+    sessions: CopySessions,
+    wall_clock: WallClock,
+    *,
+    log_bytes: int,
+    disk_free_bytes: int,
+) -> None:
+    """What they are now."""
+    metrics.clock_ahead_seconds.set((wall_clock.ahead_us or 0) / 1e6)
+    states = Counter(r.state for r in replicas)
+    for state in ReplicaState:
+        metrics.replicas.labels(state.name).set(states[state])
+    metrics.replicas_leading.set(sum(r.is_leader for r in replicas))
+    metrics.replicas_resting.set(quiet.resting)
+    metrics.store_files.set(sum(len(r.machine.files) for r in replicas if isinstance(r.machine, TabletStore)))
+    metrics.store_memory_bytes.set(stores.bytes)
+    metrics.wal_bytes.set(log_bytes)
+    metrics.disk_free_bytes.set(disk_free_bytes)
+    metrics.copy_sessions.set(len(sessions))
