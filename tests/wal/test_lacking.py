@@ -15,7 +15,6 @@ import pytest
 
 from stele.wal import Log
 from stele.wal.files import File, Files, OsFile, OsFiles
-from stele.wal.keeper import make_next
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import PowerOff, SimFiles
 from tests.wal.support import NODE, SMALL, fill, key, open_still, run_all
@@ -164,7 +163,7 @@ def test_a_segment_that_is_not_made_ready_leaves_no_file_behind(
     for tries in (1, 2, 3):
         files.refuse(operation)
         with pytest.raises(OSError, match="Too many open files"):
-            make_next(log, sequence)
+            log.pool.make(sequence)
         assert not forgotten(log)
         if operation in ("write", "full_sync"):  # what the disk did not take is not used again
             assert len(log.pool._waiting) == max(0, spare - tries)
@@ -200,11 +199,11 @@ def test_a_file_that_was_a_segment_for_a_moment_is_not_written_under_that_name(s
         assert sequence is not None
         files.lacks = True
         with pytest.raises(OSError, match="Too many open files"):
-            make_next(log, sequence)
+            log.pool.make(sequence)
         files.lacks = False
         files.fail_after = steps
         with contextlib.suppress(PowerOff):
-            make_next(log, sequence)
+            log.pool.make(sequence)
         again = open_still(files.crash(random.Random(seed)))
         assert not again.recovery.damages and not again.recovery.failed
         assert again.stream(key()).last_opid == last

@@ -16,7 +16,6 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Rejected
 from stele.model.ids import ReplicaId
 from stele.wal import Log, StreamLog
-from stele.wal.keeper import make_next
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
 from tests.wal.support import (
@@ -345,7 +344,7 @@ def test_the_keeper_never_prepares_over_the_segment_in_use(tmp_path: Path) -> No
     log = open_still(SimFiles())
     wanted = log.wanted_sequence()
     assert wanted is not None
-    log.offer_next(make_next(log, wanted))
+    log.offer_next(log.pool.make(wanted))
     assert log.wanted_sequence() is None
     ready = log.take_next(wanted - 1)
     assert ready is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from stele.wal import Log
-from stele.wal.keeper import make_next
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
 from tests.wal.support import fill, key, open_still
@@ -105,7 +104,7 @@ def test_restarts_beside_a_damaged_stream_leave_no_segments_behind() -> None:
     for _ in range(5):
         sequence = log.wanted_sequence()
         assert sequence is not None
-        log.offer_next(make_next(log, sequence))  # as the keeper does
+        log.offer_next(log.pool.make(sequence))  # as the keeper does
         files = files.crash(random.Random(1))
         log = open_still(files)
         assert log.recovery.failed.keys() == {key(2)}

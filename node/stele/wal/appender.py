@@ -10,31 +10,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
+from stele.wal.base import LogBase
 from stele.wal.format import RECORD, GroupKind, Kind, Record
-from stele.wal.handover import Writer
-from stele.wal.metadata import Position
+from stele.wal.handover import Checkpoint, Done, Item, LoopSide, Writer
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
-from stele.wal.state import Saved, State, place
-
-if TYPE_CHECKING:
-    from stele.wal.inline import Inline
-    from stele.wal.log import Log
+from stele.wal.state import State, place
 
 _log = structlog.get_logger("stele.wal")
 
-Done = Callable[[], None]
 T = TypeVar("T")
-Item = tuple[State | None, Sequence[Entry] | None, "Record | Checkpoint | None", Done | None]
-"""(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
-
 _SOFT = frozenset((Kind.ENTRY, Kind.TRUNCATE, Kind.SNAPSHOT_BEGIN))
 _RECORD_BYTES = RECORD.size
 
@@ -57,17 +49,6 @@ def call_all(callbacks: Sequence[Done]) -> None:
             _log.exception("a callback of the log failed")
 
 
-class Checkpoint:
-    """Asks the appender what the streams' states are at a place of the log. Filled when `ready` is set."""
-
-    __slots__ = ("position", "ready", "saved")
-
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.saved: tuple[Saved, ...] = ()
-        self.position: Position | None = None
-
-
 class _Group:
     """Records on their way into one group, and what the index must learn of them."""
 
@@ -84,11 +65,11 @@ class _Group:
 class Appender:
     """Owns the active segment and the chain of groups."""
 
-    def __init__(self, log: Log, active: ActiveSegment, chain: Chain) -> None:
+    def __init__(self, log: LogBase, active: ActiveSegment, chain: Chain) -> None:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)
-        self.unsettled: Inline | None = None
+        self.unsettled: LoopSide | None = None
         """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
         self._log = log
         self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []

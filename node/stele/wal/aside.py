@@ -1,4 +1,4 @@
-"""Segments that may tell of a damaged stream, out of the log's way. Owned by log.py; filled by collection and recovery.
+"""Segments that may tell of a damaged stream, out of the log's way. Owned by base.py; filled by collection and recovery.
 
 No start reads them: a damaged stream stays FAILED until it is tombstoned or forgotten, whatever they hold. They are kept
 for whoever wants to look, or to save rows by hand where no other replica is left, and go when no stream is FAILED any

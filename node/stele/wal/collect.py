@@ -8,25 +8,24 @@ for anchors that give way where the disk lacks space.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
 from stele.model.ids import OpId, StreamKey
 from stele.wal.aside import evidence_end
+from stele.wal.base import LogBase
+from stele.wal.handover import Checkpoint
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.report import Collected
 from stele.wal.segment import Segment
 from stele.wal.state import State
 
-if TYPE_CHECKING:
-    from stele.wal.log import Log
-
 _log = structlog.get_logger("stele.wal")
 
 
-def collect(log: Log) -> Collected:
-    """As Log.collect."""
+def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collected:
+    """As Log.collect. `take_checkpoint`: the streams' states at a synced place of the log."""
     with log.lock:
         evidence = evidence_end(log.states.values())
     if not evidence:
@@ -43,7 +42,7 @@ def collect(log: Log) -> Collected:
         if not victims:
             return _report(0, {}, dropped)
         starts = _raise_starts(log, keep_from)
-    checkpoint = log.checkpoint()
+    checkpoint = take_checkpoint()
     assert checkpoint.position is not None
     # Victims that an earlier collection left, because somebody read them, say nothing of the log's beginning.
     last = victims[-1]
@@ -67,7 +66,7 @@ def collect(log: Log) -> Collected:
     return _report(gone, starts, dropped)
 
 
-def _give_up(log: Log, going: list[Segment], evidence: int) -> int:
+def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
     """Take the files out of the log's way; how many went. One that would not go is known again, and goes the next time:
     until then its bytes count. Their names need no sync here: a start takes up again what the metadata no longer names."""
     left: dict[int, Segment] = {}
@@ -98,7 +97,7 @@ def _report(
     return Collected(segments, starts, tuple(dropped))
 
 
-def bytes_from_each(log: Log) -> dict[int, int]:
+def bytes_from_each(log: LogBase) -> dict[int, int]:
     """Bytes of the closed segments from each segment on. Once for all streams: the log's lock is held meanwhile."""
     held, total = {}, 0
     for sequence in sorted(log.segments, reverse=True):
@@ -113,7 +112,7 @@ def _segment_of(state: State, index: int) -> int | None:
     return None if at is None else state.runs[at].sequence
 
 
-def _lowest_needed(log: Log, *, firmly: bool = False) -> int:
+def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
     """The lowest segment that holds an entry that someone needs; never above the active one. `firmly`: also where the disk
     lacks space."""
     lowest = log.active_sequence
@@ -127,12 +126,12 @@ def _lowest_needed(log: Log, *, firmly: bool = False) -> int:
     return lowest
 
 
-def _lacking(log: Log) -> int:
+def _lacking(log: LogBase) -> int:
     """Bytes that the disk lacks for another segment above what is kept free; negative if it has more."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 
-def _give_way(log: Log, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
+def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
     """The lowest segment to keep. Where the disk lacks space this is above what anchors that give way need: the oldest
     segments that they alone need go, as many as it takes. Adds those anchors to `dropped`."""
     lacking = _lacking(log)
@@ -165,7 +164,7 @@ def _give_way(log: Log, keep_from: int, dropped: list[tuple[StreamKey, str, int]
     return keep_from
 
 
-def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
+def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
     """Streams whose first entries stood in segments that go: their log now begins later."""
     starts = {}
     for state in log.states.values():
@@ -179,7 +178,7 @@ def _raise_starts(log: Log, keep_from: int) -> dict[StreamKey, OpId]:
     return starts
 
 
-def _drop_anchors(log: Log) -> list[tuple[StreamKey, str, int]]:
+def _drop_anchors(log: LogBase) -> list[tuple[StreamKey, str, int]]:
     """Anchors that hold more of the log than they may."""
     dropped = []
     held_from = bytes_from_each(log)

@@ -1,4 +1,4 @@
-"""The queue, and whose hands the appender is in. Owned by log.py, guarded by its lock: every method is called with it held.
+"""The queue, and whose hands the appender is in. Owned by base.py, guarded by its lock: every method is called with it held.
 
 The active segment, the chain of groups and what is staged belong to whoever is the writer, and to nobody else.
 Does no I/O. Invariant: the writer changes only as `PASSES` says; who is not the writer does not touch the appender; where
@@ -8,15 +8,48 @@ something is queued and nobody is the writer, somebody has been told.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from stele.model.entry import Entry
 from stele.model.errors import ensure
 from stele.wal.files import Loop
+from stele.wal.format import Record
+from stele.wal.metadata import Position
+from stele.wal.state import Saved, State
 
-if TYPE_CHECKING:
-    from stele.wal.appender import Item
-    from stele.wal.inline import Inline
+RECORD_COST_BYTES = 56
+"""Of the queue, for each record beside its payload."""
+Done = Callable[[], None]
+
+
+class Checkpoint:
+    """Asks the appender what the streams' states are at a place of the log. Filled when `ready` is set."""
+
+    __slots__ = ("position", "ready", "saved")
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.saved: tuple[Saved, ...] = ()
+        self.position: Position | None = None
+
+
+Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | None, Done | None]
+"""(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
+
+
+class LoopSide(Protocol):
+    """Who writes small batches in the event loop's thread."""
+
+    def takes(self) -> bool:
+        """Whether all that is queued may be written there. Called with the lock held, by who may take the writer."""
+
+    def begin(self, items: list[Item]) -> None:
+        """Write a batch and begin its sync. The loop's thread is the writer."""
+
+    def settle(self) -> list[Done]:
+        """End the batch that was begun, in the appender's thread: wait for its sync, or do it. Its callbacks."""
 
 
 class Writer(IntEnum):
@@ -63,11 +96,11 @@ class Handover:
         """The appender's thread waits here, and nobody else."""
         self._lock = lock
         self._loop: Loop | None = None
-        self._inline: Inline | None = None
+        self._inline: LoopSide | None = None
         self._owner = 0
         self._deferred = False
 
-    def attach(self, loop: Loop, inline: Inline | None) -> None:
+    def attach(self, loop: Loop, inline: LoopSide | None) -> None:
         """Appends of this thread, which is the loop's, wait for the end of the loop's turn."""
         self._loop, self._inline, self._owner = loop, inline, threading.get_ident()
 

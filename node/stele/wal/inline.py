@@ -10,17 +10,14 @@ after those of every batch before it: a batch begins here only in a turn of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 
-from stele.wal.appender import Appender, Done, Item, call_all
+from stele.wal.appender import Appender, call_all
+from stele.wal.base import LogBase
 from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
-from stele.wal.handover import Writer
-
-if TYPE_CHECKING:
-    from stele.wal.log import Log
+from stele.wal.handover import Done, Item, Writer
 
 INLINE_BYTES_MAX = 64 << 10
 """Most bytes that the loop's thread packs and copies at once: well below a millisecond, where 5 ms is all that a callback
@@ -44,10 +41,15 @@ _log = structlog.get_logger("stele.wal")
 
 
 class Inline:
-    """The loop's side of the appender."""
+    """The loop's side of the appender: LoopSide."""
 
     def __init__(
-        self, log: Log, appender: Appender, loop: Loop, background: BackgroundSync, clock: Callable[[], float]
+        self,
+        log: LogBase,
+        appender: Appender,
+        loop: Loop,
+        background: BackgroundSync,
+        clock: Callable[[], float],
     ) -> None:
         self._log = log
         self._appender = appender

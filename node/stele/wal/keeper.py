@@ -5,186 +5,19 @@ Invariant: what fails here is no failure of the log: appends overrun the full se
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
-from stele.wal.files import File, Files
-from stele.wal.format import SegmentHeader
-from stele.wal.options import LogOptions
-from stele.wal.segment import Ready, prepared_name, segment_name, write_header, write_zeros
-
-if TYPE_CHECKING:
-    from stele.wal.log import Log
+from stele.wal.base import LogBase
 
 _log = structlog.get_logger("stele.wal")
-
-WAITING_SHARE = 16
-"""Files that wait to be used again take no larger part of the volume than one of so many."""
-
-
-class Pool:
-    """Files that may become segments: collected ones, whose blocks are written already. Any thread may call.
-
-    Invariant: a file that is handed out has no other name, even after power loss: what is written to it would lie there.
-    """
-
-    def __init__(self, files: Files, directory: Path, options: LogOptions) -> None:
-        self._files = files
-        self._directory = directory
-        self._segment_bytes = options.segment_bytes
-        self._segments_max = options.pool_segments_max
-        self._low_space_bytes = options.low_space_bytes
-        self._lock = threading.Lock()
-        self._number = 0
-        self._waiting: list[Path] = []
-        self._unsynced = False
-        self.recycled = 0
-
-    def adopt(self, path: Path) -> None:
-        """Take a file over whose content nobody needs, or remove it if it does not fit. Syncs no name.
-
-        Raises:
-            OSError: it is where it was.
-        """
-        with self._lock:
-            self._unsynced = True
-            if len(self._waiting) < self._waiting_max() and self._has_space() and self._fit(path):
-                self._number += 1
-                new = self._directory / prepared_name(self._number)
-                self._files.rename(path, new)
-                self._waiting.append(new)
-            else:
-                self._files.unlink(path)
-
-    def empty(self) -> None:
-        """Give the disk back what waits.
-
-        Raises:
-            OSError: some of it waits on.
-        """
-        with self._lock:
-            while self._waiting:
-                with contextlib.suppress(FileNotFoundError):  # somebody removed it
-                    self._files.unlink(self._waiting[-1])
-                self._waiting.pop()
-
-    def take_back(self, path: Path) -> None:
-        """A whole file that came from here, under the name that it had, and did not become a segment."""
-        with self._lock:
-            self._waiting.append(path)
-            self._unsynced = True
-
-    def sync_names(self) -> None:
-        """On return what was adopted has lost its old name for good."""
-        with self._lock:
-            self._sync_names()
-
-    def _sync_names(self) -> None:
-        if self._unsynced:
-            self._files.sync_directory(self._directory)
-            self._unsynced = False
-
-    def _waiting_max(self) -> int:
-        share = self._files.total_bytes(self._directory) // WAITING_SHARE
-        return min(self._segments_max, share // self._segment_bytes)
-
-    def _fit(self, path: Path) -> bool:
-        file = self._files.open(path)
-        try:
-            if file.links() > 1 or file.length() < self._segment_bytes:
-                return False
-            if file.length() > self._segment_bytes:
-                file.truncate(self._segment_bytes)
-            return True
-        finally:
-            file.close()
-
-    def _has_space(self) -> bool:
-        """Whether the disk has space for another segment above what is kept free for hard state."""
-        return self._files.free_bytes(self._directory) >= self._segment_bytes + self._low_space_bytes
-
-    def take(self) -> tuple[File, Path] | None:
-        """A recycled file, open, with the name it has now.
-
-        Raises:
-            OSError: it waits on, unless somebody removed it.
-        """
-        with self._lock:
-            if not self._waiting:
-                return None
-            self._sync_names()
-            path = self._waiting[-1]
-            try:
-                file = self._files.open(path)
-            except FileNotFoundError:
-                self._waiting.pop()
-                raise
-            self._waiting.pop()
-            self.recycled += 1
-            return file, path
-
-    def fresh(self) -> tuple[File, Path]:
-        """A new file of the full length, written with zeros and synced.
-
-        Raises:
-            OSError: no space for it above what is kept free for hard state.
-        """
-        if not self._has_space():
-            raise OSError(errno.ENOSPC, "too little free space for another segment", str(self._directory))
-        with self._lock:
-            self._number += 1
-            path = self._directory / prepared_name(self._number)
-        file = self._files.create(path)
-        try:
-            write_zeros(file, self._segment_bytes)
-        except OSError:
-            file.close()
-            self._files.unlink(path)
-            raise
-        return file, path
-
-
-def make_next(log: Log, sequence: int) -> Ready:
-    """A segment in place, from the pool or new.
-
-    Raises:
-        OSError: no space, or a disk that fails.
-    """
-    taken = log.pool.take()
-    file, path = taken if taken is not None else log.pool.fresh()
-    header = SegmentHeader(
-        log.node_id, sequence, log.new_segment_id(), log.options.segment_bytes, taken is not None
-    )
-    try:
-        write_header(file, header)
-    except OSError:
-        file.close()
-        log.files.unlink(path)  # its blocks are not to be trusted
-        raise
-    place = log.directory / segment_name(sequence)
-    named = False
-    try:
-        log.files.rename(path, place)
-        named = True
-        log.files.sync_directory(log.directory)
-    except OSError:
-        file.close()
-        if named:
-            log.files.rename(place, path)  # if it cannot be: the next one made takes its place
-        log.pool.take_back(path)
-        raise
-    return Ready(file, place, header)
 
 
 class Keeper:
     """The thread."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LogBase) -> None:
         self._log = log
         self._wake = threading.Event()
         self._stop = False
@@ -211,7 +44,7 @@ class Keeper:
                 self._log.refresh_space()
                 sequence = self._log.wanted_sequence()
                 if sequence is not None:
-                    self._log.offer_next(make_next(self._log, sequence))
+                    self._log.offer_next(self._log.pool.make(sequence))
                     self._log.stats.segments_prepared += 1
                 self._failing = False
             except OSError as exc:

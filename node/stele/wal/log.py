@@ -1,13 +1,12 @@
-"""The node's log: the table of streams and segments, the queue, collection. The package's front door.
+"""The node's log: how it is opened, attached, asked for streams, collected and closed. The package's front door.
 
 Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper (prepares segments).
-One lock guards all that is in memory; no I/O happens under it. Invariant: the order in which calls took the lock is the
+What they share is base.py, and guarded by one lock. Invariant: the order in which calls took the lock is the
 order on disk; only who is the writer (handover.py) touches the appender.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -16,69 +15,33 @@ from pathlib import Path
 import structlog
 
 from stele.model.config import Configuration, encode_configuration
-from stele.model.errors import Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, OpId, StreamKey
-from stele.wal.appender import Appender, Checkpoint
-from stele.wal.aside import Aside
-from stele.wal.cache import EntryCache
+from stele.wal.appender import Appender
+from stele.wal.base import Dispatch, LogBase
 from stele.wal.collect import bytes_from_each, collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
-from stele.wal.handover import Handover, Writer
+from stele.wal.handover import RECORD_COST_BYTES, Checkpoint, Done
 from stele.wal.inline import Inline
-from stele.wal.keeper import Keeper, Pool, make_next
+from stele.wal.keeper import Keeper
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.options import LogOptions, SyncMode
-from stele.wal.report import Collected, LogStats, Pin, RecoveryReport
-from stele.wal.segment import ActiveSegment, Ready, Segment
+from stele.wal.recovery import recover
+from stele.wal.report import Collected, Pin
 from stele.wal.state import State
-from stele.wal.stream import RECORD_COST_BYTES, StreamLog
+from stele.wal.stream import StreamLog
 
-ANCHOR_SHARE = 4
-"""An anchor holds no larger part of the volume than one of so many."""
-Done = Callable[[], None]
-Dispatch = Callable[[list[Done]], None]
 _log = structlog.get_logger("stele.wal")
 
 
-class Log:
-    """One log. Made by `Log.open`; every method may be called from any thread.
-
-    `directory`, `options`, `files`, `node_id` and what begins below "for the other modules" is read by this package.
-    """
-
-    recovery: RecoveryReport
+class Log(LogBase):
+    """One log. Made by `Log.open`; every method may be called from any thread."""
 
     def __init__(
         self, directory: Path, options: LogOptions, node_id: NodeId, dispatch: Dispatch, files: Files
     ) -> None:
-        self.directory = directory
-        self.options = options
-        self.node_id = node_id
-        self.files = files
-        self.dispatch = dispatch
-        self.stats = LogStats()
-        self.failed: Exception | None = None
-        self.low_space = False
-        self.no_space = False
-        self.free_bytes = 0
-        self.free_files: int | None = None
-        self.anchor_bytes_max = options.anchor_bytes_max
-        self.on_failure: Callable[[Exception], None] | None = None
-        # for the other modules, guarded by `lock`
-        self.lock = threading.Lock()
-        self.handover = Handover(self.lock)
-        self.states: dict[StreamKey, State] = {}
-        self.segments: dict[int, Segment] = {}
-        self.active_length = 0
-        self.first_sequence = 1
-        self.collected_id = 0
-        self.cache = EntryCache(options.cache_bytes_max)
-        self.pool = Pool(files, directory, options)
-        self.aside = Aside(files, directory)
-        self.active_sequence = 0
-        self._next: Ready | None = None
-        self._next_sequence = 0
+        super().__init__(directory, options, node_id, dispatch, files)
         self._appender: Appender | None = None
         self._keeper: Keeper | None = None
         self._inline: Inline | None = None
@@ -108,8 +71,6 @@ class Log:
             Corrupt: damage that no single stream can be blamed for.
             OSError: the disk.
         """
-        from stele.wal.recovery import recover
-
         options.check()
         log = cls(directory, options, node_id, dispatch, files if files is not None else OsFiles())
         log.on_failure = on_failure
@@ -123,6 +84,7 @@ class Log:
             log._appender.start()
         if threads and options.prepare:
             log._keeper = Keeper(log)
+            log.wake_keeper = log._keeper.wake
             log._keeper.start()
         return log
 
@@ -228,14 +190,6 @@ class Log:
         return self._appender.synced_place
 
     @property
-    def under_way(self) -> tuple[int, int] | None:
-        """Something is queued, being written or being synced: how many batches and syncs ended before. None: nothing is.
-        As long as the same is told again, the disk has not moved. Never waits."""
-        if self.handover.writer is Writer.NOBODY and not self.handover.queue:
-            return None
-        return self.stats.batches, self.stats.syncs
-
-    @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments, prepared ones not counted."""
         with self.lock:
@@ -264,7 +218,7 @@ class Log:
             OSError: the metadata could not be written, or what was set aside before could not be removed; the rest is as it was.
         """
         with self._collecting:
-            return collect(self)
+            return collect(self, self.checkpoint)
 
     def close(self) -> None:
         """Write and sync what is queued, close the segment, write the metadata. Blocks. Never raises for a failed log."""
@@ -298,36 +252,6 @@ class Log:
         except OSError as exc:
             _log.warning("metadata not written at close; the log has it all", error=str(exc))
 
-    # --- for the other modules: the queue (call with `lock` held)
-
-    def admit(self, size: int) -> None:
-        """Refuse entries while the queue is full, or where there is no space left but for hard state."""
-        if self.failed is not None or self.handover.closing:
-            self.admit_control()
-        if self.handover.queued_bytes + size > self.options.queue_bytes_max and self.handover.queue:
-            self.stats.throttled += 1
-            raise Retryable(
-                f"log: {self.handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
-                "try again",
-                code=Code.THROTTLED,
-            )
-        if self.no_space:
-            self.stats.refused_disk_full += 1
-            raise Retryable(
-                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
-                f"{self.options.low_space_files // 2} inodes, are free; drop tables or grow the volume",
-                code=Code.DISK_FULL,
-            )
-
-    def admit_control(self) -> None:
-        """Refuse everything after a failure or the end."""
-        if self.failed is not None:
-            raise Corrupt(
-                f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
-            ) from self.failed
-        if self.handover.closing:
-            raise Retryable(f"log {self.directory} is closed", code=Code.NOT_READY)
-
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
         self.handover.push((state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES)
 
@@ -336,76 +260,6 @@ class Log:
         if state is None:
             raise Rejected(f"log stream {key} is not here", code=Code.NOT_FOUND)
         return state
-
-    # --- for the other modules: segments
-
-    def new_segment_id(self) -> int:
-        """Random, never 0."""
-        return secrets.randbits(63) + 1
-
-    def pin_segment(self, sequence: int) -> Segment:
-        """A segment that is about to be read; call with `lock` held."""
-        segment = self.segments.get(sequence)
-        if segment is None:
-            raise InvariantViolation(
-                f"log {self.directory}: segment {sequence} is read after it was collected"
-            )
-        segment.readers += 1
-        return segment
-
-    def unpin_segment(self, segment: Segment) -> None:
-        """The reader is done with it."""
-        with self.lock:
-            segment.readers -= 1
-
-    def wanted_sequence(self) -> int | None:
-        """The sequence of the segment to prepare, None if one is ready."""
-        with self.lock:
-            return None if self._next is not None or self.handover.closing else self._next_sequence
-
-    def offer_next(self, ready: Ready) -> None:
-        """The next segment is in place."""
-        with self.lock:
-            self._next = ready
-
-    def take_next(self, sequence: int) -> Ready | None:
-        """The segment after `sequence`, if it is ready; without a keeper it is made now."""
-        with self.lock:
-            ready, self._next = self._next, None
-            if ready is not None:
-                self._next_sequence = sequence + 2  # at once: the keeper must never prepare what is in use
-        if ready is None and self._keeper is None:
-            try:
-                ready = make_next(self, sequence + 1)
-            except OSError as exc:
-                _log.warning("segment not prepared; appends overrun the last one", error=str(exc))
-        return ready
-
-    def segment_opened(self, ready: Ready, before: ActiveSegment) -> None:
-        """The appender goes on in `ready`; `before` is closed."""
-        with self.lock:
-            old = self.segments.get(before.sequence)
-            if old is not None:
-                old.length = before.offset
-            header = ready.header
-            self.segments[header.sequence] = Segment(header.sequence, ready.path, header.segment_id, 0)
-            self.active_sequence = header.sequence
-            self._next_sequence = header.sequence + 1
-            self.active_length = 0
-        if self._keeper is not None:
-            self._keeper.wake()
-
-    def refresh_space(self) -> None:
-        """Look at the free space."""
-        free = self.free_bytes = self.files.free_bytes(self.directory)
-        files = self.free_files = self.files.free_files(self.directory)
-        share = self.files.total_bytes(self.directory) // ANCHOR_SHARE
-        self.anchor_bytes_max = min(self.options.anchor_bytes_max, share)
-        bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
-        self.low_space = free < bytes_kept or (files is not None and files < files_kept)
-        # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is
-        # told long before, and a new leader's first entry, which reads wait for, does not need a disk with space.
-        self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
 
     def checkpoint(self) -> Checkpoint:
         """The streams' states at a synced place of the log. Blocks.
@@ -426,17 +280,3 @@ class Log:
                     f"log {self.directory} has failed: {self.failed}", code=Code.IO_ERROR
                 ) from self.failed
         return checkpoint
-
-    def fail(self, error: Exception) -> None:
-        """A write or a sync failed: final. Nothing that was not acknowledged ever will be."""
-        with self.lock:
-            if self.failed is not None:
-                return
-            self.failed = error
-            self.handover.take()
-            self.handover.wake.notify()
-        log = _log.error if isinstance(error, SteleError) else _log.exception
-        log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
-        if self.on_failure is not None:
-            callback = self.on_failure
-            self.dispatch([lambda: callback(error)])

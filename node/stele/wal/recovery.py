@@ -8,7 +8,6 @@ cut. Invariant: what a replica is told at start is durable; damage is cut only w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,6 +15,7 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId, StreamKey
 from stele.wal.appender import voids
 from stele.wal.aside import evidence_end
+from stele.wal.base import LogBase
 from stele.wal.clear import Suspects
 from stele.wal.format import (
     GroupHeader,
@@ -41,14 +41,12 @@ from stele.wal.segment import (
     FooterRows,
     Ready,
     Segment,
+    new_segment_id,
     prepared_name,
     segment_name,
     sequence_of,
 )
 from stele.wal.state import place
-
-if TYPE_CHECKING:
-    from stele.wal.log import Log
 
 _log = structlog.get_logger("stele.wal")
 _NO_POSITION = Position(0, 0)
@@ -63,7 +61,7 @@ class _Found:
     bytes_read: int
 
 
-def recover(log: Log) -> tuple[ActiveSegment, Chain]:
+def recover(log: LogBase) -> tuple[ActiveSegment, Chain]:
     """Fill `log` with what its directory holds; the segment to go on in.
 
     Raises: as Log.open.
@@ -121,7 +119,7 @@ def _end(linked: Linked) -> int:
 # --- reading
 
 
-def _read_all(log: Log) -> _Found:
+def _read_all(log: LogBase) -> _Found:
     files, directory = log.files, log.directory
     files.make_directory(directory)
     metadata = read_metadata(files, directory)
@@ -161,7 +159,7 @@ def _read_all(log: Log) -> _Found:
     return _Found(metadata, scans, bytes_read)
 
 
-def _read(log: Log, name: str) -> bytes:
+def _read(log: LogBase, name: str) -> bytes:
     file = log.files.open(log.directory / name)
     try:
         return file.read(file.length(), 0)
@@ -177,7 +175,7 @@ def _first_link(linked: Linked) -> int:
 
 
 def _replay_parts(
-    log: Log, linked: Linked, replay: Replay, position: Position, rows: FooterRows
+    log: LogBase, linked: Linked, replay: Replay, position: Position, rows: FooterRows
 ) -> list[tuple[bytes, int]]:
     """Replay all but the suffix; the suffix's (body, number of records) are given back. `rows`: of the tail."""
     suffix: list[tuple[bytes, int]] = []
@@ -217,12 +215,12 @@ def _touch(rows: FooterRows, r: Record, offset: int) -> None:
 
 
 def _new_segment(
-    log: Log, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
+    log: LogBase, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
 ) -> tuple[ActiveSegment, Chain]:
     """A segment with the suffix, synced, still without its name. Replays the suffix where it stands now."""
     low = log.first_sequence if not scans else scans[-1].sequence + 1
     sequence = max([low, *(d.sequence + 1 for d in linked.damages)])
-    header = SegmentHeader(log.node_id, sequence, log.new_segment_id(), HEADER_BYTES, False)
+    header = SegmentHeader(log.node_id, sequence, new_segment_id(), HEADER_BYTES, False)
     file = log.files.create(log.directory / prepared_name(0))
     file.write([encode_segment_header(header)], 0)
     chain = Chain(*linked.prev)
@@ -240,12 +238,14 @@ def _new_segment(
     return active, chain
 
 
-def _put_in_place(log: Log, active: ActiveSegment) -> None:
+def _put_in_place(log: LogBase, active: ActiveSegment) -> None:
     log.files.rename(log.directory / prepared_name(0), active.path)
     log.files.sync_directory(log.directory)
 
 
-def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int) -> None:
+def _mark_damaged(
+    log: LogBase, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int
+) -> None:
     """Damage must not be forgotten at the next start, even where this one cuts what proved it. `here`: where appends
     go on; only what comes from there on may end it."""
     known = (
@@ -264,7 +264,7 @@ def _mark_damaged(log: Log, metadata: Metadata | None, replay: Replay, damaged: 
 # --- what is left behind
 
 
-def _warn(log: Log, linked: Linked, replay: Replay) -> list[str]:
+def _warn(log: LogBase, linked: Linked, replay: Replay) -> list[str]:
     warnings = []
     for scan, gap, groups in linked.cut:
         behind = _opids(log, scan, groups)
@@ -287,7 +287,7 @@ def _cut_bytes(dirty: int, offset: int, groups: list[GroupHeader]) -> int:
     return max(dirty, groups[-1].end - offset) if groups else dirty
 
 
-def _opids(log: Log, scan: Scan, groups: list[GroupHeader]) -> str:
+def _opids(log: LogBase, scan: Scan, groups: list[GroupHeader]) -> str:
     if not groups:
         return ""
     data = _read(log, scan.path.name)
@@ -303,7 +303,7 @@ def _opids(log: Log, scan: Scan, groups: list[GroupHeader]) -> str:
     )
 
 
-def _settle_tail(log: Log, linked: Linked, rows: FooterRows, failed: bool) -> None:
+def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -> None:
     """Close the old tail at its synced offset; give files that nobody needs to the pool. Damaged files stay, and those
     that may tell of damage while a stream is FAILED."""
     tail = linked.parts[-1] if linked.parts else None
@@ -320,7 +320,7 @@ def _settle_tail(log: Log, linked: Linked, rows: FooterRows, failed: bool) -> No
     log.pool.sync_names()
 
 
-def _close(log: Log, tail: Part, rows: FooterRows) -> None:
+def _close(log: LogBase, tail: Part, rows: FooterRows) -> None:
     assert tail.scan.header is not None
     segment_id = tail.scan.header.segment_id
     offset = tail.groups[-1].end
@@ -345,7 +345,7 @@ def _close(log: Log, tail: Part, rows: FooterRows) -> None:
 
 
 def _fill(
-    log: Log,
+    log: LogBase,
     linked: Linked,
     replay: Replay,
     failed: dict[Raw, str],

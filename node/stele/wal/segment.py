@@ -5,6 +5,7 @@ Invariant: a group's bytes go to one segment, at rising offsets; `synced` never 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,11 @@ _ZEROS = b"\0" * (1 << 20)
 def segment_name(sequence: int) -> str:
     """The file name of a segment."""
     return _SEGMENT_NAME.format(sequence)
+
+
+def new_segment_id() -> int:
+    """Random, never 0."""
+    return secrets.randbits(63) + 1
 
 
 def prepared_name(number: int) -> str:

@@ -5,8 +5,7 @@ Calls return at once; order is the order of the calls. Knows no files. Invariant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from stele.model.config import Configuration, decode_configuration, encode_configuration
 from stele.model.entry import Entry
@@ -21,18 +20,15 @@ from stele.model.logrecord import (
     TermRecord,
     VoteRecord,
 )
+from stele.wal.base import LogBase
 from stele.wal.format import Kind, Record
+from stele.wal.handover import RECORD_COST_BYTES, Done
 from stele.wal.reader import GroupReader, entries_of
 from stele.wal.runs import Run
 from stele.wal.segment import Segment
 from stele.wal.state import Anchor, HardState, State
 
-if TYPE_CHECKING:
-    from stele.wal.log import Log
-
-Done = Callable[[], None]
 _LOAD_BYTES = 8 << 20
-RECORD_COST_BYTES = 56
 _U63 = 1 << 63
 
 
@@ -47,7 +43,7 @@ class StreamLog:
 
     __slots__ = ("_log", "_state")
 
-    def __init__(self, log: Log, state: State) -> None:
+    def __init__(self, log: LogBase, state: State) -> None:
         self._log = log
         self._state = state
 

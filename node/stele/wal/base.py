@@ -1,0 +1,189 @@
+"""What every part of the log stands on: its table of streams and segments, its queue, its space, its failure.
+
+Filled by recovery; log.py makes a whole log of it. Starts no thread and writes no records. Invariant: `lock` guards streams,
+segments and queue; no I/O happens under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from stele.model.errors import Code, Corrupt, InvariantViolation, Retryable, SteleError
+from stele.model.ids import NodeId, StreamKey
+from stele.wal.aside import Aside
+from stele.wal.cache import EntryCache
+from stele.wal.files import Files
+from stele.wal.handover import Done, Handover, Writer
+from stele.wal.options import LogOptions
+from stele.wal.pool import Pool
+from stele.wal.report import LogStats, RecoveryReport
+from stele.wal.segment import ActiveSegment, Ready, Segment
+from stele.wal.state import State
+
+ANCHOR_SHARE = 4
+"""An anchor holds no larger part of the volume than one of so many."""
+Dispatch = Callable[[list[Done]], None]
+_log = structlog.get_logger("stele.wal")
+
+
+class LogBase:
+    """Fields and questions that all parts share. `dispatch` gets the callbacks of one sync; `wake_keeper` makes the next
+    segment be prepared, None where nobody prepares any: it is made when it is needed."""
+
+    recovery: RecoveryReport
+
+    def __init__(
+        self, directory: Path, options: LogOptions, node_id: NodeId, dispatch: Dispatch, files: Files
+    ) -> None:
+        self.directory = directory
+        self.options = options
+        self.node_id = node_id
+        self.files = files
+        self.dispatch = dispatch
+        self.wake_keeper: Callable[[], None] | None = None
+        self.on_failure: Callable[[Exception], None] | None = None
+        self.stats = LogStats()
+        self.failed: Exception | None = None
+        self.low_space = False
+        self.no_space = False
+        self.free_bytes = 0
+        self.free_files: int | None = None
+        self.anchor_bytes_max = options.anchor_bytes_max
+        self.pool = Pool(files, directory, options, node_id)
+        self.aside = Aside(files, directory)
+        # guarded by `lock`
+        self.lock = threading.Lock()
+        self.handover = Handover(self.lock)
+        self.states: dict[StreamKey, State] = {}
+        self.segments: dict[int, Segment] = {}
+        self.active_sequence = 0
+        self.active_length = 0
+        self.first_sequence = 1
+        self.collected_id = 0
+        self.cache = EntryCache(options.cache_bytes_max)
+        self._next: Ready | None = None
+        self._next_sequence = 0
+
+    @property
+    def under_way(self) -> tuple[int, int] | None:
+        """Something is queued, being written or being synced: how many batches and syncs ended before. None: nothing is.
+        As long as the same is told again, the disk has not moved. Never waits."""
+        if self.handover.writer is Writer.NOBODY and not self.handover.queue:
+            return None
+        return self.stats.batches, self.stats.syncs
+
+    # --- the queue (call with `lock` held)
+
+    def admit(self, size: int) -> None:
+        """Refuse entries while the queue is full, or where there is no space left but for hard state."""
+        if self.failed is not None or self.handover.closing:
+            self.admit_control()
+        if self.handover.queued_bytes + size > self.options.queue_bytes_max and self.handover.queue:
+            self.stats.throttled += 1
+            raise Retryable(
+                f"log: {self.handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
+                "try again",
+                code=Code.THROTTLED,
+            )
+        if self.no_space:
+            self.stats.refused_disk_full += 1
+            raise Retryable(
+                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
+                f"{self.options.low_space_files // 2} inodes, are free; drop tables or grow the volume",
+                code=Code.DISK_FULL,
+            )
+
+    def admit_control(self) -> None:
+        """Refuse everything after a failure or the end."""
+        if self.failed is not None:
+            raise Corrupt(
+                f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
+            ) from self.failed
+        if self.handover.closing:
+            raise Retryable(f"log {self.directory} is closed", code=Code.NOT_READY)
+
+    # --- segments
+
+    def pin_segment(self, sequence: int) -> Segment:
+        """A segment that is about to be read; call with `lock` held."""
+        segment = self.segments.get(sequence)
+        if segment is None:
+            raise InvariantViolation(
+                f"log {self.directory}: segment {sequence} is read after it was collected"
+            )
+        segment.readers += 1
+        return segment
+
+    def unpin_segment(self, segment: Segment) -> None:
+        """The reader is done with it."""
+        with self.lock:
+            segment.readers -= 1
+
+    def wanted_sequence(self) -> int | None:
+        """The sequence of the segment to prepare, None if one is ready."""
+        with self.lock:
+            return None if self._next is not None or self.handover.closing else self._next_sequence
+
+    def offer_next(self, ready: Ready) -> None:
+        """The next segment is in place."""
+        with self.lock:
+            self._next = ready
+
+    def take_next(self, sequence: int) -> Ready | None:
+        """The segment after `sequence`, if it is ready; without a keeper it is made now."""
+        with self.lock:
+            ready, self._next = self._next, None
+            if ready is not None:
+                self._next_sequence = sequence + 2  # at once: the keeper must never prepare what is in use
+        if ready is None and self.wake_keeper is None:
+            try:
+                ready = self.pool.make(sequence + 1)
+            except OSError as exc:
+                _log.warning("segment not prepared; appends overrun the last one", error=str(exc))
+        return ready
+
+    def segment_opened(self, ready: Ready, before: ActiveSegment) -> None:
+        """The appender goes on in `ready`; `before` is closed."""
+        with self.lock:
+            old = self.segments.get(before.sequence)
+            if old is not None:
+                old.length = before.offset
+            header = ready.header
+            self.segments[header.sequence] = Segment(header.sequence, ready.path, header.segment_id, 0)
+            self.active_sequence = header.sequence
+            self._next_sequence = header.sequence + 1
+            self.active_length = 0
+        if self.wake_keeper is not None:
+            self.wake_keeper()
+
+    # --- space and failure
+
+    def refresh_space(self) -> None:
+        """Look at the free space."""
+        free = self.free_bytes = self.files.free_bytes(self.directory)
+        files = self.free_files = self.files.free_files(self.directory)
+        share = self.files.total_bytes(self.directory) // ANCHOR_SHARE
+        self.anchor_bytes_max = min(self.options.anchor_bytes_max, share)
+        bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
+        self.low_space = free < bytes_kept or (files is not None and files < files_kept)
+        # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is
+        # told long before, and a new leader's first entry, which reads wait for, does not need a disk with space.
+        self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
+
+    def fail(self, error: Exception) -> None:
+        """A write or a sync failed: final. Nothing that was not acknowledged ever will be."""
+        with self.lock:
+            if self.failed is not None:
+                return
+            self.failed = error
+            self.handover.take()
+            self.handover.wake.notify()
+        log = _log.error if isinstance(error, SteleError) else _log.exception
+        log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
+        if self.on_failure is not None:
+            callback = self.on_failure
+            self.dispatch([lambda: callback(error)])
