@@ -21,19 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stele.model import keys as key_bytes
 from stele.model.block import plain_rows, vetted_rows
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.schema import Schema
+from stele.tablet.chunk import U64, Chunk
 from stele.tablet.order import SharedOrder, SortedRows
 from stele.tablet.runs import Mask, Positions, Run, concat_batches
-
-U64 = npt.NDArray[np.uint64]
 
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
@@ -49,46 +46,6 @@ _SERIALS = itertools.count(1)
 
 Version = tuple[int, int, bool, "Version | None"]
 """(ordinal, timestamp, deleted, the older version that the dict knows)."""
-
-
-class Chunk:
-    """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
-
-    __slots__ = ("_keys", "_schema", "batch", "deleted", "rows", "start", "times")
-
-    def __init__(
-        self, start: int, batch: pa.RecordBatch, times: int | U64, deleted: Mask | None, schema: Schema
-    ) -> None:
-        self.start = start
-        self.rows: int = batch.num_rows
-        self.batch = batch
-        self.times = times
-        self.deleted = deleted
-        self._schema = schema
-        self._keys: pa.BinaryArray | None = None
-
-    @property
-    def keys(self) -> pa.BinaryArray:
-        """Encoded keys, made when first asked for."""
-        if self._keys is None:
-            self._keys = key_bytes.encode_keys(self.batch, self._schema)
-        return self._keys
-
-    def set_keys(self, keys: pa.BinaryArray) -> None:
-        """Keys that the caller has encoded already."""
-        self._keys = keys
-
-    def time_of(self, row: int) -> int:
-        """Hybrid time of a row."""
-        return self.times if isinstance(self.times, int) else int(self.times[row])
-
-    def time_array(self) -> U64:
-        """Hybrid times of all rows."""
-        return np.full(self.rows, self.times, np.uint64) if isinstance(self.times, int) else self.times
-
-    def run(self) -> Run:
-        """The rows in the order they were applied."""
-        return Run(self.batch, self.keys, self.time_array(), self.deleted)
 
 
 class MemTable:

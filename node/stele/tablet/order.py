@@ -12,16 +12,13 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from stele.model.errors import Code, Retryable
+from stele.tablet.chunk import Chunk
 from stele.tablet.colformat import GROUP_BYTES, GROUP_ROWS
 from stele.tablet.runs import KeyList, Run, concat, sorted_newest_first
-
-if TYPE_CHECKING:
-    from stele.tablet.memtable import Chunk
 
 
 class SortedRows:

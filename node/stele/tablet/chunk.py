@@ -1,0 +1,56 @@
+"""Rows of a memtable as they were applied. Made by the memtable; read by whoever puts them in order.
+
+Invariant: the rows of a chunk never change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model import keys as key_bytes
+from stele.model.schema import Schema
+from stele.tablet.runs import Mask, Run
+
+U64 = npt.NDArray[np.uint64]
+
+
+class Chunk:
+    """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
+
+    __slots__ = ("_keys", "_schema", "batch", "deleted", "rows", "start", "times")
+
+    def __init__(
+        self, start: int, batch: pa.RecordBatch, times: int | U64, deleted: Mask | None, schema: Schema
+    ) -> None:
+        self.start = start
+        self.rows: int = batch.num_rows
+        self.batch = batch
+        self.times = times
+        self.deleted = deleted
+        self._schema = schema
+        self._keys: pa.BinaryArray | None = None
+
+    @property
+    def keys(self) -> pa.BinaryArray:
+        """Encoded keys, made when first asked for."""
+        if self._keys is None:
+            self._keys = key_bytes.encode_keys(self.batch, self._schema)
+        return self._keys
+
+    def set_keys(self, keys: pa.BinaryArray) -> None:
+        """Keys that the caller has encoded already."""
+        self._keys = keys
+
+    def time_of(self, row: int) -> int:
+        """Hybrid time of a row."""
+        return self.times if isinstance(self.times, int) else int(self.times[row])
+
+    def time_array(self) -> U64:
+        """Hybrid times of all rows."""
+        return np.full(self.rows, self.times, np.uint64) if isinstance(self.times, int) else self.times
+
+    def run(self) -> Run:
+        """The rows in the order they were applied."""
+        return Run(self.batch, self.keys, self.time_array(), self.deleted)
