@@ -249,7 +249,7 @@ def test_a_start_that_was_not_vetted_judges_nobody() -> None:
 
 def test_silence_counts_from_the_beginning_of_leading() -> None:
     life = Liveness(0)
-    hear(life, beat(1), 10)
+    hear(life, beat(1), 1_000)
     life.begin_leading(1_000)
     assert life.age_ms(N1, 1_500) == 500 and not life.ever_heard(N1)
     assert life.age_ms(N2, 1_500) == 500

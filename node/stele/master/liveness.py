@@ -45,7 +45,8 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class NodeLife:
-    """One node as this master hears it. `full`: a full report of this incarnation is in `reports`.
+    """One node as this master hears it. `heard`: since it began to listen as what it is now. `full`: a full report of this
+    incarnation is in `reports`.
 
     `wall_base_us`: its wall clock less this master's monotonic one; `wall_ahead_us`: of what it knows most clocks to say.
     `told`: by its newest vetted start; `registered`: the same for the catalog, when it registered and each RECORD_MS.
@@ -54,6 +55,7 @@ class NodeLife:
     node_id: str
     incarnation: int = 0
     sequence: int = 0
+    heard: bool = False
     heard_ms: int = 0
     registration: master_pb2.NodeRegistrationPB | None = None
     full: bool = False
@@ -141,12 +143,18 @@ class Liveness:
         """Called at least once a second while the process runs. After a stall (a process stopped, a machine suspended)
         the nodes' silence was this master's own, so nobody is silent until a new one has passed."""
         if now_ms - self._awake_ms > STALL_MS:
-            self.began_ms = now_ms
+            self._begin(now_ms)
         self._awake_ms = now_ms
+
+    def _begin(self, now_ms: int) -> None:
+        self.began_ms = now_ms
+        for life in self.nodes.values():
+            life.heard = False
 
     def begin_leading(self, now_ms: int) -> None:
         """Forget all reports (they may have been cleared by another leader's answer); silence counts from now."""
-        self.began_ms = self._awake_ms = now_ms
+        self._begin(now_ms)
+        self._awake_ms = now_ms
         self._by_tablet.clear()
         for life in self.nodes.values():
             life.full = False
@@ -171,7 +179,7 @@ class Liveness:
             self._forget_reports(life)
             life.incarnation, life.start = request.incarnation, request.start
             life.sequence, life.registration = 0, None
-        life.heard_ms = now_ms
+        life.heard, life.heard_ms = True, now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         life.disk_low = request.disk_low
         life.wall_base_us = request.wall_base_us if request.clock_id == self.clock_id else None
@@ -234,7 +242,7 @@ class Liveness:
     def ever_heard(self, node_id: str) -> bool:
         """Whether the node was heard since this master began."""
         life = self.nodes.get(node_id)
-        return life is not None and life.heard_ms >= self.began_ms
+        return life is not None and life.heard
 
     def wall_agreed(self, node_id: str, base_us: int, now_ms: int, alive_ms: int) -> int | None:
         """What most wall clocks say, less this master's monotonic one: of the nodes and masters heard within `alive_ms`, and
