@@ -205,7 +205,8 @@ async def test_a_peer_that_stays_away_is_told_of_once_in_a_while() -> None:
             while dialled < 10:
                 first.transport.send(second.identity.node_id, message(1))
                 await asyncio.sleep(0.01)
-        assert len([line for line in lines if line["event"] == "no stream to peer"]) == 1
+        kinds = [line["error"].split(":")[0] for line in lines if line["event"] == "no stream to peer"]
+        assert kinds and len(kinds) == len(set(kinds))  # a slow machine times out as well
 
 
 async def test_a_peer_of_another_cluster_gets_nothing() -> None:
