@@ -1,10 +1,12 @@
-"""Power loss at every file operation of flush, merge and checkpoint: old or new, never in between; and full disks."""
+"""Power loss at every file operation of flush, merge and checkpoint, with any of the names lost that no sync of their
+directory has seen: old or new, never in between; and full disks."""
 
 from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -26,21 +28,29 @@ class PowerLoss(Exception):
 
 
 class Stops(Files):
-    """Stops before the operation number `at`; a write stops after `torn` of its bytes instead."""
+    """Stops before the operation number `at`; a write stops after `torn` of its bytes instead. `unsynced`: the names that
+    changed since the last sync of their directory, and what they named then."""
 
     def __init__(self, at: int, torn: float = 0.0) -> None:
         self.left = at
         self.torn = torn
         self.done = 0
+        self.unsynced: dict[Path, bytes | None] = {}
 
-    def _step(self) -> None:
+    def _step(self, *names: Path) -> None:
         self.done += 1
         self.left -= 1
         if self.left == 0:
             raise PowerLoss
+        self._change(*names)
+
+    def _change(self, *names: Path) -> None:
+        for path in names:
+            self.unsynced.setdefault(path, path.read_bytes() if path.exists() else None)
 
     def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
         whole = b"".join(bytes(p) for p in parts)
+        self._change(path)
         try:
             self._step()
         except PowerLoss:
@@ -49,20 +59,33 @@ class Stops(Files):
         return super().write_new(path, [whole])
 
     def replace(self, source: Path, target: Path) -> None:
-        self._step()
+        self._step(source, target)
         super().replace(source, target)
 
     def sync_directory(self, directory: Path) -> None:
         self._step()
         super().sync_directory(directory)
+        self.unsynced = {path: was for path, was in self.unsynced.items() if path.parent != directory}
 
     def remove(self, path: Path) -> None:
-        self._step()
+        self._step(path)
         super().remove(path)
 
     def link(self, source: Path, target: Path) -> None:
-        self._step()
+        self._step(target)
         super().link(source, target)
+
+    def crashes(self, directory: Path, crashed: Path) -> Iterator[list[str]]:
+        """What the next start may find of `directory`, one after the other, in `crashed`; the names that were lost."""
+        changed = {path.name: was for path, was in self.unsynced.items() if path.parent == directory}
+        for lost in chain.from_iterable(combinations(changed, count) for count in range(len(changed) + 1)):
+            shutil.copytree(directory, crashed)
+            for name in lost:
+                (crashed / name).unlink(missing_ok=True)
+                if (was := changed[name]) is not None:
+                    (crashed / name).write_bytes(was)
+            yield list(lost)
+            shutil.rmtree(crashed)
 
 
 def _rows(start: int, count: int) -> list[Row]:
@@ -101,18 +124,26 @@ def test_power_loss_at_every_step_leaves_old_or_new(tmp_path: Path) -> None:
     for at in range(1, total + 1):
         home = tmp_path / "life"
         TabletStore.create(home / "t", SCHEMA)
-        twin = Twin()
+        twin, files = Twin(), Stops(at, torn=0.6)
         with pytest.raises(PowerLoss):
-            _life(home, twin, Stops(at, torn=0.6))
-        for _ in range(2):  # as the crash left it, then flushed, merged and opened once more
-            store = TabletStore.open(home / "t", StoreOptions(history_us=1 << 50))
-            listed = {"MANIFEST", *store.files, *(p.name for p in (home / "t").glob("once-*"))}
-            assert {p.name for p in (home / "t").iterdir()} == listed
-            twin.replay(store)
-            assert all_rows(store) == twin.at(store.last_timestamp), at
-            flush(store)
-            compact(store)
+            _life(home, twin, files)
+        for lost in files.crashes(home / "t", tmp_path / "crashed"):
+            _goes_on(tmp_path / "crashed", twin, f"operation {at}, lost {lost}")
         shutil.rmtree(home)
+
+
+def _goes_on(directory: Path, twin: Twin, state: str) -> None:
+    for _ in range(2):  # as the crash left it, then flushed, merged and opened once more
+        try:
+            store = TabletStore.open(directory, StoreOptions(history_us=1 << 50))
+        except Corrupt as exc:
+            raise AssertionError(state) from exc
+        listed = {"MANIFEST", *store.files, *(p.name for p in directory.glob("once-*"))}
+        assert {p.name for p in directory.iterdir()} == listed
+        twin.replay(store)
+        assert all_rows(store) == twin.at(store.last_timestamp), state
+        flush(store)
+        compact(store)
 
 
 class Full(Files):
@@ -349,12 +380,14 @@ def test_a_checkpoint_opens_as_a_store_and_keeps_its_files(tmp_path: Path) -> No
 def test_a_key_space_survives_power_loss_at_every_step(tmp_path: Path) -> None:
     for at in range(1, 4):
         KeySpace.create(tmp_path / "k")
-        store = KeySpace.open(tmp_path / "k", files=Stops(at + 1, torn=0.5))
+        files = Stops(at + 1, torn=0.5)
+        store = KeySpace.open(tmp_path / "k", files=files)
         store.apply(replace_entry(1, b"a", b"1"))
         job = store.begin_flush()
         assert job is not None
         with pytest.raises(PowerLoss):
             job.write()
-        again = KeySpace.open(tmp_path / "k")
-        assert again.read(b"a") == (b"1" if again.applied.index else None)
+        for _ in files.crashes(tmp_path / "k", tmp_path / "crashed"):
+            again = KeySpace.open(tmp_path / "crashed")
+            assert again.read(b"a") == (b"1" if again.applied.index else None)
         shutil.rmtree(tmp_path / "k")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stele.consensus.bootstrap import STORE, create_machine
 from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.block import RowOp
@@ -18,7 +19,7 @@ from stele.tserver.volume import format_volume, lock_directory
 from stele.wal.files import OsFiles
 from stele.wal.metadata import Metadata, Position, write_metadata
 from tests.tablet.test_keyspace import replace_entry
-from tests.tablet.twin import Twin, compact, flush, new_store
+from tests.tablet.twin import SCHEMA, Twin, compact, flush, new_store
 
 
 class Watched:
@@ -101,6 +102,26 @@ def test_flushes_and_merges(tmp_path: Path, watched: Watched) -> None:
         watched.over()
     assert compact(store)
     watched.over()
+
+
+@pytest.mark.parametrize("kind", ["table", "keyspace"])
+def test_a_new_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A superblock that says READY shares its sync with no other name: one that is kept without the store is FAILED."""
+    synced, fsync = dict[Path, list[str]](), os.fsync
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.is_dir():
+            synced[path] = os.listdir(path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    block = Superblock(
+        TabletId(new_id()), ReplicaId(1), TableId(new_id()), "t", kind, DataState.READY, SCHEMA.to_json()
+    )
+    create_machine(block, tmp_path).close()
+    assert synced[tmp_path] == [STORE]
+    assert synced[tmp_path / STORE] == os.listdir(tmp_path / STORE)
 
 
 def test_flushes_of_a_key_space(tmp_path: Path, watched: Watched) -> None:

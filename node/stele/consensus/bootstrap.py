@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from stele.consensus.files import make_directory
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
@@ -32,11 +33,12 @@ STORE = "store"
 
 
 def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
-    """A new, empty store of the replica's kind. Blocks.
+    """A new, empty store of the replica's kind; on return it survives power loss. Blocks.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION, a kind this program does not know; ALREADY_PRESENT, a store is there already.
     """
+    make_directory(directory / STORE)
     if superblock.kind == "table":
         from stele.tablet.store import TabletStore
 

@@ -108,7 +108,7 @@ class KeySpace:
 
     @staticmethod
     def create(directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20) -> KeySpace:
-        """A new, empty key space in `directory` (made if absent), synced.
+        """A new, empty key space in `directory` (made if absent), synced, but not the name of `directory`.
 
         Raises:
             Rejected: ALREADY_PRESENT, there is one.

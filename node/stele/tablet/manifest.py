@@ -1,7 +1,7 @@
 """The manifest: which files a store consists of, and the OpId they hold. Replaced whole, atomically, and synced with
 its directory. Called by store.py.
 
-Invariant: a file that the manifest on disk lists exists and is synced; a file that it does not list is debris.
+Invariant: a file that the manifest on disk lists exists and is synced, with its name; a file that it does not list is debris.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Manifest:
 
 
 def write(files: Files, directory: Path, manifest: Manifest) -> None:
-    """Make `manifest` the directory's, durably.
+    """Make `manifest` the directory's, durably. The files that it lists are synced; their names become so here, before it has
+    its own: no order of names is promised to last.
 
     Raises:
         Retryable: DISK_FULL; the old one stands.
@@ -66,6 +67,7 @@ def write(files: Files, directory: Path, manifest: Manifest) -> None:
     }
     data = seal(_MAGIC, _VERSION, json.dumps(body, separators=(",", ":")).encode())
     files.write_new(directory / TEMPORARY, [data])
+    files.sync_directory(directory)
     files.replace(directory / TEMPORARY, directory / NAME)
 
 

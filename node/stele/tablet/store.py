@@ -128,7 +128,7 @@ class TabletStore:
 
     @staticmethod
     def create(directory: Path, schema: Schema, options: StoreOptions = StoreOptions()) -> TabletStore:
-        """A new, empty store in `directory` (made if absent), synced.
+        """A new, empty store in `directory` (made if absent), synced, but not the name of `directory`.
 
         Raises:
             Rejected: ALREADY_PRESENT, there is one.
@@ -481,7 +481,6 @@ class TabletStore:
                     history_mark=max(current.history_mark, job.history_mark),
                     files=(*current.files[:at], *result.files, *current.files[end:]),
                 )
-                self.options.files.sync_directory(self.directory)
                 manifest.write(self.options.files, self.directory, new)
                 with self._swap_lock:
                     old = self._state.files
