@@ -244,6 +244,53 @@ async def test_an_order_to_delete_that_was_cut_short_is_carried_out_when_it_is_g
         await node.stop()
 
 
+@pytest.mark.parametrize("was", ["ready", "tombstone", "witness", "damaged"])
+async def test_a_removal_that_a_crash_cut_short_is_ended_by_the_next_start(tmp_path: Path, was: str) -> None:
+    """Its log was forgotten and its superblock still said READY: FAILED, as if it had lost what it had acknowledged."""
+    network = Network()
+    source, node = await TestNode(network, tmp_path / "a").start(), FullNode(network, tmp_path / "b")
+    await node.start()
+    again: TestNode = node
+    try:
+        group = await Group([source]).create()
+        await group.write(rows([1]))
+        given = DirectSource(source)
+        if was == "witness":
+            given.hold = Event()
+        copy = await node.manager.start_copy(order(group, source, 2, witness=was == "witness"), given)
+        assert copy is not None
+        key = copy.key
+        await wait_until(lambda: node.replicas.by_key(key) is not None)
+        if was == "tombstone":
+            await node.manager.delete(group.tablet_id, 2, DataState.TOMBSTONED, 1 << 40, "a test")
+        if was == "damaged":
+            (node.manager.replica_directory(key) / SUPERBLOCK).write_bytes(b"rot")
+        node.fails = "remove_tree"
+        with pytest.raises(OSError, match="No space"):
+            await node.manager.delete(group.tablet_id, 2, DataState.DELETED, 1 << 40, "a test")
+        assert key not in node.log.states
+        again = await node.restart()
+        assert not again.replicas.keys() and not again.replicas.tombstones
+        assert not list((again.directory / "tablets").iterdir())
+    finally:
+        await again.stop()
+        await source.stop()
+
+
+async def test_a_disk_without_a_byte_left_is_no_reason_to_keep_what_is_deleted(tmp_path: Path) -> None:
+    """Tables are dropped to make room."""
+    node = FullNode(Network(), tmp_path / "n")
+    await node.start()
+    try:
+        group = await Group([node]).create()
+        directory = (await group.leader()).directory
+        node.fails = "mark"
+        await node.manager.delete(group.tablet_id, 1, DataState.DELETED, 1 << 40, "a test")
+        assert not node.fails and not directory.exists()
+    finally:
+        await node.stop()
+
+
 async def test_a_copy_whose_removal_was_cut_short_is_removed_when_it_is_ordered_again(tmp_path: Path) -> None:
     network = Network()
     source, target = await TestNode(network, tmp_path / "a").start(), FullNode(network, tmp_path / "b")

@@ -7,7 +7,7 @@ pauses. But one that does not run on a node that answers heartbeats takes the fa
 it: if the node lacks something for LACKING_MS it ends, and is healed as a silent node is.
 
 Invariant: at most one replica of a tablet lives here; a tombstone, once written, never votes; what a crash left
-half-made is removed at the next start.
+half-made or half-removed is removed at the next start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stele.consensus.fetch import CopySource
 from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
-from stele.consensus.superblock import DataState, Superblock, read_superblock, write_superblock
+from stele.consensus.superblock import SUPERBLOCK, DataState, Superblock, read_superblock, write_superblock
 from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
@@ -365,6 +365,16 @@ class TabletManager:
 
     async def _erase(self, key: StreamKey) -> None:
         directory = self.replica_directory(key)
+        debris = Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.COPYING)
+
+        def mark() -> None:
+            if (directory / SUPERBLOCK).exists():
+                write_superblock(directory, debris)
+
+        # After a crash the next start goes on with it. On a full disk, where tables are dropped to make room, it goes without:
+        # then one that a crash cuts short here is FAILED, until its removal is ordered again.
+        with contextlib.suppress(OSError):
+            await self._host.in_thread(mark)
         with contextlib.suppress(Rejected):  # it may never have had a stream
             await self._log_done(self._node_log.forget, key)
         await self._host.in_thread(remove_tree, directory)
