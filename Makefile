@@ -9,7 +9,7 @@ JOBS   ?= 2
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear bench generate clean
+.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear power bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the se
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
 
-test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos and linear; JOBS at once
+test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos, linear and power; JOBS at once
 
 lint: venv
 	$(BIN)/ruff check .
@@ -65,6 +65,9 @@ chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to rep
 
 linear: venv ## what clients are told under faults, judged for linearizability; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.linear --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+power: venv ## what real nodes wrote, cut off at any file call (root, /dev/fuse); ROUNDS=20, SEED=n
+	$(BIN)/python -m tests.power --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd and Kudu where they are at hand
 	$(BIN)/python -m bench
