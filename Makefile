@@ -57,8 +57,8 @@ types: venv
 unit: venv
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25
 
-sim: venv ## the simulator alone; SEEDS=10000 for more
-	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+sim: venv ## the simulator alone; SEEDS=10000 for more, SEED=n for one and its story
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))

@@ -136,6 +136,13 @@ store_memory_bytes = Gauge(
     "Bytes of rows here that wait for a flush; past twice the node's share of memory for them writes are THROTTLED.",
     registry=REGISTRY,
 )
+flight_throttled = Counter(
+    "stele_flight_throttled_total",
+    "Scans and pieces of copies answered THROTTLED, for want of a place (place), or since scans here hold as many bytes of rows as "
+    "they may (memory); each try counts.",
+    ["want"],
+    registry=REGISTRY,
+)
 wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", registry=REGISTRY)
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
 flight_stalled = Counter(

@@ -1,6 +1,6 @@
 """`python -m tests.sim --seeds N [--start S] [--jobs J]`: run many seeds; print progress, failures, a closing line.
 
-`--story` prints the whole story of each failure. Exits 1 if any seed failed.
+`--seed N` runs one and prints its whole story, whether it fails or not. Exits 1 if any seed failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 
 from tests.sim.resting import say_less
-from tests.sim.world import run_seed
+from tests.sim.world import SimulationFailure, run_seed, tell_seed
 
 
 def _results(seeds: range, jobs: int) -> Iterator[tuple[int, int, str]]:
@@ -23,15 +23,27 @@ def _results(seeds: range, jobs: int) -> Iterator[tuple[int, int, str]]:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=8)
 
 
+def _tell(seed: int) -> int:
+    try:
+        for part in tell_seed(seed):
+            print(part)
+    except SimulationFailure as exc:
+        print(f"FAILED {exc}")
+        return 1
+    return 0
+
+
 def main() -> int:
     """Parse, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds")
     parser.add_argument("--start", type=int, default=1, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--story", action="store_true", help="print the story of a failure")
+    parser.add_argument("--seed", type=int, help="this one alone, with its whole story")
     arguments = parser.parse_args()
     say_less()
+    if arguments.seed is not None:
+        return _tell(arguments.seed)
     began = last = time.monotonic()
     failed: list[int] = []
     writes = 0
@@ -40,8 +52,8 @@ def main() -> int:
         writes += acknowledged
         if failure:
             failed.append(seed)
-            shown = failure if arguments.story else failure[failure.rindex("\nseed ") + 1 :]
-            print(f"FAILED seed {seed}\n{shown}\n", flush=True)
+            what = failure[failure.rindex("\nseed ") + 1 :]
+            print(f"FAILED seed {seed}; its story: python -m tests.sim --seed {seed}\n{what}\n", flush=True)
         now = time.monotonic()
         if now - last > 10:
             last = now

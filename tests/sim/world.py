@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,15 @@ class Outcome:
     rests: int
 
 
-class World:
-    """One run."""
+STORY_LINES = 400
 
-    def __init__(self, plan: Plan, core_class: type[RaftCore] = RaftCore) -> None:
+
+class World:
+    """One run. It remembers the newest `story_lines` of what happened; None: all."""
+
+    def __init__(
+        self, plan: Plan, core_class: type[RaftCore] = RaftCore, *, story_lines: int | None = STORY_LINES
+    ) -> None:
         self.plan = plan
         self.core_class = core_class
         self.rng = random.Random(f"world/{plan.seed}")
@@ -74,7 +79,7 @@ class World:
         self._sequence = 0
         self._events = 0
         self._blocked: dict[tuple[int, int], float] = {}
-        self._story: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=400)
+        self._story: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=story_lines)
         hint = ReplicaId(self.rng.randint(1, plan.voters)) if plan.hinted else None
         for peer in first.peers:
             replica = SimReplica(self, peer.replica_id, OPID_NONE, first, witness=False)
@@ -443,9 +448,24 @@ class World:
                 )
         return "; ".join(parts)
 
+    def story(self) -> str:
+        """The newest lines, one each, with their times in milliseconds."""
+        return "\n".join(f"{now:9.1f}  {text.format(*arguments)}" for now, text, arguments in self._story)
+
     def _report(self, exc: BaseException) -> str:
-        story = "\n".join(f"{now:9.1f}  {text.format(*arguments)}" for now, text, arguments in self._story)
-        return f"{story}\nseed {self.plan.seed} at {self.now:.1f} ms: {exc!r}\nplan: {self.plan}\nstate: {self._state()}"
+        return f"{self.story()}\nseed {self.plan.seed} at {self.now:.1f} ms: {exc!r}\nplan: {self.plan}\nstate: {self._state()}"
+
+
+def tell_seed(seed: int) -> Iterator[str]:
+    """The whole story of a seed, then what came of it. Raises SimulationFailure, after the story, if it fails."""
+    world = World(draw_plan(seed), story_lines=None)
+    try:
+        result = world.run()
+    except SimulationFailure as exc:
+        yield world.story()
+        raise SimulationFailure(str(exc).removeprefix(world.story()).lstrip()) from None
+    yield world.story()
+    yield f"{world.plan}\n{result}"
 
 
 def run_seed(seed: int) -> tuple[int, int, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from stele.metrics import REGISTRY
 from stele.model.errors import Code, Retryable
 from stele.rpc.ticket import ScanCommand
 from stele.tserver.memory import LEAST_BYTES, MemoryShares, memory_limit
@@ -112,6 +114,8 @@ async def test_what_slow_readers_hold_of_memory_is_bounded(cluster: LocalCluster
     node = cluster.running["node-0"]
     scans = Scans(node.facts, node.replicas, node.scan_memory)
     node.scan_memory.bytes_max = 1
+    refusals = partial(REGISTRY.get_sample_value, "stele_flight_throttled_total", {"want": "memory"})
+    before = refusals() or 0.0
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA, replication_factor=1)
         (replica,) = node.replicas
@@ -124,6 +128,7 @@ async def test_what_slow_readers_hold_of_memory_is_bounded(cluster: LocalCluster
         beside = await begun(node, scans)  # what it holds is held already
         await replica.flush()
         after = await begun(node, scans)  # it reads a file
+        assert (refusals() or 0.0) == before
         await write(100)
         for _ in range(20):  # where the machine stands still so long, nobody answers in time
             with pytest.raises(Retryable) as refused:
@@ -131,6 +136,7 @@ async def test_what_slow_readers_hold_of_memory_is_bounded(cluster: LocalCluster
             if refused.value.code is Code.THROTTLED:
                 break
         assert refused.value.code is Code.THROTTLED
+        assert (refusals() or 0.0) > before
         waits = asyncio.ensure_future(table.scan().to_table())
         slow.close()  # type: ignore[attr-defined]
         del beside  # its reader has left

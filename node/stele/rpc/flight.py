@@ -207,6 +207,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def _open(self, ticket: Ticket | CopyTicket) -> tuple[pa.Schema, Iterable[pa.RecordBatch], _Places]:
         places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
         if not places.acquire(blocking=False):
+            metrics.flight_throttled.labels("place").inc()
             what = "copies are read from" if isinstance(ticket, CopyTicket) else "scans run on"
             raise Retryable(f"too many {what} this node; try another replica", code=Code.THROTTLED)
         try:

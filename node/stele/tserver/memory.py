@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stele import metrics
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
@@ -159,6 +160,7 @@ class ScanMemory:
             for of_scan in list(self._scans.values()):
                 held.update(of_scan)
             if sum(held.values()) >= self.bytes_max and not memory.keys() <= held.keys():
+                metrics.flight_throttled.labels("memory").inc()
                 raise Retryable(
                     "scans hold as much memory on this node as they may; try another replica",
                     code=Code.THROTTLED,
