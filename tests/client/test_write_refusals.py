@@ -6,10 +6,11 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import RowErrors
+from stele.client import Client, RowErrors
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -93,6 +94,74 @@ async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> 
         ]
         assert caught.value.result.rows_written == 79_998
         assert await table.scan().count() == 79_999
+
+
+@pytest.mark.parametrize("kind", ["table", "reader", "batches", "blocking"])
+async def test_a_value_that_does_not_cast_costs_its_own_row(tmp_path: Path, kind: str) -> None:
+    """It ended the write when part of it was done, as what is refused before anything is done, and was not named."""
+    rows = 200_000
+    n = np.arange(rows, dtype=np.float64)
+    n[[70_000, rows - 1]] = 1.5, np.inf
+    data = pa.table({"id": np.arange(rows), "n": n})
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        with pytest.raises(RowErrors) as caught:
+            if kind == "blocking":
+                await asyncio.to_thread(_write_blocking, cluster.master_address, data)
+            else:
+                given = {
+                    "table": data,
+                    "reader": data.to_reader(50_000),
+                    "batches": iter(data.to_batches(50_000)),
+                }
+                await table.write_arrow(given[kind])
+        assert [(e.row, e.code, e.message) for e in caught.value.errors] == [
+            (70_000, Code.INVALID_ARGUMENT, "id=70000: column n: 1.5 is no int32 (it is not whole)"),
+            (rows - 1, Code.INVALID_ARGUMENT, f"id={rows - 1}: column n: inf is no int32 (it is not whole)"),
+        ]
+        assert caught.value.result.rows_written == await table.scan().count() == rows - 2
+        with pytest.raises(RowErrors) as by_row:
+            async with table.new_session() as session:
+                await session.upsert({"id": 70_000, "n": 1.5})
+        assert by_row.value.errors[0].message == caught.value.errors[0].message
+        result = await table.write_arrow(data.slice(69_999, 2), raise_row_errors=False)
+        assert (result.rows_written, [e.row for e in result.row_errors]) == (1, [1])
+
+
+def _write_blocking(master: str, data: pa.Table) -> None:
+    with Client([master]) as client:
+        client.open_table("t").write_arrow(data)
+
+
+async def test_all_faults_of_a_row_are_told_together(tmp_path: Path) -> None:
+    schema = Schema.make([("id", "int64"), ("a", "int32"), ("b", "int32"), ("c", "int32")], ["id"])
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", schema, ONE)
+        rows = pa.table({"id": [1, 2, 1.5], "a": [1, 1.5, 1], "b": [1, None, 1], "c": [1, 2.5, 1.0]})
+        result = await table.write_arrow(rows, raise_row_errors=False)
+        assert [(e.row, e.message) for e in result.row_errors] == [
+            (
+                1,
+                "id=2: column a: 1.5 is no int32 (it is not whole); column c: 2.5 is no int32 (it is not whole); "
+                "column b is null; expected an int32",
+            ),
+            (2, "column id: 1.5 is no int64 (it is not whole)"),
+        ]
+        assert await table.scan().count() == 1
+
+
+async def test_types_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    good = pa.record_batch({"id": list(range(20_000)), "n": [1] * 20_000})
+    words = pa.record_batch({"id": [1, 2], "n": ["one", "two"]})
+    dates = pa.record_batch({"id": [1], "n": pa.array([datetime(2024, 5, 1)])})
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        with pytest.raises(Rejected, match=r"column n: string does not fit int32 .*'one' is no int32"):
+            await table.write_arrow(words)
+        for last in (dates, pa.record_batch({"id": [1]}), pa.record_batch({"id": [1], "m": [1]}), {"id": 1}):
+            with pytest.raises(Rejected):
+                await table.write_arrow([good, last])  # type: ignore[list-item]
+        assert await table.scan().count() == 0
 
 
 def as_text(values: list[bytes | None]) -> pa.Array:

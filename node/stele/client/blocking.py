@@ -303,11 +303,12 @@ class Table:
 
         Raises:
             RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
-            Rejected: columns that do not fit the table.
+            Rejected: columns that do not fit the table; nothing is written, but for batches that an iterator gave before.
             SteleError: a block as a whole was not written; other blocks may be.
         """
         writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
         try:
+            writer.check(data)
             for batch in batches_of(data):  # in this thread: they may come from another call of this client
                 self._client.run(writer.feed(batch))
             result = self._client.run(writer.finish())

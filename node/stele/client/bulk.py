@@ -12,20 +12,21 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stele.client.casts import cast
+from stele.client.casts import cast_each, python_value
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import row_faults
-from stele.model.schema import Schema
+from stele.model.schema import Column, Schema, shown
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 
@@ -42,17 +43,24 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 """Rows of one tablet, and their positions in the whole input."""
 
 
+Misfits = dict[int, dict[int, str]]
+"""By column id and row: why a value is no value of its column."""
+
+
 def fit(
-    batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp
-) -> tuple[pa.RecordBatch, tuple[int, ...]]:
-    """`batch` with exactly the columns that a block of `op` carries, cast to the types of `table`; and their ids.
+    batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp, *, begun: bool = False
+) -> tuple[pa.RecordBatch, tuple[int, ...], Misfits]:
+    """`batch` with exactly the columns that a block of `op` carries, cast to the types of `table`; their ids; and which values
+    do not fit, where it has null. `begun`: rows of the same write came before these.
 
     Raises:
-        Rejected: with every fault: unknown columns, missing ones, types that do not convert without loss.
+        Rejected: with every fault: unknown columns, missing ones, types that are never made from one another; and text in
+            which no value fits, unless the write has begun: it is of another kind.
     """
     faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
     wanted = schema.key_columns if op in DELETES else schema.columns
     arrays, ids = [], []
+    misfits: Misfits = {}
     for column in wanted:
         position = batch.schema.get_field_index(column.name)
         if position < 0:
@@ -65,16 +73,39 @@ def fit(
         array = batch.column(position)
         if array.type != column.arrow:
             try:
-                array = cast(array, column.arrow)
+                found, reasons = cast_each(array, column.arrow)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
                 faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({exc})")
                 continue
+            if reasons:
+                words = {row: _misfit(column, array[row], why) for row, why in reasons.items()}
+                if not begun and _is_text(array.type) and found.null_count == len(found):
+                    first = next(iter(words.values()))
+                    faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({first})")
+                    continue
+                misfits[int(column.id)] = words
+            array = found
         arrays.append(array)
         ids.append(int(column.id))
     if faults:
         expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
         raise Rejected(f"table {table}: the rows do not fit: {'; '.join(faults)}; expected {expected}")
-    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids)
+    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), misfits
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return bool(
+        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    )
+
+
+def _misfit(column: Column, scalar: pa.Scalar, why: str) -> str:
+    """Of a number in the words of a session. A session reads no text, and takes no midnight for a date."""
+    value = python_value(scalar)
+    told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
+    return told or f"column {column.name}: {shown(value)} is no {column.type} ({why})"
 
 
 def _named(name: str) -> str:
@@ -85,6 +116,16 @@ def _named(name: str) -> str:
         else ""
     )
     return f"{name!r}{remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of the caller's as they are sent: those of each tablet, and why others are not."""
+
+    column_ids: tuple[int, ...]
+    row_bytes: int
+    pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
+    errors: list[RowError]
 
 
 class BulkWriter:
@@ -134,24 +175,30 @@ class BulkWriter:
         """
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
-            fitted, ids = fit(chunk, self.result.table, self._schema, self._op)
-            if self._column_ids and ids != self._column_ids:
-                before, now = (", ".join(self._schema.to_arrow(c).names) for c in (self._column_ids, ids))
-                raise Rejected(
-                    f"table {self.result.table}: the columns of one write were {before}, then {now}; expected the same "
-                    "in each batch"
-                )
-            self._column_ids = ids
-            self._row_bytes = max(1, fitted.nbytes // max(1, fitted.num_rows))
-            fitted, positions = self._good_rows(fitted, self._fed_rows)
-            pieces = await in_thread(_pieces, fitted, positions, self._schema, self._partitioning)
+            prepared = await in_thread(self._prepared, chunk)
+            self._column_ids, self._row_bytes = prepared.column_ids, prepared.row_bytes
+            self.result.row_errors.extend(prepared.errors)
             self._fed_rows += chunk.num_rows
-            for ordinal, rows, where in pieces:
+            for ordinal, rows, where in prepared.pieces:
                 self._pending.setdefault(ordinal, deque()).append((rows, where))
                 self._pending_rows[ordinal] = self._pending_rows.get(ordinal, 0) + rows.num_rows
                 self._rows_waiting += rows.num_rows
                 self._start(ordinal)
             await self._wait_for_room()
+
+    def check(self, data: object) -> None:
+        """Refuse before anything is sent what can be refused by then: in a list or tuple of batches each one's columns.
+
+        Raises:
+            Rejected: columns that do not fit, or that differ from batch to batch; what is no batch.
+        """
+        if not isinstance(data, (list, tuple)):
+            return  # the batches of all else but an iterator have one schema
+        ids: tuple[int, ...] = ()
+        for batch in batches_of(data):
+            _, found, _ = fit(batch.slice(0, 0), self.result.table, self._schema, self._op)
+            self._check_same(ids, found)
+            ids = found
 
     async def finish(self) -> WriteResult:
         """Send what is left and wait for every answer.
@@ -186,23 +233,38 @@ class BulkWriter:
                 yield positions, None
         yield np.arange(self._fed_rows, rows), None
 
-    def _good_rows(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Leave out rows that hold null where the table forbids it, or what is no value of its column, with an error each."""
-        positions = np.arange(first, first + batch.num_rows, dtype=np.int64)
-        block = Block(int(self._schema.version), self._column_ids, batch, self._op, None)
-        faults = row_faults(block, self._schema)
-        if not faults:
-            return batch, positions
-        self._refuse(faults, batch, positions)
-        good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
-        return batch.take(pa.array(good)), positions[good]
+    def _check_same(self, before: tuple[int, ...], now: tuple[int, ...]) -> None:
+        if before and now != before:
+            was, is_ = (", ".join(self._schema.to_arrow(ids).names) for ids in (before, now))
+            raise Rejected(
+                f"table {self.result.table}: the columns of one write were {was}, then {is_}; expected the same "
+                "in each batch"
+            )
 
-    def _refuse(
+    def _prepared(self, chunk: pa.RecordBatch) -> _Chunk:
+        """The next rows, in a thread: it changes nothing here. Left out, with an error each, are those that hold null where
+        the table forbids it, or what is no value of its column."""
+        begun = bool(self._column_ids)
+        batch, ids, misfits = fit(chunk, self.result.table, self._schema, self._op, begun=begun)
+        self._check_same(self._column_ids, ids)
+        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
+        positions = np.arange(self._fed_rows, self._fed_rows + batch.num_rows, dtype=np.int64)
+        block = Block(int(self._schema.version), ids, batch, self._op, None)
+        faults = row_faults(block, self._schema, misfits)
+        errors = self._placed(faults, batch, positions)
+        if faults:
+            good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
+            batch, positions = batch.take(pa.array(good)), positions[good]
+        pieces = _pieces(batch, positions, self._schema, self._partitioning)
+        return _Chunk(ids, row_bytes, pieces, errors)
+
+    def _placed(
         self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
-    ) -> None:
-        """Rows of `batch`, which stand at these positions of the input."""
-        for error in with_keys(errors, batch, self._schema):
-            self.result.row_errors.append(replace(error, row=int(positions[error.row])))
+    ) -> list[RowError]:
+        """Errors of rows of `batch`, which stand at these positions of the input."""
+        return [
+            replace(error, row=int(positions[error.row])) for error in with_keys(errors, batch, self._schema)
+        ]
 
     @property
     def _full(self) -> bool:
@@ -246,7 +308,7 @@ class BulkWriter:
                 answer = tserver_pb2.WriteResponse()
                 answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
             refused = [row_error_from_pb(e) for e in answer.row_errors]
-            self._refuse(refused, rows, positions)
+            self.result.row_errors.extend(self._placed(refused, rows, positions))
             written = len(positions) - len(answer.row_errors)
             self.result.rows_written += written
             self.result.timestamp = max(self.result.timestamp, answer.timestamp)

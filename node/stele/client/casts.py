@@ -5,15 +5,43 @@ Invariant: what is cast means the same as before, but for the precision of `floa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stele.model.schema import shown
-
+_NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 _ALL_INTEGERS = pa.decimal128(20, 0)
 """Holds those of any integer type."""
+
+
+def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+    """`array` as the `wanted` type of a column, null where a value would become another one; and why, by position.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: one type is never made from the other, whatever the values.
+    """
+    try:
+        return cast(array, wanted), {}
+    except _NO_CAST:
+        cast(array.slice(0, 0), wanted)
+    misfits: dict[int, str] = {}
+    return pa.concat_arrays(list(_halves(array, wanted, 0, misfits))), misfits
+
+
+def _halves(array: pa.Array, wanted: pa.DataType, first: int, misfits: dict[int, str]) -> Iterator[pa.Array]:
+    """Most often few values do not fit, and are found soon."""
+    try:
+        yield cast(array, wanted)
+    except _NO_CAST as exc:
+        if len(array) == 1:
+            misfits[first] = str(exc)
+            yield pa.nulls(1, wanted)
+            return
+        half = len(array) // 2
+        yield from _halves(array.slice(0, half), wanted, first, misfits)
+        yield from _halves(array.slice(half), wanted, first + half, misfits)
 
 
 def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -64,13 +92,17 @@ def _turned_infinite(array: pa.Array, found: pa.Array) -> pa.Array:
 
 
 def _check(array: pa.Array, same: pa.Array, why: str) -> None:
-    at = pc.index(same, False).as_py()
-    if at >= 0:
-        raise pa.ArrowInvalid(f"{shown(_python(array[at]))}: {why}")
+    if pc.index(same, False).as_py() >= 0:
+        raise pa.ArrowInvalid(why)
 
 
-def _python(scalar: pa.Scalar) -> Any:
+def python_value(scalar: pa.Scalar) -> Any:
+    """Arrow's value as Python's; its number, or its bytes, where Python has none for it."""
+    if isinstance(scalar, pa.DictionaryScalar):
+        scalar = scalar.value
     try:
         return scalar.as_py()
-    except (OverflowError, ValueError):  # a time that Python has no value for is its number
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes()
+    except (OverflowError, ValueError, KeyError):  # a time, or one in a zone that this machine does not know
         return scalar.value

@@ -146,11 +146,12 @@ class AsyncTable:
 
         Raises:
             RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
-            Rejected: columns that do not fit the table.
+            Rejected: columns that do not fit the table; nothing is written, but for batches that an iterator gave before.
             SteleError: a block as a whole was not written; other blocks may be.
         """
         writer = self.arrow_writer(op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows)
         try:
+            writer.check(data)
             for batch in batches_of(data):
                 await writer.feed(batch)
             result = await writer.finish()

@@ -7,6 +7,7 @@ Invariant: a fault of a row never touches its neighbours: the good rows go on, t
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pyarrow as pa
 from stele.model.block import DELETES, INSERTS, UPDATES, Block, RowError, RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Column, Schema, shown
+
+_NONE: Mapping[int, Mapping[int, str]] = MappingProxyType({})
 
 
 def check_row(row: object) -> None:
@@ -188,9 +191,12 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
     return faults.errors()
 
 
-def row_faults(block: Block, schema: Schema) -> list[RowError]:
+def row_faults(
+    block: Block, schema: Schema, misfits: Mapping[int, Mapping[int, str]] = _NONE
+) -> list[RowError]:
     """Rows of a block of the caller's that a node would refuse as they stand: for nulls (`null_faults`), or for a value
-    that is none of its column's type though the array says so, as a string that is not UTF-8.
+    that is none of its column's type though the array says so, as a string that is not UTF-8. `misfits`: by column id and
+    row, why a value was no value of the column; it is null in the block.
 
     Walks every value of strings and decimals, as the node that takes the block does.
 
@@ -198,7 +204,10 @@ def row_faults(block: Block, schema: Schema) -> list[RowError]:
         Rejected: an array that is broken as a whole, and not safe to read.
     """
     faults = _Faults()
-    _nulls(block, schema, faults)
+    for of_column in misfits.values():
+        for row, why in of_column.items():
+            faults.add(row, why)
+    _nulls(block, schema, faults, misfits)
     for position, column_id in enumerate(block.column_ids):
         column, array = schema.by_id[column_id], block.batch.column(position)
         for row in _unsound(array):
@@ -226,7 +235,9 @@ def _unsound(array: pa.Array, first: int = 0) -> Iterator[int]:
         yield from _unsound(array.slice(half), first + half)
 
 
-def _nulls(block: Block, schema: Schema, faults: _Faults) -> None:
+def _nulls(
+    block: Block, schema: Schema, faults: _Faults, misfits: Mapping[int, Mapping[int, str]] = _NONE
+) -> None:
     for position, column_id in enumerate(block.column_ids):
         column = schema.by_id[column_id]
         if column.nullable or not block.batch.column(position).null_count:
@@ -237,8 +248,10 @@ def _nulls(block: Block, schema: Schema, faults: _Faults) -> None:
                 continue
             if block.row_ops is not None:
                 bad = bad & (block.row_ops < RowOp.DELETE)
+        told = misfits.get(column_id, ())
         for row in np.flatnonzero(bad).tolist():
-            faults.null(row, column)
+            if row not in told:
+                faults.null(row, column)
     if len(block.column_ids) != len(schema.columns):
         _missing_columns(block, schema, faults)
 
