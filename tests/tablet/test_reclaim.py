@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stele.model.block import RowOp, encode_block
-from stele.model.clock import from_physical_us
+from stele.model.clock import from_physical_us, utc
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
 from stele.tablet import reclaim
@@ -132,6 +132,11 @@ def test_a_store_at_rest_ends_its_history_and_serves_the_present_for_ever(tablet
             with pytest.raises(Rejected) as caught:
                 tablet.store.view(from_physical_us(before))
             assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+            mark = tablet.store.history_mark
+            assert caught.value.args[0] == (
+                f"snapshot {from_physical_us(before)} is {utc(before)}, below the history mark {mark}, which is "
+                f"{utc(written)}; old versions of rows are kept for 15 minutes; read at a newer snapshot"
+            )
     assert tablet.store.history_mark == from_physical_us(written)
 
 

@@ -21,7 +21,7 @@ import structlog
 
 from stele.model import writeop
 from stele.model.block import decode_block, of_schema
-from stele.model.clock import from_physical_us, physical_us
+from stele.model.clock import from_physical_us, physical_us, utc
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected, ensure
 from stele.model.ids import HybridTime, OpId, new_id
@@ -298,7 +298,9 @@ class TabletStore:
             mark = self.history_mark
             if at < mark:
                 raise Rejected(
-                    f"snapshot {at} is below the history mark {mark}; read at a newer one",
+                    f"snapshot {at} is {utc(physical_us(at))}, below the history mark {mark}, which is "
+                    f"{utc(physical_us(mark))}; old versions of rows are kept for "
+                    f"{self.options.history_us // 60_000_000} minutes; read at a newer snapshot",
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
             memory: list[MemView] = [state.active.view()]
