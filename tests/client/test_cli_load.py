@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,36 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
         assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
         assert "no more" in err
+
+
+def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
+    """As in --where and --snapshot; it was refused. Times with a zone may stand beside it."""
+    schema = Schema.make([("id", "int64"), ("at", "timestamp", True)], ["id"])
+    given = {
+        "2024-06-01 00:00:00": datetime(2024, 6, 1),
+        "2024-06-01T12:30:00.000001": datetime(2024, 6, 1, 12, 30, 0, 1),
+        " 2024-06-01 00:00 ": datetime(2024, 6, 1),
+        "2024-06-01": datetime(2024, 6, 1),
+        "2024-06-01T02:00:00+02:00": datetime(2024, 6, 1),
+        "2024-06-01T00:00:00Z": datetime(2024, 6, 1),
+        "": None,
+        "+1": datetime(1970, 1, 1, 0, 0, 0, 1),
+        "2024-06-01T12:30:00.0000001": None,
+        "noon": None,
+    }
+    path = tmp_path / "t.csv"
+    path.write_text("id,at\n" + "".join(f"{n},{text}\n" for n, text in enumerate(given)))
+    source = Source(str(path), schema, ("",))
+    rows = pa.Table.from_batches(source.batches())
+    assert rows["at"].to_pylist() == [at and at.replace(tzinfo=UTC) for at in list(given.values())[:8]]
+    assert [(line, why.partition(";")[0]) for line, why in source.lines.errors] == [
+        (10, "column at: '2024-06-01T12:30:00.0000001' is no timestamp"),
+        (11, "column at: 'noon' is no timestamp"),
+    ]
+    assert "2026-01-31T12:00:00Z; without a zone it is UTC" in source.lines.errors[1][1]
+    path.write_text("id,at\n" + "".join(f"{n},2024-06-01 00:00:00\n" for n in range(1_000)))
+    rows = pa.Table.from_batches(Source(str(path), schema, ("",)).batches())
+    assert rows["at"].unique().to_pylist() == [datetime(2024, 6, 1, tzinfo=UTC)] and len(rows) == 1_000
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "arrows"])

@@ -24,7 +24,7 @@ _VALUE_BYTES_MAX = 32 << 20
 _VALUE_CHARS_SHOWN = 40
 _NUMBER = re.compile(rb"[+-][0-9]{1,19}\Z")
 _EXPECTED = {
-    "timestamp": "; expected ISO 8601 with a zone, like 2026-01-31T12:00:00Z",
+    "timestamp": "; expected ISO 8601 down to microseconds, like 2026-01-31T12:00:00Z; without a zone it is UTC",
     "date": "; expected YYYY-MM-DD",
 }
 
@@ -134,7 +134,7 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
         return values
     try:
         text = pc.cast(values, pa.string())
-        return text if pa.types.is_string(arrow) else pc.cast(pc.utf8_trim_whitespace(text), arrow)
+        return text if pa.types.is_string(arrow) else _read(pc.utf8_trim_whitespace(text), arrow)
     except pa.ArrowInvalid:
         pass
     if len(values) == 1:
@@ -152,6 +152,16 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
             _cast(values.slice(half), column, first + half, faults),
         ]
     )
+
+
+def _read(text: pa.Array, arrow: pa.DataType) -> pa.Array:
+    try:
+        return pc.cast(text, arrow)
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(arrow):
+            raise
+    # Arrow reads times with a zone or times without, never both; of the latter it makes UTC.
+    return pc.cast(pc.cast(text, pa.timestamp(arrow.unit)), arrow)
 
 
 def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
