@@ -122,6 +122,26 @@ async def test_a_process_with_a_bad_setting_says_what_to_do(tmp_path: Path) -> N
         assert wanted in err.decode()
 
 
+def test_a_resource_of_another_kind_is_named_with_what_takes_it(tmp_path: Path) -> None:
+    """It was told that 'columns' is missing."""
+    examples = Path(__file__).parents[2] / "examples"
+    cluster = examples / "cluster.yaml"
+    with pytest.raises(Rejected) as caught:
+        table_from_file(str(cluster))
+    assert caught.value.args[0] == (
+        f"{cluster}: kind TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; a TabletCluster is "
+        f"made with `kubectl apply -f {cluster}`"
+    )
+    other = tmp_path / "other.yaml"
+    for kind, wanted in (("ConfigMap", "kind ConfigMap; expected"), ("[1]", r"kind \[1\]; expected")):
+        other.write_text(f"kind: {kind}\nspec: {{columns: [{{name: id, type: int64}}], primaryKey: [id]}}\n")
+        with pytest.raises(Rejected, match=wanted) as caught:
+            table_from_file(str(other))
+        assert "kubectl" not in caught.value.args[0]
+    other.write_text("kind: TabletGroup\nspec: {columns: [{name: id, type: int64}], primaryKey: [id]}\n")
+    assert table_from_file(str(other)).schema.column_ids == (0,)
+
+
 def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("columns: [{name: id, type: int65}, {name: id, type: string}]\nprimaryKey: [id]\n")

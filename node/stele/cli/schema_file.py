@@ -29,6 +29,9 @@ class TableDefinition:
     replication_factor: int = 3
 
 
+_EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
+
+
 class _Loader(yaml.SafeLoader):
     """Reads numbers with a point as they stand there: whether they fit their column is not for a float to say."""
 
@@ -66,7 +69,10 @@ def table_from_file(path: str) -> TableDefinition:
     except yaml.YAMLError as exc:
         raise Rejected(f"{path}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
     if not isinstance(document, dict):
-        raise Rejected(f"{path}: expected a TabletGroup, or a mapping with columns and primaryKey")
+        raise Rejected(f"{path}: {_EXPECTED}")
+    if (kind := document.get("kind", "TabletGroup")) != "TabletGroup":
+        remedy = f"; a {kind} is made with `kubectl apply -f {path}`" if kind == "TabletCluster" else ""
+        raise Rejected(f"{path}: kind {kind}; {_EXPECTED}{remedy}")
     spec = document.get("spec", document)
     metadata = document.get("metadata") or {}
     if not isinstance(spec, dict) or not isinstance(metadata, dict):
