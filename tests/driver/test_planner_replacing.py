@@ -122,9 +122,24 @@ def test_reasons_are_told_in_words() -> None:
             if not isinstance(step, WAITS):
                 cluster.apply(step)
             if isinstance(step, RemovePeer):
-                assert "its node is silent" in step.reason
+                gone = f"replica {step.replica_id} on node {step.node_id[:8]}: its node is silent; replica 4 on node "
+                assert step.reason.startswith(gone)
+                assert step.reason.endswith("was promoted after a copy of 20 bytes and has taken its place")
         cluster.advance()
     assert all(reasons) and "no fault can be spared" in reasons[0]
+
+
+def test_whoever_is_removed_is_named_first() -> None:
+    """Also where nobody has taken its place: here there are more voters than are wanted."""
+    cluster, t = one()
+    t.rf = 1
+    for _ in range(2):
+        step = plan(cluster.view(), POLICY)[0]
+        assert isinstance(step, RemovePeer)
+        named = f"replica {step.replica_id} on node {step.node_id[:8]}: "
+        assert step.reason.startswith(named) and step.reason.count("replica ") == 1
+        cluster.apply(step)
+        cluster.advance()
 
 
 def test_a_second_death_makes_room_for_the_replica_that_waits_for_its_vote() -> None:

@@ -188,7 +188,7 @@ class _Planner:
             if of_no_use and not joining.dead:
                 # Removed and added again it would only fail again; as a leftover it is replaced by another.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
-            return self._remove(s, joining, f"{joining.name} cannot join: {joining.fault}")
+            return self._remove(s, joining, f"it cannot join: {joining.fault}")
         if s.target_dead:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
@@ -263,7 +263,7 @@ class _Planner:
         return self._remove(
             s,
             replaced,
-            f"{joining.name} {_arrived(joining)} and has taken its place; {replaced.fault or 'spare'}",
+            f"{replaced.fault or 'spare'}; {joining.name} {_arrived(joining)} and has taken its place",
         )
 
     def remove_leftover(self, s: Situation) -> Step | None:
@@ -273,7 +273,7 @@ class _Planner:
                 if m.live:
                     return self._help_along(s, m)
                 if s.can_remove(m):
-                    return self._remove(s, m, f"{m.name}, a witness: {m.fault}")
+                    return self._remove(s, m, f"a witness; {m.fault}")
             elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
                 return self._remove(s, m, f"{len(s.good)} healthy voters without it")
         return None
@@ -338,11 +338,11 @@ class _Planner:
         for m in s.members:
             if m.live or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None:
                 continue
-            reason = f"{m.name}: {m.fault}; its machine is the only place left for a new replica"
+            reason = f"{m.fault}; its machine is the only place left for a new replica"
             if not m.peer.votes:
                 return self._remove(s, m, reason)
             if s.can_demote(m):
-                return DemotePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+                return DemotePeer(*_at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
         for m in s.members:
             if m.peer.promote and m.live:
                 return WaitPromotion(*_at(s, f"{m.name} is back"), m.peer.replica_id, m.peer.node_id)
@@ -362,13 +362,14 @@ class _Planner:
         return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
 
     def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
+        """The step that takes `m` out, or the leader off it first. `reason`: of `m`, which the step names before it."""
         if not s.can_remove(m):
             return _blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
         if m.live and m.peer.node_id == s.tablet.leader_node:
             if all(o is m for o in s.good or s.data_voters):
                 return _blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
             return MoveLeader(*_at(s, f"{m.name} leads and must go: {reason}"))
-        return RemovePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+        return RemovePeer(*_at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
 
     def _demote(self, s: Situation, purpose: str) -> Step | None:
         bad = sorted((m for m in s.voters if not m.live), key=lambda m: (not m.failed, m.peer.replica_id))
@@ -376,7 +377,7 @@ class _Planner:
         bad.sort(key=lambda m: m.peer.replica_id != intended)
         for m in bad:
             if m.peer.member_type is MemberType.WITNESS and s.can_remove(m):
-                return self._remove(s, m, f"{m.name}: {m.fault}; {purpose}")
+                return self._remove(s, m, f"{m.fault}; {purpose}")
             if s.can_demote(m):
                 reason = f"{m.name}: {m.fault}; {purpose}"
                 return DemotePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
