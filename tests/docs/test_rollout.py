@@ -1,0 +1,87 @@
+"""docs/kubernetes.md: a new image is given to all pods as it says, with kubectl, and what it says is missing in pods is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import blocks
+from tests.operator.cluster import Json, bench
+from tests.operator.worlds import made
+
+DOCUMENT = "docs/kubernetes.md"
+NEW = "stele/node:NEW"
+
+
+def test_members_pods_lack_what_the_document_says() -> None:
+    pods = made().of("Pod")
+    assert pods
+    for pod in pods:
+        spec = pod["spec"]
+        assert not {"imagePullSecrets", "nodeSelector", "priorityClassName", "serviceAccountName"} & set(spec)
+        keys = {t["key"] for t in spec["tolerations"]}
+        assert keys == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+
+
+def is_ready(pod: Json) -> bool:
+    """By its condition."""
+    found = (pod.get("status") or {}).get("conditions") or ()
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in found)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
+async def test_all_pods_get_a_new_image_one_after_the_other(tmp_path: Path) -> None:
+    (block,) = (b for b in blocks(DOCUMENT, language="sh") if NEW in b.code)
+    script = block.code.replace("-n data", "-n default")
+    async with bench(tmp_path, machines=4) as there:
+        await there.start()
+        await there.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        await there.apply(
+            "flights",
+            columns=[{"name": "id", "type": "int64"}],
+            primaryKey=["id"],
+            partitioning={"hash": [{"columns": ["id"], "buckets": 3}]},
+        )
+
+        async def ready() -> bool:
+            return (await there.condition("TabletGroup", "flights", "Ready"))[0] == "True"
+
+        await there.until("the table is Ready", ready)
+        before = {p["metadata"]["name"]: p for p in await there.kube.list("Pod", "default")}
+        assert len(before) == 6
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", script),
+            env={**os.environ, "KUBECONFIG": str(there.local.kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            back: set[str] = set()
+            while process.returncode is None:
+                pods = {p["metadata"]["name"]: p for p in await there.kube.list("Pod", "default")}
+                anew = {n for n, p in pods.items() if p["metadata"]["uid"] != before[n]["metadata"]["uid"]}
+                back |= {name for name in anew if is_ready(pods[name])}
+                going = {n for n, p in pods.items() if n not in anew and "deletionTimestamp" in p["metadata"]}
+                away = (before.keys() - pods.keys() | anew | going) - back
+                assert len(away) <= 1, f"away at once: {away}"
+                await asyncio.sleep(0.1)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        for name, pod in before.items():
+            now = await there.kube.get("Pod", "default", name)
+            assert now is not None and now["metadata"]["uid"] != pod["metadata"]["uid"], out.decode()
+            assert now["spec"]["containers"][0]["image"] == NEW
+
+        async def none_left() -> bool:
+            return "RestartPending" not in await there.condition("TabletCluster", "flights", "Reconciling")
+
+        await there.until("no pod is left behind", none_left)
