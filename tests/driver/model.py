@@ -294,7 +294,9 @@ class Cluster:
             raise Refused("STEPPING_DOWN")
         self._change(step.tablet_id, step.cas, left, added=None)
         after = t.config
-        assert len(self.data_voters(t)) >= after.majority, f"never rule 4: {step} left {after}"
+        assert len(self.data_voters(t)) >= after.majority, (
+            f"no majority of {after} holds the rows after {step}"
+        )
 
     def _change(self, tablet_id: str, cas: int, peers: tuple[Peer, ...], *, added: Peer | None) -> None:
         t = self.tablets[tablet_id]

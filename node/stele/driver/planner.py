@@ -308,6 +308,7 @@ class _Planner:
         if s.needed <= 0 or s.intent is not None:
             return None
         replaced = _to_replace(s)
+        # No fault can be spared: its vote is wanted before its rows are here (docs/healing.md). Beside one live voter it spares none.
         witness = s.spare == 0 and len(s.live_voters) >= 2
         target = choose_target(s, self.view, self.policy, self.load)
         if target is None:

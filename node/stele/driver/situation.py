@@ -199,7 +199,7 @@ class Situation:
         return None
 
     def can_remove(self, member: Member) -> bool:
-        """Whether what is left is a live majority, of which a majority holds the rows (never rule 4)."""
+        """Whether what is left is a live majority, and those that hold the rows are one by themselves."""
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)
         left = [m for m in self.voters if m is not member]
