@@ -15,7 +15,7 @@ import structlog
 
 from stele.driver.planner import plan as plan_steps
 from stele.driver.policy import Policy
-from stele.driver.progress import Progress
+from stele.driver.progress import Progress, with_names
 from stele.driver.steps import WAITS
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
@@ -30,7 +30,6 @@ _PAUSE_S = 0.2
 _NAMED_MAX = 5
 """So many tablets of which one thing was done have an event each."""
 _WAITS = frozenset(step.__name__ for step in WAITS)
-_NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 _REPLICA = re.compile(r"\breplica \d+\b")
 _SECONDS = re.compile(r"\b\d+ s\b")
 _COPIED = re.compile(r"\b\d+ of \d+ bytes\b")
@@ -58,10 +57,12 @@ class Healer:
 
     def _note(self, record: Progress, names: Mapping[str, str]) -> Progress:
         """Take up a record of the driver; the same is told once, however long it goes on."""
-        record = replace(record, reason=_named(record.reason, names), error=_named(record.error, names))
+        record = replace(
+            record, reason=with_names(record.reason, names), error=with_names(record.error, names)
+        )
         if record.kind not in _WAITS:
             metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
-        where = _named(record.where, names)
+        where = with_names(record.where, names)
         why = record.reason + (f" (not yet: {record.error})" if record.error else "")
         key = (record.tablet_id, record.kind, _COPIED.sub("", _SECONDS.sub("", f"{where}: {why}")))
         if key not in self._told:
@@ -126,8 +127,3 @@ class Healer:
             log.info("driver could not go on", error=str(exc))
             return str(exc)
         return ""
-
-
-def _named(text: str, names: Mapping[str, str]) -> str:
-    """Nodes by the names of their pods, which is how users know them."""
-    return _NODE.sub(lambda match: names.get(match[1], match[0]), text)

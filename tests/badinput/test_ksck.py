@@ -242,3 +242,36 @@ def test_ksck_says_what_is_wrong(
     assert (told["healthy"], bool(told["silent"])) == (last[:3] != "NOT", " is silent" in out)
     assert bool(told["low_on_disk"]) == (" refuses writes" in out)
     assert len(told["wrong_clocks"]) == out.count(": its clock is ")
+
+
+def test_the_catalog_is_counted_by_name_as_kubectl_does_not_count_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = view()
+    assert show(examine(found)) == 0
+    assert "1 tablet: 1 healthy" in capsys.readouterr().out.splitlines()
+    catalog = found.tablets.add()
+    catalog.CopyFrom(found.tablets[0])
+    catalog.tablet_id = bytes(16)
+    another = found.tablets.add()
+    another.CopyFrom(found.tablets[0])
+    another.tablet_id = b"u" * 16
+    assert show(examine(found)) == 0
+    assert "2 tablets and the catalog: 3 healthy" in capsys.readouterr().out.splitlines()
+
+
+def test_what_is_under_way_names_nodes_as_kubectl_does(capsys: pytest.CaptureFixture[str]) -> None:
+    found = view()
+    reason = (
+        "replica 3 on node 04040404: its node is silent; new replica on node 03030303; not on node 0badcafe"
+    )
+    found.intents.add(tablet_id=b"t" * 16, replica_id=4, target_node=NODES[2], kind="replace", reason=reason)
+    show(examine(found))
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("under way: "))
+    assert line.endswith(
+        ", replica 4 on flights-node-2 (10.0.0.2:7050): replica 3 on flights-node-3: its node is silent; "
+        "new replica on flights-node-2; not on node 0badcafe"
+    )
+    found.nodes[2].name = ""  # no operator
+    show(examine(found))
+    assert "; new replica on node 03030303;" in capsys.readouterr().out

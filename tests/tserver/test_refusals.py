@@ -207,6 +207,8 @@ async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
         with pytest.raises(Rejected) as caught:
             await table.put({"id": 1, "name": "early"})
         assert caught.value.code is Code.CLOCK_AHEAD
+        refusing = str(caught.value).partition(" of the clock of node ")[2].partition(",")[0]
+        assert refusing in {node_id[:8] for node_id in cluster.ids.values()}  # as ksck names it
         with pytest.raises(Rejected) as caught:
             await kv.replace("a", "early")
         assert caught.value.code is Code.CLOCK_AHEAD

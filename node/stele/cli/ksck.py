@@ -14,6 +14,7 @@ from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import short, show_json, show_table, size
 from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
+from stele.model.ids import CATALOG_TABLET_ID
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -91,7 +92,7 @@ def _print(health: ClusterHealth) -> None:
         click.echo(f"under way: {intent}")
     states = ("healthy", "under-replicated", "unavailable", "creating")
     counts = ", ".join(f"{health.count(s)} {s}" for s in states if health.count(s) or s == "healthy")
-    click.echo(f"{len(health.tablets)} tablets: {counts}")
+    click.echo(f"{_counted(health)}: {counts}")
     if not health.healthy:
         click.echo("NOT HEALTHY")
     elif health.silent or health.low_on_disk or health.wrong_clocks:
@@ -105,6 +106,13 @@ def _print(health: ClusterHealth) -> None:
         click.echo(f"WARNING: {', '.join(told)}, all tablets healthy")
     else:
         click.echo("OK")
+
+
+def _counted(health: ClusterHealth) -> str:
+    """The catalog by name: kubectl counts the tablets of tables alone."""
+    of_tables = sum(t.tablet_id != CATALOG_TABLET_ID for t in health.tablets)
+    tablets = f"{of_tables} tablet{'' if of_tables == 1 else 's'}"
+    return f"{tablets} and the catalog" if of_tables < len(health.tablets) else tablets
 
 
 def _want_of_space(node: NodeHealth) -> str:

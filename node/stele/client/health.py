@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.driver.progress import with_names
 from stele.driver.view import LEADERLESS_MS
 from stele.model.clock import CLOCK_OFF_MAX_US
 from stele.rpc.convert import id_from_pb
@@ -269,7 +270,8 @@ def state_name(status: common_pb2.ReplicaStatusPB) -> str:
 
 
 def _intent(pb: master_pb2.IntentPB, known: Mapping[str, NodeHealth]) -> str:
-    reason = f": {pb.reason}" if pb.reason else ""
+    names = {node.node_id[:8]: node.name for node in known.values() if node.name}
+    reason = f": {with_names(pb.reason, names)}" if pb.reason else ""
     return (
         f"{pb.kind or 'change'} of tablet {id_from_pb(pb.tablet_id)[:8]}, replica {pb.replica_id} on "
         f"{_label(id_from_pb(pb.target_node), known)}{reason}"

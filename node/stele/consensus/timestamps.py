@@ -165,7 +165,7 @@ class Timestamps:
         if snapshot > from_physical_us(wall + self._error_max_us):
             raise Rejected(
                 f"snapshot {snapshot} is {utc(physical_us(snapshot))}, {(physical_us(snapshot) - wall) // 1000} ms ahead of "
-                f"the clock of node {self._node}, which says {utc(wall)}; at most {self._error_max_us // 1000} ms is taken; "
+                f"the clock of node {self._node[:8]}, which says {utc(wall)}; at most {self._error_max_us // 1000} ms is taken; "
                 "set the clock of the machine that the snapshot comes from right",
                 code=Code.CLOCK_AHEAD,
             )

@@ -5,9 +5,18 @@ Owns the memory of how fast copies go. Invariant: a record says what is true of 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stele.driver.steps import DrainNode, RetireNode, Step, WaitCopy, next_title
+
+_NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """Nodes by the names of their pods, which is how users know them; `names` by the first eight digits of their UUIDs."""
+    return _NODE.sub(lambda match: names.get(match[1], match[0]), text)
 
 
 @dataclass(frozen=True, slots=True)

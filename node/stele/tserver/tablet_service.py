@@ -190,7 +190,7 @@ class TabletService(TabletServerServiceServicer):
                 raise Retryable(fault, code=Code.NOT_READY)
             raise Rejected(
                 f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.0f} s ahead of the clock of node "
-                f"{self._node_id}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
+                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
                 "clock of the machine that writes right",
                 code=Code.CLOCK_AHEAD,
             )

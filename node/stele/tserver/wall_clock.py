@@ -87,7 +87,7 @@ class WallClock:
         if -CLOCK_OFF_MAX_US <= reading_us - now_us - base_us <= CLOCK_OFF_MAX_US or now_us > self._until_us:
             return ""
         return (
-            f"the clock of node {self._node} says {utc(reading_us)}, most clocks of its cluster say "
+            f"the clock of node {self._node[:8]} says {utc(reading_us)}, most clocks of its cluster say "
             f"{utc(base_us + now_us)}: set it right, with NTP"
         )
 
