@@ -67,7 +67,7 @@ def test_every_type_is_read_and_refused(tmp_path: Path) -> None:
         "double": ("1e3", "1,5"),
         "decimal(10,2)": ("1.25", "1.255"),
         "date": ("2013-01-31", "31.1.2013"),
-        "timestamp": ("2013-01-31T05:00:00+02:00", "2013-01-31 05:00"),
+        "timestamp": ("2013-01-31T05:00:00+02:00", "31.1.2013 05:00"),
         "binary": ("x", None),
     }
     for kind, (right, wrong) in cases.items():
