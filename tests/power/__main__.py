@@ -207,8 +207,9 @@ def main(
     if (why_not := unavailable()) and recording is None:
         raise click.ClickException(why_not)
     first = random.SystemRandom().randrange(1 << 31) if seed is None else seed
+    seeds = range(first, first + (rounds if recording is None else 1))
     failed = []
-    for number in range(first, first + (rounds if recording is None else 1)):
+    for number in seeds:
         folder = Path(tempfile.mkdtemp(prefix=f"stele-power-{number}-"))
         try:
             line = run(
@@ -226,7 +227,7 @@ def main(
             click.echo(str(exc))
             failed.append(number)
     which = f": seeds {failed}" if failed else ""
-    click.echo(f"{rounds - len(failed)} passed, {len(failed)} failed{which}")
+    click.echo(f"{len(seeds) - len(failed)} passed, {len(failed)} failed{which}")
     sys.exit(bool(failed))
 
 

@@ -141,16 +141,7 @@ async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_tol
         await second.close()
         await until(lambda: first.lost)
         assert first.lost[0] == second.identity.node_id
-        second.identity.incarnation = 2
-        second.got.clear()
-        await second.listen()
-        first.book.observe(second.identity.node_id, 2, second.identity.address)
-
-        def sent_until_heard() -> bool:
-            first.transport.send(second.identity.node_id, message(2))
-            return bool(second.got)
-
-        await until(sent_until_heard)
+        await is_back(first, second)
         assert first.transport.connected(second.identity.node_id)
 
 
@@ -168,16 +159,21 @@ async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:
         await second.close()
         await until(lambda: not links)
         await until(lambda: all(task.done() for task in tasks))
-        second.identity.incarnation = 2
-        second.got.clear()
-        await second.listen()
-        first.book.observe(second.identity.node_id, 2, second.identity.address)
+        await is_back(first, second)
 
-        def sent_until_heard() -> bool:
-            first.transport.send(second.identity.node_id, message(2))
-            return bool(second.got)
 
-        await until(sent_until_heard)
+async def is_back(sender: Node, node: Node) -> None:
+    """The node, which was closed, is started again; on return it has heard the sender."""
+    node.identity.incarnation = 2
+    node.got.clear()
+    await node.listen()
+    sender.book.observe(node.identity.node_id, 2, node.identity.address)
+
+    def sent_until_heard() -> bool:
+        sender.transport.send(node.identity.node_id, message(2))
+        return bool(node.got)
+
+    await until(sent_until_heard)
 
 
 async def refused(sender: Node, to: str) -> str:
