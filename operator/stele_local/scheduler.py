@@ -17,6 +17,7 @@ from stele_local.selection import matches_selector
 from stele_local.volumes import SELECTED, machine_of
 
 Json = dict[str, Any]
+_CORDONED = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -70,14 +71,10 @@ class Scheduler:
 
     def _objection(self, pod: Json, claims: list[Json], node: Json) -> str:
         spec, labels = pod["spec"], node["metadata"].get("labels") or {}
-        if find(node, "spec", "unschedulable") and not _tolerates(
-            spec, "node.kubernetes.io/unschedulable", "NoSchedule"
-        ):
+        if find(node, "spec", "unschedulable") and not _tolerates(spec, _CORDONED):
             return "node(s) were unschedulable"
         for taint in find(node, "spec", "taints", default=[]):
-            if taint["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(
-                spec, taint["key"], taint["effect"]
-            ):
+            if taint["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(spec, taint):
                 return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
         if condition(node, "Ready") != "True":
             return "node(s) were not ready"
@@ -142,11 +139,17 @@ class Scheduler:
         self._recorder.tell(pod, POD, "Warning", "FailedScheduling", message)
 
 
-def _tolerates(spec: Json, key: str, effect: str) -> bool:
-    return any(
-        toleration.get("key") in (key, None) and toleration.get("effect") in (effect, None, "")
-        for toleration in spec.get("tolerations") or ()
-    )
+def _tolerates(spec: Json, taint: Json) -> bool:
+    return any(_bears(toleration, taint) for toleration in spec.get("tolerations") or ())
+
+
+def _bears(toleration: Json, taint: Json) -> bool:
+    """Without a key every taint, without an effect all of its; the operator is Equal unless it says Exists."""
+    if toleration.get("effect") not in (taint["effect"], None, ""):
+        return False
+    if toleration.get("key") not in (taint["key"], None, ""):
+        return False
+    return toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
 
 
 def _term_holds(term: Json, node: Json) -> bool:

@@ -41,6 +41,7 @@ from stele_operator.plan.observation import (
     Observation,
     Pod,
     Role,
+    Taint,
 )
 
 log = structlog.get_logger("stele.operator.observe")
@@ -293,12 +294,15 @@ def parse_pod(raw: Json) -> Pod | None:
 def parse_machine(raw: Json) -> Machine:
     """A Kubernetes node."""
     metadata = raw["metadata"]
+    spec, labels = raw.get("spec") or {}, metadata.get("labels") or {}
     conditions = {c["type"]: c["status"] for c in (raw.get("status") or {}).get("conditions") or ()}
     return Machine(
         name=metadata["name"],
         ready=conditions.get("Ready") == "True",
-        zone=(metadata.get("labels") or {}).get(naming.LABEL_ZONE, ""),
-        schedulable=not raw.get("spec", {}).get("unschedulable", False),
+        zone=labels.get(naming.LABEL_ZONE, ""),
+        schedulable=not spec.get("unschedulable", False),
+        labels=labels,
+        taints=tuple(Taint(t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints") or ()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,49 @@ async def test_placement(cluster: LocalCluster) -> None:
     )
     cluster.registry.delete(POD, "default", "p0", DeleteOptions())
     await until(lambda: condition(cluster, "p3") == "True", "the fourth took its place")
+
+
+def _is_scheduled(cluster: LocalCluster, name: str, status: str) -> bool:
+    return condition(cluster, name, "PodScheduled") == status
+
+
+def _tolerates(*tolerations: dict[str, str]) -> dict[str, Any]:
+    return {"tolerations": list(tolerations)}
+
+
+async def test_taints_keep_pods_off_that_do_not_tolerate_them(cluster: LocalCluster) -> None:
+    await until(lambda: len(cluster.registry.list(NODE)) == 3, "all machines are there")
+    for name, taint in (
+        ("n1", {"key": "gpu", "value": "a100", "effect": "NoSchedule"}),
+        ("n2", {"key": "gpu", "value": "h100", "effect": "NoExecute"}),
+        ("n3", {"key": "spot", "effect": "NoSchedule"}),
+    ):
+        cluster.registry.patch(NODE, "", name, {"spec": {"taints": [taint]}})
+    of_n1 = {"key": "gpu", "value": "a100"}
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "none": ({}, ""),
+        "value": (_tolerates({**of_n1, "operator": "Equal", "effect": "NoSchedule"}), "n1"),
+        "default": (_tolerates(of_n1), "n1"),
+        "exists": (_tolerates({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}), "n2"),
+        "other-value": (_tolerates({"key": "gpu", "value": "l4"}), ""),
+        "other-effect": (_tolerates({"key": "spot", "effect": "NoExecute"}), ""),
+        "no-value": (_tolerates({"key": "spot"}), "n3"),
+        "selected": (
+            {**_tolerates({"operator": "Exists"}), "nodeSelector": {"kubernetes.io/hostname": "n3"}},
+            "n3",
+        ),
+    }
+    for name, (spec, _) in cases.items():
+        cluster.registry.create(POD, "default", pod(name, **spec))
+    for name, (_, machine) in cases.items():
+        await until(partial(_is_scheduled, cluster, name, "True" if machine else "False"), name)
+        assert cluster.registry.get(POD, "default", name)["spec"].get("nodeName", "") == machine, name
+    told = next(
+        c["message"]
+        for c in cluster.registry.get(POD, "default", "none")["status"]["conditions"]
+        if c["type"] == "PodScheduled"
+    )
+    assert "1 node(s) had untolerated taint(s) {gpu: a100}" in told and "0/3 nodes are available" in told
 
 
 async def test_a_pod_takes_no_machine_that_its_affinity_names_and_the_next_one_that_is_free(

@@ -85,7 +85,7 @@ def changed(body: Json, path: str, value: Any) -> Json:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ["cluster", "flights", "delays"])
+@pytest.mark.parametrize("name", ["cluster", "dedicated", "flights", "delays"])
 async def test_examples_are_taken(kube: Kube, name: str) -> None:
     body = example(name)
     made = await kube.create(body["kind"], "default", body)
@@ -111,6 +111,31 @@ async def test_defaults_are_filled_in(kube: Kube) -> None:
     assert spec["budget"] == {"copies": 4, "bytesPerSecond": "100Mi"}
     assert (spec["deletionPolicy"], spec["paused"]) == ("Retain", False)
     await kube.delete("TabletCluster", "default", "bare", made["metadata"]["uid"], "")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_kubernetes_takes_of_pods_is_taken_and_nothing_is_filled_in(kube: Kube) -> None:
+    """An operator that knows none of these fields would else be told of them in every cluster."""
+    body = changed(example("cluster"), "metadata.name", "fields")
+    role = {
+        "nodeSelector": {"disk": "ssd", "node.kubernetes.io/instance-type": "m5.4xlarge", "empty": ""},
+        "tolerations": [{"key": "gpu"}, {"key": "acme.org/x", "operator": "Exists", "effect": "NoExecute"}],
+        "priorityClassName": "tablets.high",
+        "podLabels": {"app.kubernetes.io/part-of": "flights", "x" * 253 + "/" + "y" * 63: "z"},
+        "podAnnotations": {"prometheus.io/scrape": "true", "Note_1": "any text: {}"},
+    }
+    body["spec"]["masters"] |= role
+    made = await kube.create("TabletCluster", "default", body)
+    equal = {"operator": "Equal"}
+    taken = {**role, "tolerations": [{**equal, **t} for t in role["tolerations"]]}
+    assert {name: made["spec"]["masters"][name] for name in role} == taken
+    assert not role.keys() & made["spec"]["nodes"].keys()
+    assert not {"imagePullSecrets", "serviceAccountName"} & made["spec"].keys()
+    empty = {"nodeSelector": {}, "tolerations": [], "podLabels": {}, "podAnnotations": {}}
+    patch = {"spec": {"nodes": empty, "imagePullSecrets": []}}
+    now = await kube.patch("TabletCluster", "default", "fields", patch)
+    assert {name: now["spec"]["nodes"][name] for name in empty} == empty
+    await kube.delete("TabletCluster", "default", "fields", made["metadata"]["uid"], "")
 
 
 BAD: list[tuple[str, str, Any, str]] = [
@@ -149,6 +174,60 @@ BAD: list[tuple[str, str, Any, str]] = [
         {"limits": {"memory": "128Mi"}},
         "masters.resources: a memory limit",
     ),
+    ("cluster", "spec.imagePullSecrets", [{}], "spec.imagePullSecrets[0].name"),
+    ("cluster", "spec.imagePullSecrets", [{"name": "Registry"}], "spec.imagePullSecrets[0].name"),
+    ("cluster", "spec.imagePullSecrets", [{"name": "a"}, {"name": "a"}], 'Duplicate value: {"name":"a"}'),
+    ("cluster", "spec.imagePullSecrets", [{"name": f"s{n}"} for n in range(17)], "at most 16 items"),
+    ("cluster", "spec.serviceAccountName", "", "spec.serviceAccountName"),
+    ("cluster", "spec.serviceAccountName", "system:x", "spec.serviceAccountName"),
+    ("cluster", "spec.masters.priorityClassName", "Very High", "spec.masters.priorityClassName"),
+    ("cluster", "spec.nodes.nodeSelector", {"disk": "s s d"}, "spec.nodes.nodeSelector.disk"),
+    ("cluster", "spec.nodes.nodeSelector", {"disk": "x" * 64}, "spec.nodes.nodeSelector.disk"),
+    ("cluster", "spec.nodes.nodeSelector", {"-disk": "ssd"}, "nodeSelector: a key is a name of letters"),
+    ("cluster", "spec.nodes.nodeSelector", {"Acme.org/disk": "ssd"}, "nodeSelector: a key is a name"),
+    ("cluster", "spec.nodes.nodeSelector", {"a/b/c": "ssd"}, "nodeSelector: a key is a name"),
+    ("cluster", "spec.nodes.nodeSelector", {"x" * 64: "ssd"}, "nodeSelector: a key is a name"),
+    ("cluster", "spec.nodes.nodeSelector", {"x" * 254 + "/disk": "ssd"}, "nodeSelector: a key is a name"),
+    ("cluster", "spec.nodes.nodeSelector", {"": "ssd"}, "nodeSelector: a key is a name"),
+    ("cluster", "spec.nodes.nodeSelector", {f"k{n}": "v" for n in range(17)}, "at most 16 items"),
+    (
+        "cluster",
+        "spec.masters.nodeSelector",
+        {"topology.kubernetes.io/zone": "z1"},
+        "zones chooses zones",
+    ),
+    ("cluster", "spec.nodes.tolerations", [{"operator": "Exists"}], "spec.nodes.tolerations[0].key"),
+    ("cluster", "spec.nodes.tolerations", [{"key": "", "operator": "Exists"}], "tolerations[0].key"),
+    ("cluster", "spec.nodes.tolerations", [{"key": "a b"}], "spec.nodes.tolerations[0].key"),
+    ("cluster", "spec.nodes.tolerations", [{"key": "gpu", "operator": "Like"}], '"Exists", "Equal"'),
+    ("cluster", "spec.nodes.tolerations", [{"key": "gpu", "effect": "Never"}], '"NoExecute"'),
+    ("cluster", "spec.nodes.tolerations", [{"key": "gpu", "value": "a b"}], "tolerations[0].value"),
+    (
+        "cluster",
+        "spec.nodes.tolerations",
+        [{"key": "gpu", "operator": "Exists", "value": "x"}],
+        "with operator Exists any value is tolerated",
+    ),
+    (
+        "cluster",
+        "spec.masters.tolerations",
+        [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
+        "must not be one of Kubernetes' own",
+    ),
+    (
+        "cluster",
+        "spec.masters.tolerations",
+        [{"key": "node.cloudprovider.kubernetes.io/shutdown", "operator": "Exists"}],
+        "must not be one of Kubernetes' own",
+    ),
+    ("cluster", "spec.nodes.tolerations", [{"key": f"t{n}"} for n in range(17)], "at most 16 items"),
+    ("cluster", "spec.nodes.podLabels", {"stele.dev/role": "x"}, "podLabels must not name stele.dev/"),
+    ("cluster", "spec.nodes.podLabels", {"app.kubernetes.io/managed-by": "x"}, "podLabels must not name"),
+    ("cluster", "spec.nodes.podLabels", {"team": "data & co"}, "spec.nodes.podLabels.team"),
+    ("cluster", "spec.nodes.podLabels", {"a b": "x"}, "podLabels: a key is a name"),
+    ("cluster", "spec.masters.podAnnotations", {"stele.dev/spec-hash": "x"}, "podAnnotations must not name"),
+    ("cluster", "spec.masters.podAnnotations", {"a b": "x"}, "podAnnotations: a key is a name"),
+    ("cluster", "spec.masters.podAnnotations", {"a": "x" * 4097}, "spec.masters.podAnnotations.a"),
     ("flights", "spec.clusterRef.name", "2024-flights", "spec.clusterRef.name"),
     ("flights", "spec.replicationFactor", 2, "spec.replicationFactor"),
     ("flights", "spec.columns.0.type", "text", "spec.columns[0].type"),

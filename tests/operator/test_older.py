@@ -119,8 +119,9 @@ def everywhere(schema: Json, value: Any, path: str) -> list[str]:
 
 FULL: dict[str, Json] = {
     "tabletclusters.yaml": {
+        "imagePullSecrets": [{"name": "registry"}],
         "masters": {"storage": {}, "resources": {"requests": {"cpu": "1"}}},
-        "nodes": {"storage": {}, "resources": {"limits": {"memory": "1Gi"}}},
+        "nodes": {"storage": {}, "resources": {"limits": {"memory": "1Gi"}}, "tolerations": [{"key": "gpu"}]},
         "healing": {},
         "budget": {},
     },

@@ -57,6 +57,24 @@ def merged(there: Any, patch: Any) -> Any:
     return result
 
 
+def suits(spec: Json, machine: Machine) -> bool:
+    """What Kubernetes makes of a pod's nodeSelector and tolerations."""
+    asked = spec.get("nodeSelector", {})
+    if {name: machine.labels.get(name) for name in asked} != asked:
+        return False
+    for taint in machine.taints:
+        borne = [
+            t
+            for t in spec["tolerations"]
+            if t["key"] == taint.key
+            and t.get("effect", taint.effect) == taint.effect
+            and (t["operator"] == "Exists" or t.get("value", "") == taint.value)
+        ]
+        if taint.effect != "PreferNoSchedule" and not borne:
+            return False
+    return True
+
+
 class Forbidden(Exception):
     """The API server does not take it: a quota, or an admission rule."""
 
@@ -251,7 +269,8 @@ class World:
             if p["metadata"]["labels"]["stele.dev/role"] == role
         }
         for machine in self.machines:
-            if machine.ready and machine.name not in taken | barred and pinned in (None, machine.name):
+            free = machine.name not in taken | barred and pinned in (None, machine.name)
+            if machine.ready and free and suits(raw["spec"], machine):
                 raw["spec"]["nodeName"] = machine.name
                 if not self.volumes_move:
                     claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = machine.name

@@ -100,6 +100,22 @@ Quantity = Annotated[
 ]
 """Text such as `10Gi`; `byte_count()` reads it."""
 
+_DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+OBJECT_NAME = f"^{_DNS}([.]{_DNS})*$"
+LABEL_KEY = f"^({_DNS}([.]{_DNS})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
+"""Of labels, annotations and taints; what is before the slash has 253 characters at most."""
+KEY_LENGTH = "^([^/]{1,253}/)?[^/]{1,63}$"
+_LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
+"""Name of an object of Kubernetes."""
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
+"""Value of a label or a taint; may be empty."""
+
+TaintKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
+"""Key of a taint."""
+
 Zone = Annotated[str, Field(min_length=1, max_length=63)]
 """A value of the machines' label topology.kubernetes.io/zone."""
 

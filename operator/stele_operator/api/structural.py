@@ -35,7 +35,7 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     for key, value in node.items():
         if key == "additionalProperties" and isinstance(value, dict):
             result[key] = _walk(value, definitions)
-        elif key in _DROPPED or (key == "default" and value is None):
+        elif key in _DROPPED:
             continue
         elif key == "properties":
             result[key] = {name: _walk(child, definitions) for name, child in value.items()}
@@ -53,7 +53,9 @@ def _fill_defaults(schema: dict[str, Any]) -> None:
     for child in schema.get("properties", {}).values():
         _fill_defaults(child)
         properties = child.get("properties")
-        if properties and not child.get("required") and any("default" in p for p in properties.values()):
+        if "default" in child and child["default"] is None:
+            del child["default"]  # what may be left out and has no default stays out
+        elif properties and not child.get("required") and any("default" in p for p in properties.values()):
             child["default"] = {}
         elif child.get("type") == "array" and not child.get("minItems") and "default" not in child:
             child["default"] = []

@@ -15,7 +15,7 @@ from stele_operator.api.cluster import DeletionPolicy, Resources, Storage, Table
 from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
 from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
-from stele_operator.plan.placement import never_share
+from stele_operator.plan.placement import never_share, part_of
 
 RENDER_REVISION = 2
 """Raised when a new operator renders pods in a way that they should be made anew for."""
@@ -111,16 +111,32 @@ def claim(
 
 def storage_of(spec: TabletClusterSpec, role: Role) -> Storage:
     """What the spec says of the volumes of a role."""
-    return spec.masters.storage if role == "master" else spec.nodes.storage
+    return part_of(spec, role).storage
 
 
 def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
     """Stands for what a user can change in a pod; another hash means RestartPending."""
-    resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
-    stated: Json = {"image": image, "resources": resources, "revision": RENDER_REVISION}
-    if not never_share(spec, role):  # only then, as pods were made before this was looked at
+    part = part_of(spec, role)
+    stated: Json = {"image": image, "resources": _resources(part.resources), "revision": RENDER_REVISION}
+    # The rest only where it is given, as pods were made before it was looked at.
+    if not never_share(spec, role):
         stated["machineSpread"] = spec.nodes.machineSpread.value
-    return digest(stated)
+    labels, annotations = part.podLabels, part.podAnnotations
+    asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations}
+    return digest(stated | {name: value for name, value in asked.items() if value})
+
+
+def _asked(spec: TabletClusterSpec, role: Role) -> Json:
+    """The parts of a pod's spec that are as the user says, under their names there; empty ones left out."""
+    part = part_of(spec, role)
+    dumped: Json = {
+        "imagePullSecrets": [secret.model_dump() for secret in spec.imagePullSecrets or ()],
+        "serviceAccountName": spec.serviceAccountName,
+        "nodeSelector": part.nodeSelector,
+        "tolerations": [t.model_dump(mode="json", exclude_none=True) for t in part.tolerations or ()],
+        "priorityClassName": part.priorityClassName,
+    }
+    return {name: value for name, value in dumped.items() if value}
 
 
 def pod(
@@ -180,27 +196,39 @@ def pod(
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    resources = _resources(spec.masters.resources if role == "master" else spec.nodes.resources)
+    part = part_of(spec, role)
+    resources = _resources(part.resources)
     if resources:
         container["resources"] = resources
     annotations = {
+        **(part.podAnnotations or {}),
         naming.ANNOTATION_NODE_ID: member.node_id,
         naming.ANNOTATION_CLAIM_UID: member.uid,
         naming.ANNOTATION_HASH: spec_hash(spec, role, image),
     }
     if keeps_off:
         annotations[naming.ANNOTATION_KEEPS_OFF] = ",".join(keeps_off)
+    asked = _asked(spec, role)
+    # Ours first, and for ever: Kubernetes names a fate, the masters decide loss, and nobody else moves a pod off its volume.
+    tolerations = [
+        *(
+            {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
+            for taint in ("not-ready", "unreachable")
+        ),
+        *asked.get("tolerations", ()),
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": member.name,
             "namespace": cluster.namespace,
-            "labels": naming.labels(cluster.name, role),
+            "labels": {**(part.podLabels or {}), **naming.labels(cluster.name, role)},
             "annotations": annotations,
             "ownerReferences": [owner(cluster)],
         },
         "spec": {
+            **asked,
             "hostname": member.name,
             "subdomain": naming.peers_service(cluster.name),
             "restartPolicy": "Always",
@@ -216,11 +244,7 @@ def pod(
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "affinity": _affinity(cluster.name, spec, role, member.zone, keeps_off),
-            # For ever: Kubernetes names a fate, the masters decide loss, and nobody else moves a pod off its volume.
-            "tolerations": [
-                {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
-                for taint in ("not-ready", "unreachable")
-            ],
+            "tolerations": tolerations,
             "containers": [container],
             "volumes": [
                 {"name": "data", "persistentVolumeClaim": {"claimName": member.name}},

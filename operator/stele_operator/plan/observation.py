@@ -175,6 +175,15 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps pods off a machine that do not tolerate it."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A Kubernetes node."""
 
@@ -182,6 +191,8 @@ class Machine:
     ready: bool
     zone: str
     schedulable: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from stele_operator.api.cluster import MachineSpread, TabletClusterSpec
+from stele_operator.api.cluster import (
+    MachineSpread,
+    Masters,
+    Nodes,
+    TabletClusterSpec,
+    TaintEffect,
+    Toleration,
+    TolerationOperator,
+)
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.observation import Claim, Observation, Role
+from stele_operator.plan.observation import ROLES, Claim, Machine, Observation, Role, Taint
 
 
 def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
@@ -25,6 +33,27 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
     )
 
 
+def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
+    """Roles whose nodeSelector leaves them no machine at all, or none in a zone of the spec; empty when machines cannot be
+    read. Whether a machine is up does not count, nor its taints: pods may be given tolerations by others, too."""
+    if o.machines is None:
+        return ()
+    faults = []
+    for role in ROLES:
+        asked = ", ".join(f"{k}={v}" for k, v in sorted((part_of(spec, role).nodeSelector or {}).items()))
+        there = {m.zone for m in o.machines if selects(spec, role, m)}
+        known = {m.zone for m in o.machines}
+        if asked and not there:
+            faults.append(f"{role}s.nodeSelector asks for {asked}, which no machine carries")
+        elif asked:
+            faults += [
+                f"{role}s.nodeSelector asks for {asked}, which no machine in zone {zone} carries"
+                for zone in spec.zones
+                if zone in known - there
+            ]
+    return tuple(faults)
+
+
 def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
     """Members that are not where the spec would put them now, each with the reason: nobody is moved for that."""
     faults = []
@@ -36,7 +65,13 @@ def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member
         zone = member.claim.zone or (machine.zone if machine is not None else "")
         if spec.zones and zone and zone not in spec.zones:
             faults.append(f"{member.name} (in zone {zone})")
-        if member.pod is None or not member.pod.machine or not never_share(spec, member.role):
+        if member.pod is None or not member.pod.machine:
+            continue
+        if machine is not None and not selects(spec, member.role, machine):
+            faults.append(
+                f"{member.name} (on machine {machine.name}, which {member.role}s.nodeSelector leaves out)"
+            )
+        if not never_share(spec, member.role):
             continue
         other = first_on.setdefault((member.role, member.pod.machine), member.name)
         if other != member.name:
@@ -87,9 +122,35 @@ def _room(
         occupied |= {m.machine for m in everyone if m.role == role and _may_come_back(m)}
     room: dict[str, int] = {}
     for machine in o.machines:
-        if machine.ready and machine.schedulable and machine.name not in occupied:
+        if machine.name not in occupied and admits(spec, role, machine):
             room[machine.zone] = room.get(machine.zone, 0) + (1 if alone else 100)
     return room
+
+
+def admits(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
+    """Whether a new pod of the role may be given the machine as it is, were it not for other pods."""
+    tolerations = part_of(spec, role).tolerations or ()
+    barred = (not any(_tolerates(t, taint) for t in tolerations) for taint in machine.taints if _bars(taint))
+    return machine.ready and machine.schedulable and selects(spec, role, machine) and not any(barred)
+
+
+def selects(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
+    """Whether the machine has the labels that the role's nodeSelector asks for."""
+    return (part_of(spec, role).nodeSelector or {}).items() <= machine.labels.items()
+
+
+def _bars(taint: Taint) -> bool:
+    return taint.effect in (TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    same = toleration.operator is TolerationOperator.EXISTS or (toleration.value or "") == taint.value
+    return same and toleration.key == taint.key and toleration.effect in (None, taint.effect)
+
+
+def part_of(spec: TabletClusterSpec, role: Role) -> Masters | Nodes:
+    """What the spec says of a role."""
+    return spec.masters if role == "master" else spec.nodes
 
 
 def never_share(spec: TabletClusterSpec, role: Role) -> bool:

@@ -30,7 +30,7 @@ from stele_operator.plan.observation import (
     RefusedGrowth,
     Role,
 )
-from stele_operator.plan.placement import misplaced, zone_faults
+from stele_operator.plan.placement import misplaced, selector_faults, zone_faults
 from stele_operator.plan.rules import masters_differ
 
 Needing = Mapping[Role, tuple[TabletView, ...]]
@@ -47,6 +47,7 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
         return findings  # what is there may be an earlier cluster's, on its way out
     if spec is not None:
         findings += [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
+        findings += [Finding(Kind.STALLED, "NoMachineSelected", fault) for fault in selector_faults(o, spec)]
         if differ := masters_differ(o, spec):
             findings.append(Finding(Kind.STALLED, "MastersDiffer", differ))
     findings += _masters_lost(o, identity)
@@ -178,8 +179,8 @@ def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, 
     if not faults:
         return []
     message = (
-        f"zones and machineSpread count for new members; these stay where they are: {some(faults)}. To have one made anew: delete "
-        "its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
+        f"zones, nodeSelector and machineSpread count for new members; these stay where they are: {some(faults)}. To have one "
+        "made anew: delete its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
     )
     return [Finding(Kind.REMARK, "Misplaced", message)]
 

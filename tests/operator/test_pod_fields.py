@@ -1,0 +1,350 @@
+"""What a user says of the pods of masters and nodes: who takes it, where they land, and what stays as it was."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.observe import parse_machine
+from stele_operator.plan import make_plan
+from stele_operator.plan.actions import CreatePod, DeletePod
+from stele_operator.plan.fates import State
+from stele_operator.plan.findings import Kind
+from stele_operator.plan.manifests import spec_hash
+from stele_operator.plan.observation import Role, Taint
+from stele_operator.plan.status import restart_pending
+from tests.operator.test_tables import conditions
+from tests.operator.world import World
+from tests.operator.worlds import check, made, node_of
+
+Json = dict[str, Any]
+SSD = {"disk": "ssd"}
+DEDICATED = {"key": "stele", "operator": "Equal", "value": "nodes", "effect": "NoSchedule"}
+OURS = [
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
+    for taint in ("not-ready", "unreachable")
+]
+
+
+def world_of(spec: Json, labels: Json | None = None, taints: Json | None = None, machines: int = 5) -> World:
+    """Machines with labels and taints of their own, by name; nothing has been done yet."""
+    world = World(spec, machines=machines)
+    world.machines = [
+        replace(m, labels=(labels or {}).get(m.name, {}), taints=(taints or {}).get(m.name, ()))
+        for m in world.machines
+    ]
+    return world
+
+
+def pods(world: World, role: str) -> list[Json]:
+    """Pods of a role."""
+    return [p for p in world.of("Pod") if p["metadata"]["labels"]["stele.dev/role"] == role]
+
+
+def where(world: World, role: str) -> set[str]:
+    """Machines of a role's pods; the empty one of those that have none."""
+    return {p["spec"].get("nodeName", "") for p in pods(world, role)}
+
+
+# -- what pods are told
+
+
+def test_each_field_is_in_the_pods_it_is_said_of() -> None:
+    world = World(
+        {
+            "imagePullSecrets": [{"name": "registry"}, {"name": "mirror"}],
+            "serviceAccountName": "tablets",
+            "masters": {"priorityClassName": "high", "podLabels": {"team": "data"}},
+            "nodes": {
+                "replicas": 3,
+                "priorityClassName": "higher",
+                "tolerations": [{"key": "gpu", "operator": "Exists"}, {"key": "stele", "value": "nodes"}],
+                "podLabels": {"cost.example.org/centre": "42"},
+                "podAnnotations": {"sidecar.istio.io/inject": "false"},
+            },
+        }
+    )
+    world.run()
+    for role in ("master", "node"):
+        for pod in pods(world, role):
+            spec, metadata = pod["spec"], pod["metadata"]
+            assert spec["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+            assert spec["serviceAccountName"] == "tablets"
+            assert spec["automountServiceAccountToken"] is False
+            assert spec["priorityClassName"] == ("high" if role == "master" else "higher")
+            assert "nodeSelector" not in spec
+            more = [
+                {"key": "gpu", "operator": "Exists"},
+                {"key": "stele", "operator": "Equal", "value": "nodes"},
+            ]
+            assert spec["tolerations"] == (OURS if role == "master" else OURS + more)
+            own = {
+                "stele.dev/cluster": "flights",
+                "stele.dev/role": role,
+                "app.kubernetes.io/managed-by": "stele-operator",
+            }
+            theirs = {"team": "data"} if role == "master" else {"cost.example.org/centre": "42"}
+            assert metadata["labels"] == own | theirs
+            assert metadata["annotations"].get("sidecar.istio.io/inject") == (
+                None if role == "master" else "false"
+            )
+    check(world)
+
+
+def test_labels_and_notes_of_the_operator_win() -> None:
+    """The API server refuses others in their place; one whose definitions are not ours might not."""
+    mine = {"stele.dev/role": "bystander", "stele.dev/claim-uid": "x", "stele.dev/spec-hash": "y"}
+    world = World({"nodes": {"replicas": 3, "podLabels": mine, "podAnnotations": mine}})
+    world.run()
+    assert len(pods(world, "node")) == 3 and not pods(world, "bystander")
+    assert not restart_pending(world.observe())
+
+
+# -- what is compared
+
+AS_BEFORE: list[tuple[Json, Role, str]] = [
+    ({}, "master", "f5f13bdba11f13ff"),
+    ({}, "node", "f5f13bdba11f13ff"),
+    ({"nodes": {"resources": {"requests": {"memory": "2Gi"}}}}, "node", "14d2cc0b836540cb"),
+    ({"nodes": {"machineSpread": "Preferred"}}, "node", "016265402a61d132"),
+]
+NOTHING: Json = {"nodeSelector": {}, "tolerations": [], "podLabels": {}, "podAnnotations": {}}
+
+
+@pytest.mark.parametrize(("spec", "role", "before"), AS_BEFORE, ids=["masters", "nodes", "memory", "shared"])
+def test_pods_that_an_earlier_release_made_are_as_asked_for(spec: Json, role: Role, before: str) -> None:
+    """An upgrade of the operator makes nothing RestartPending, whatever a template leaves empty."""
+    assert spec_hash(TabletClusterSpec.model_validate(spec), role, "stele/node:test") == before
+    empty = {part: {**spec.get(part, {}), **NOTHING} for part in ("masters", "nodes")}
+    same = TabletClusterSpec.model_validate({**spec, **empty, "imagePullSecrets": []})
+    assert spec_hash(same, role, "stele/node:test") == before
+
+
+CHANGES: list[tuple[str, Json, int]] = [
+    ("imagePullSecrets", {"imagePullSecrets": [{"name": "registry"}]}, 8),
+    ("serviceAccountName", {"serviceAccountName": "tablets"}, 8),
+    ("nodeSelector", {"nodes": {"replicas": 5, "nodeSelector": SSD}}, 5),
+    ("tolerations", {"masters": {"tolerations": [{"key": "stele", "operator": "Exists"}]}}, 3),
+    ("priorityClassName", {"nodes": {"replicas": 5, "priorityClassName": "high"}}, 5),
+    ("podLabels", {"masters": {"podLabels": {"team": "data"}}}, 3),
+    ("podAnnotations", {"nodes": {"replicas": 5, "podAnnotations": {"note": "x"}}}, 5),
+]
+
+
+@pytest.mark.parametrize(("change", "count"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
+def test_what_runs_keeps_what_it_has_until_it_is_made_again(change: Json, count: int) -> None:
+    """As with another image."""
+    world = made()
+    before = {p["metadata"]["uid"] for p in world.of("Pod")}
+    world.cluster["spec"] |= change
+    world.run()
+    assert {p["metadata"]["uid"] for p in world.of("Pod")} == before
+    pending = restart_pending(world.observe())
+    assert len(pending) == count
+    if "nodeSelector" in change.get("nodes", {}):
+        return  # no machine carries it: see below
+    del world.objects["Pod", pending[0]]
+    world.run()
+    assert restart_pending(world.observe()) == pending[1:]
+
+
+# -- where they land
+
+
+def test_members_go_where_node_selector_and_tolerations_let_them() -> None:
+    taint = Taint("stele", "nodes", "NoSchedule")
+    world = world_of(
+        {
+            "masters": {"nodeSelector": {"role": "control"}},
+            "nodes": {"replicas": 3, "nodeSelector": SSD, "tolerations": [DEDICATED]},
+        },
+        labels={**{f"n{n}": {"role": "control"} for n in (1, 2, 3)}, **{f"n{n}": SSD for n in (4, 5, 6)}},
+        taints={f"n{n}": (taint,) for n in (4, 5, 6)},
+        machines=7,
+    )
+    world.run()
+    assert where(world, "master") == {"n1", "n2", "n3"} and where(world, "node") == {"n4", "n5", "n6"}
+    assert not make_plan(world.observe()).findings
+    check(world)
+
+
+BARRED: list[tuple[str, Json, Json]] = [
+    ("labels", {"nodeSelector": SSD}, {"labels": {"n2": SSD, "n3": SSD}}),
+    ("a taint", {}, {"taints": {"n1": (Taint("gpu", "", "NoSchedule"),)}}),
+    ("a taint that evicts", {}, {"taints": {"n1": (Taint("gpu", "", "NoExecute"),)}}),
+    (
+        "a taint of another value",
+        {"tolerations": [{"key": "gpu", "value": "a100"}]},
+        {"taints": {"n1": (Taint("gpu", "h100", "NoSchedule"),)}},
+    ),
+    (
+        "a taint of another effect",
+        {"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}]},
+        {"taints": {"n1": (Taint("gpu", "", "NoSchedule"),)}},
+    ),
+]
+FREE: list[tuple[str, Json, Json]] = [
+    ("a wish", {}, {"taints": {"n1": (Taint("gpu", "", "PreferNoSchedule"),)}}),
+    (
+        "any value",
+        {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
+        {"taints": {"n1": (Taint("gpu", "h100", "NoSchedule"),)}},
+    ),
+    (
+        "its value",
+        {"tolerations": [{"key": "gpu", "value": "h100", "effect": "NoSchedule"}]},
+        {"taints": {"n1": (Taint("gpu", "h100", "NoSchedule"),)}},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "machines", "zone"),
+    [(*case[1:], "z2") for case in BARRED] + [(*case[1:], "z1") for case in FREE],
+    ids=[f"not {case[0]}" for case in BARRED] + [case[0] for case in FREE],
+)
+def test_a_new_member_is_given_no_zone_where_no_machine_is_for_it(
+    part: Json, machines: Json, zone: str
+) -> None:
+    """A zone stands for good: the member would wait there, though there is room in others."""
+    world = world_of(
+        {"zones": ["z1", "z2", "z3"], "masters": {"replicas": 1}, "nodes": {"replicas": 1, **part}},
+        **machines,
+        machines=3,
+    )
+    world.run()
+    (claim,) = (c for c in world.of("PersistentVolumeClaim") if "node" in c["metadata"]["name"])
+    assert claim["metadata"]["annotations"]["stele.dev/zone"] == zone
+    assert where(world, "node") == {f"n{zone[1]}"}
+
+
+def test_one_that_replaces_a_lost_node_waits_for_a_machine_that_is_for_it_and_says_why() -> None:
+    spec = {"nodes": {"replicas": 3, "nodeSelector": SSD}, "healing": {"machineLostAfter": "5s"}}
+    world = world_of(spec, labels={f"n{n}": SSD for n in (1, 2, 3)})
+    world.run()
+    world.kill("n3")
+    for _ in range(8):
+        world.step()
+    world.run()
+    assert where(world, "node") == {"n1", "n2", ""}  # n4 and n5 are up and free
+    assert conditions(world)["Degraded"][1] == "NodePending"
+    assert "no machine takes it: 0/5 machines fit" in conditions(world)["Degraded"][2]
+    world.machines = [replace(m, labels=SSD) if m.name == "n5" else m for m in world.machines]
+    world.run()
+    assert where(world, "node") == {"n1", "n2", "n5"}
+    check(world)
+
+
+# -- what is told
+
+
+def test_a_selector_that_no_machine_carries_is_told_before_a_pod_waits_for_it() -> None:
+    world = made()
+    world.cluster["spec"]["nodes"] |= {"nodeSelector": {"disk": "sdd", "arch": "x"}}
+    plan = world.run()
+    (stalled,) = [f for f in plan.findings if f.kind is Kind.STALLED]
+    assert stalled.reason == "NoMachineSelected"
+    assert stalled.message == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine carries"
+    assert {m.state for m in plan.members} == {State.READY}, "nothing that runs is touched"
+    world.machines_known = False
+    assert not [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
+
+
+def test_a_zone_in_which_no_machine_carries_it_is_named() -> None:
+    """Else members would stand in fewer zones than were asked for, and nobody would know."""
+    world = world_of(
+        {
+            "zones": ["z1", "z2", "z3"],
+            "masters": {"replicas": 1},
+            "nodes": {"replicas": 2, "nodeSelector": SSD},
+        },
+        labels={"n1": SSD, "n2": SSD, "n4": SSD},
+    )
+    plan = world.run()
+    assert [(f.kind, f.message) for f in plan.findings] == [
+        (Kind.STALLED, "nodes.nodeSelector asks for disk=ssd, which no machine in zone z3 carries")
+    ]
+    assert where(world, "node") == {"n1", "n2"}
+
+
+def test_members_on_machines_that_the_selector_leaves_out_are_named_and_stay() -> None:
+    world = world_of({"nodes": {"replicas": 3}}, labels={"n1": SSD, "n2": SSD, "n4": SSD})
+    world.run()
+    out = node_of(world, "n3")
+    world.cluster["spec"]["nodes"] |= {"nodeSelector": SSD}
+    plan = world.run()
+    (told,) = [f for f in plan.findings if f.reason == "Misplaced"]
+    assert f"{out} (on machine n3, which nodes.nodeSelector leaves out)" in told.message
+    assert "n1" not in told.message and where(world, "node") == {"n1", "n2", "n3"}
+    status, reason, message = conditions(world)["Reconciling"]
+    assert (status, reason) == ("False", "Misplaced") and "RestartPending" not in reason
+    assert "made from an older spec" in message
+
+
+def test_one_whose_machine_is_left_out_since_is_made_anew_elsewhere_once_its_claim_is_deleted() -> None:
+    """As the message says."""
+    world = world_of({"nodes": {"replicas": 3}}, labels={"n1": SSD, "n2": SSD, "n4": SSD})
+    world.run()
+    out = node_of(world, "n3")
+    world.cluster["spec"]["nodes"] |= {"nodeSelector": SSD}
+    world.run()
+    del world.objects["PersistentVolumeClaim", out]
+    del world.objects["Pod", out]
+    for _ in range(8):
+        world.step()
+    world.run()
+    assert where(world, "node") == {"n1", "n2", "n4"}
+    check(world)
+
+
+def test_a_selector_that_is_put_right_reaches_pods_that_wait() -> None:
+    world = world_of({"nodes": {"replicas": 3, "nodeSelector": {"disk": "sdd"}}})
+    world.machines = [replace(m, labels=SSD) for m in world.machines]
+    for _ in range(20):
+        world.step()
+    assert where(world, "node") == {""}
+    assert not make_plan(world.observe()).actions, "nothing is tried in vain"
+    assert conditions(world)["Stalled"][1] == "NoMachineSelected"
+    world.cluster["spec"]["nodes"] |= {"nodeSelector": SSD}
+    plan = world.step()
+    assert len([a for a in plan.actions if isinstance(a, DeletePod)]) == 3
+    world.run()
+    assert "" not in where(world, "node") and not restart_pending(world.observe())
+    check(world)
+
+
+REFUSED = {
+    "priority": 'pods "{name}" is forbidden: no PriorityClass with name high was found',
+    "account": 'pods "{name}" is forbidden: error looking up service account data/tablets: serviceaccount "tablets" not found',
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED.values(), ids=REFUSED.keys())
+def test_what_a_pod_names_and_is_not_there_is_told_in_the_api_servers_words(sentence: str) -> None:
+    world = made()
+    name = node_of(world, "n2")
+    world.forbidden["Pod", name] = sentence
+    del world.objects["Pod", name]
+    node_id = world.objects["PersistentVolumeClaim", name]["metadata"]["annotations"]["stele.dev/node-id"]
+    world.heard_s[node_id] -= 60
+    plan = world.step()
+    assert any(isinstance(a, CreatePod) for a in plan.actions), "it is tried again"
+    (lost,) = [f for f in plan.findings if f.reason == "NodeLost"]
+    assert sentence.format(name=name) in lost.message
+
+
+def test_labels_and_taints_of_a_machine_are_read() -> None:
+    raw = {
+        "metadata": {"name": "n1", "labels": {"disk": "ssd", "topology.kubernetes.io/zone": "z1"}},
+        "spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "a", "value": "b", "effect": "NoExecute"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }  # fmt: skip
+    seen = parse_machine(copy.deepcopy(raw))
+    assert seen.labels == raw["metadata"]["labels"] and seen.zone == "z1"
+    assert seen.taints == (Taint("gpu", "", "NoSchedule"), Taint("a", "b", "NoExecute"))
+    bare = parse_machine({"metadata": {"name": "n2"}})
+    assert (bare.labels, bare.taints, bare.schedulable) == ({}, (), True)
