@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: a new image is given to all pods as it says, with kubectl, and what it says is missing in pods is missing."""
+"""docs/kubernetes.md: a new image is given to all pods as it says, with kubectl, and it names each field of the pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import blocks
+from stele_operator.plan.observation import ROLES
+from tests.docs.blocks import ROOT, blocks
 from tests.operator.cluster import Json, bench
 from tests.operator.worlds import made
 
@@ -17,7 +18,16 @@ DOCUMENT = "docs/kubernetes.md"
 NEW = "stele/node:NEW"
 
 
-def test_members_pods_lack_what_the_document_says() -> None:
+FIELDS = ("nodeSelector", "tolerations", "priorityClassName", "podLabels", "podAnnotations")
+
+
+def test_each_field_of_the_pods_is_in_the_document() -> None:
+    text = (ROOT / DOCUMENT).read_text()
+    for name in ("imagePullSecrets", "serviceAccountName", *(f"{r}s.{f}" for r in ROLES for f in FIELDS)):
+        assert f"`{name}`" in text, name
+
+
+def test_pods_have_nothing_of_what_is_not_given() -> None:
     pods = made().of("Pod")
     assert pods
     for pod in pods:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from stele_operator.plan.findings import Kind
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Role, Taint
 from stele_operator.plan.status import restart_pending
+from tests.operator.cluster import Bench, bench
 from tests.operator.test_tables import conditions
 from tests.operator.world import World
 from tests.operator.worlds import check, made, node_of
@@ -348,3 +350,65 @@ def test_labels_and_taints_of_a_machine_are_read() -> None:
     assert seen.taints == (Taint("gpu", "", "NoSchedule"), Taint("a", "b", "NoExecute"))
     bare = parse_machine({"metadata": {"name": "n2"}})
     assert (bare.labels, bare.taints, bare.schedulable) == ({}, (), True)
+
+
+# -- on a Kubernetes
+
+
+async def give(made: Bench, machine: str, label: str, tainted: bool) -> None:
+    """What `kubectl label node` and `kubectl taint node` do."""
+    taint = {"key": "stele", "value": label, "effect": "NoSchedule"}
+    patch: Json = {"metadata": {"labels": {"stele": label}}, "spec": {"taints": [taint] if tainted else None}}
+    await made.kube.patch("Node", "", machine, patch)
+
+
+@pytest.mark.timeout(300)
+async def test_a_cluster_on_machines_of_its_own_stands_there_and_says_for_what_it_waits(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as made:
+
+        async def there() -> bool:
+            return await made.names("Node") == {f"n{n}" for n in range(1, 6)}
+
+        async def placed(role: str) -> list[str]:
+            found = await made.kube.list("Pod", "default", f"stele.dev/role={role}")
+            return sorted(p["spec"].get("nodeName", "") for p in found)
+
+        async def waits() -> bool:
+            _, reason, message = await made.condition("TabletCluster", "flights", "Degraded")
+            words = (
+                "no machine takes it: 0/5 nodes are available",
+                "didn't match Pod's node affinity/selector",
+            )
+            told = reason == "NodePending" and all(word in message for word in words)
+            return told and await placed("node") == ["", "n4", "n5"]
+
+        async def ready() -> bool:
+            cluster = await made.kube.get("TabletCluster", "default", "flights")
+            return ((cluster or {}).get("status") or {}).get("readyReplicas") == 3
+
+        await made.until("the machines are there", there)
+        await give(made, "n2", "masters", tainted=False)
+        for machine in ("n4", "n5"):
+            await give(made, machine, "nodes", tainted=True)
+        await made.start()
+        await made.apply(
+            "cluster",
+            imagePullSecrets=[{"name": "registry"}],
+            masters={"replicas": 1, "storage": {"size": "1Gi"}, "nodeSelector": {"stele": "masters"}},
+            nodes={
+                "replicas": 3,
+                "storage": {"size": "1Gi"},
+                "nodeSelector": {"stele": "nodes"},
+                "tolerations": [{"key": "stele", "value": "nodes", "effect": "NoSchedule"}],
+                "podLabels": {"team": "data"},
+            },
+        )
+        await made.until("the third node says why it waits", waits)
+        assert await placed("master") == ["n2"]
+        await give(made, "n1", "nodes", tainted=True)
+        await made.until("all nodes are ready", ready)
+        assert await placed("node") == ["n1", "n4", "n5"]
+        teams = await made.kube.list("Pod", "default", "team=data")
+        assert len(teams) == 3

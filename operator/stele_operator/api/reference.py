@@ -15,8 +15,8 @@ Json = dict[str, Any]
 _HEAD = """# TabletCluster and TabletGroup, field by field
 
 Written by `python -m stele_operator.api.generate`; do not edit. `kubectl explain tc.spec.nodes` and the like say the same.
-Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/flights.yaml](../examples/flights.yaml). `[]`: of each
-one in a list; bold: must be given. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
+Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/dedicated.yaml](../examples/dedicated.yaml),
+[examples/flights.yaml](../examples/flights.yaml). `[]`: of each one in a list; bold: must be given. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
 """
 
