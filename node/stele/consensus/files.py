@@ -29,15 +29,6 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def sync_file(path: Path) -> None:
-    """Make the bytes of `path` survive power loss."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def make_directory(path: Path) -> None:
     """Create `path` and what is missing above it; every new name is synced in its parent."""
     while not path.exists():

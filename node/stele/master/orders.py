@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
 
 def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
-    """What is to become of a reported replica (DESIGN "Deleting a replica")."""
+    """What is to become of a reported replica; the invariant above, as code."""
     status = report.status
     if row is None:
         return "keep"

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
-from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.model.ids import OpId, ReplicaId
 from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
 from stele.model.record import record
 from stele.raft.messages import Message
@@ -39,10 +39,6 @@ class InitialState:
     failed: bool = False
     leader_hint: ReplicaId | None = None
     skipped: SkippedRecord = NOTHING_SKIPPED
-
-
-INITIAL_EMPTY = InitialState(0, None, OPID_NONE, Configuration(-1, ()))
-"""A replica with nothing on disk and no configuration yet."""
 
 
 class ChangeType(IntEnum):
@@ -148,7 +144,7 @@ class DataArrived:
 
 @record
 class PeerFailed:
-    """The node of this replica is seen as failed: a reset connection, or SWIM."""
+    """The node of this replica is seen as failed: the connection to it was reset."""
 
     replica_id: ReplicaId
 

@@ -36,7 +36,7 @@ _ROLE_STEPS: dict[Role, tuple[Role, ...]] = {
     Role.CANDIDATE: (Role.LEADER, Role.FOLLOWER, Role.LEARNER, Role.NON_PARTICIPANT),
     Role.LEADER: (Role.FOLLOWER,),
 }
-"""DESIGN "Raft", roles. A step that takes several events may pass through more than one."""
+"""Which role may follow which. A step that takes several events may pass through more than one."""
 
 
 def facts(core: RaftCore) -> Facts:

@@ -91,17 +91,6 @@ def config_from_pb(pb: common_pb2.ConfigurationPB) -> Configuration:
     return Configuration(pb.opid_index, tuple(peer_from_pb(peer) for peer in pb.peers))
 
 
-def entry_to_pb(entry: Entry) -> consensus_pb2.EntryPB:
-    """A log entry as a message."""
-    return consensus_pb2.EntryPB(
-        term=entry.term,
-        index=entry.index,
-        kind=int(entry.kind),
-        timestamp=entry.timestamp,
-        payload=entry.payload,
-    )
-
-
 def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
     """A log entry.
 

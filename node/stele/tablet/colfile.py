@@ -84,11 +84,6 @@ class ColumnFile:
     def _damaged(self, what: str) -> Corrupt:
         return damaged(self.name, what)
 
-    @property
-    def first_key(self) -> bytes:
-        """The lowest key."""
-        return self.first_keys[0]
-
     def _part(self, part: int, group: int) -> npt.NDArray[np.uint8] | None:
         found = self._parts.get((part, group))
         if found is None:

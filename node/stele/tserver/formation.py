@@ -17,7 +17,7 @@ import structlog
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration, Peer
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey, TableId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
@@ -232,8 +232,3 @@ def holds(record: NodeRecord, key: StreamKey) -> bool:
 
 def _is_later(record: NodeRecord, key: StreamKey) -> bool:
     return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(record.first_masters)
-
-
-def reason_of(exc: BaseException) -> str:
-    """One line of what went wrong, for people."""
-    return str(exc.args[0]) if isinstance(exc, SteleError) else str(exc)

@@ -1,4 +1,4 @@
-"""A node assembled: volume, log, tablets, transport, services, heartbeats, probes. `Node.start`, `Node.stop`, `run`.
+"""A node assembled: volume, log, tablets, transport, services, heartbeats, probes. `Node.start`, `Node.stop`; process.py runs it.
 
 Owns the process's parts and their order of life; decides nothing about tablets. Masters are made of the same class
 with more services.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stele.wal.format import FooterRow, GroupHeader, GroupKind
+from stele.wal.format import FooterRow, GroupHeader
 from stele.wal.metadata import Metadata
 from stele.wal.options import HEADER_BYTES
 from stele.wal.scan import Behind, Found, Gap, Scan, Verdict, judge
@@ -199,8 +199,3 @@ def _tail(scan: Scan, metadata: Metadata | None, linked: Linked) -> Part:
 def _damage(scan: Scan, gap: Gap) -> Damage:
     what = f"{scan.path}: {gap.found.value} at {gap.offset}, where a synced group stood"
     return Damage(scan.sequence, gap.offset, gap.end, what, scan.footer)
-
-
-def is_record_group(group: GroupHeader) -> bool:
-    """Whether it holds records."""
-    return group.kind == GroupKind.RECORDS
