@@ -137,9 +137,20 @@ async def test_a_write_whose_one_answer_was_a_failure_may_have_been_done(tmp_pat
         assert await table.get(1, ["id"]) == {"id": 1}
 
 
-@pytest.mark.parametrize("code", [Code.CLOCK_AHEAD, Code.TOO_OLD], ids=lambda code: code.name)
+@pytest.mark.parametrize(
+    "code",
+    [
+        Code.CLOCK_AHEAD,
+        Code.DIGEST_MISMATCH,
+        Code.INVALID_ARGUMENT,
+        Code.SCHEMA_MISMATCH,
+        Code.TOO_OLD,
+        Code.UNSUPPORTED_VERSION,
+    ],
+    ids=lambda code: code.name,
+)
 async def test_a_refusal_says_nothing_of_the_attempt_before(tmp_path: Path, code: Code) -> None:
-    """As of another leader; TOO_OLD by itself says that it may have been done."""
+    """As of another leader, of another release perhaps; TOO_OLD by itself says that it may have been done."""
     async with one_tablet(tmp_path) as (_, table, tablet):
         await table.put({"id": 0})
         tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))

@@ -52,8 +52,19 @@ _SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SN
 _REFRESH = frozenset(
     (Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER, Code.STALE_INCARNATION)
 )
-_NOT_PROPOSED = frozenset((Code.CHANGE_IN_PROGRESS, Code.SCHEMA_MISMATCH, Code.CLOCK_AHEAD, Code.TOO_LARGE))
-"""Told before proposing. CHANGE_IN_PROGRESS may be an earlier attempt of the same write, which ends soon."""
+_NOT_PROPOSED = frozenset(
+    (
+        Code.CHANGE_IN_PROGRESS,
+        Code.SCHEMA_MISMATCH,
+        Code.CLOCK_AHEAD,
+        Code.TOO_LARGE,
+        Code.INVALID_ARGUMENT,
+        Code.UNSUPPORTED_VERSION,
+        Code.DIGEST_MISMATCH,
+    )
+)
+"""Told before proposing, also of what a leader of another release took. CHANGE_IN_PROGRESS may be an earlier attempt of the
+same write, which ends soon."""
 _MAYBE_DONE = frozenset(
     (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
 )
