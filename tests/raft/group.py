@@ -44,7 +44,7 @@ from stele.raft.events import (
 )
 from stele.raft.invariants import check, check_step, facts
 from stele.raft.messages import Message
-from stele.raft.ports import fold_records, write_persist
+from stele.raft.ports import fold_records, persist_calls
 from tests.sim.disk import SimLog
 
 
@@ -159,7 +159,8 @@ class Group:
         say = self.said.append
         match effect:
             case Persist(id=persist_id):
-                write_persist(member.log, effect, lambda: self._persisted(member, persist_id))
+                for call in persist_calls(member.log, effect, lambda: self._persisted(member, persist_id)):
+                    call()
             case Send(after=after):
                 if after > member.durable:
                     member.waiting.append(effect)

@@ -12,6 +12,7 @@ Invariant of the suite: it speaks to a log through its port only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import pytest
@@ -21,7 +22,7 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
 from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
 from stele.raft.effects import HardState, Persist
-from stele.raft.ports import LoadedLog, LogPort, fold_records, write_persist
+from stele.raft.ports import LoadedLog, LogPort, fold_records, persist_calls
 
 
 class LogUnderTest(Protocol):
@@ -345,14 +346,15 @@ class LogPortContract:
     def test_a_persist_effect_is_written_in_its_order(self, logs: LogUnderTest) -> None:
         log = logs.open()
         calls: list[int] = []
-        write_persist(
-            log,
+        persists = (
             Persist(1, HardState(1, ReplicaId(1)), None, entries((1, 1), (1, 2))),
-            lambda: calls.append(1),
+            Persist(2, HardState(2, None), 2, entries((2, 2))),
+            Persist(3, None, 2, ()),
+            Persist(4, HardState(3, None), None, ()),
         )
-        write_persist(log, Persist(2, HardState(2, None), 2, entries((2, 2))), lambda: calls.append(2))
-        write_persist(log, Persist(3, None, 2, ()), lambda: calls.append(3))
-        write_persist(log, Persist(4, HardState(3, None), None, ()), lambda: calls.append(4))
+        for persist in persists:
+            for call in persist_calls(log, persist, partial(calls.append, persist.id)):
+                call()
         logs.settle()
         assert calls == [1, 2, 3, 4]
 

@@ -55,7 +55,7 @@ from stele.raft.events import (
 )
 from stele.raft.invariants import check, check_role_step, check_step, facts
 from stele.raft.messages import Message
-from stele.raft.ports import fold_records, write_persist
+from stele.raft.ports import fold_records, persist_calls
 from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.disk import SimLog
 from tests.sim.resting import RestingNode, node_of
@@ -314,7 +314,8 @@ class SimReplica:
                 if effect.entries:
                     self.active_ms = self.node_ms()
                 voted = effect.hard_state is not None and self.core.voted_for not in (None, self.replica_id)
-                write_persist(self.log, effect, lambda: self._persisted(persist_id, voted))
+                for call in persist_calls(self.log, effect, lambda: self._persisted(persist_id, voted)):
+                    call()
             case Send(after=after):
                 if after > self._durable_persist:
                     self._waiting.append((after, effect))

@@ -22,6 +22,7 @@ from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import Event, LogRead, Persisted, SyncStalled, Tick
 from stele.raft.messages import Message
+from stele.raft.ports import Appends, persist_calls
 
 log = structlog.get_logger("stele.consensus")
 
@@ -29,24 +30,12 @@ _RETRY_S = 0.005
 _READ_AGAIN_S = 0.5
 
 
-class ReplicaLog(Protocol):
+class ReplicaLog(Appends, Protocol):
     """What the runtime needs of a stele.wal StreamLog."""
 
     @property
     def under_way(self) -> object:
         """Where the log stands that the stream is in. As long as this is the same, none of its writes or syncs has ended."""
-
-    def append_term(self, term: int, done: Callable[[], None] | None = None) -> None:
-        """As LogPort."""
-
-    def append_vote(self, term: int, voted_for: ReplicaId, done: Callable[[], None] | None = None) -> None:
-        """As LogPort."""
-
-    def append_entries(self, entries: tuple[Entry, ...], done: Callable[[], None] | None = None) -> None:
-        """As LogPort."""
-
-    def pop_entries(self, from_index: int, done: Callable[[], None] | None = None) -> None:
-        """As LogPort."""
 
     def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
         """Entries from `first_index` on, about `bytes_max`; any thread."""
@@ -209,30 +198,14 @@ class CoreRuntime:
                 self._sink.effect(effect)
 
     def _persist(self, persist: fx.Persist) -> None:
-        hard, pop, entries = persist.hard_state, persist.truncate_from, persist.entries
-        stream = self._stream
-        calls: list[Callable[[Callable[[], None] | None], None]] = []
-        if hard is not None:
-            if hard.voted_for is None:
-                term = hard.term
-                calls.append(lambda done: stream.append_term(term, done))
-            else:
-                term, vote = hard.term, hard.voted_for
-                calls.append(lambda done: stream.append_vote(term, vote, done))
-        if pop is not None:
-            from_index = pop
-            calls.append(lambda done: stream.pop_entries(from_index, done))
-        if entries:
-            self._sink.appending(entries)
-            calls.append(lambda done: stream.append_entries(entries, done))
-        last = len(calls) - 1
-        for i, call in enumerate(calls):
-            done = (lambda: self._persisted(persist.id)) if i == last else None
-            self._appends.append(lambda call=call, done=done: call(done))  # type: ignore[misc]
+        if persist.entries:
+            self._sink.appending(persist.entries)
+        calls = persist_calls(self._stream, persist, lambda: self._persisted(persist.id))
         if not calls:
             self._loop.call_soon(self._persisted, persist.id)
             return
         self._unsynced.append((persist.id, self._now_ms()))
+        self._appends.extend(calls)
         if len(self._appends) == len(calls):
             self._push_appends()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from stele.model.config import Configuration
@@ -28,6 +29,7 @@ from stele.model.logrecord import (
 from stele.raft.effects import HardState, Persist
 
 __all__ = [
+    "Appends",
     "Chance",
     "Done",
     "EntryRecord",
@@ -40,7 +42,7 @@ __all__ = [
     "TermRecord",
     "VoteRecord",
     "fold_records",
-    "write_persist",
+    "persist_calls",
 ]
 
 Done = Callable[[], None]
@@ -165,18 +167,36 @@ def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
     return LoadedLog(HardState(term, voted_for), start, config, tuple(entries), skipped)
 
 
-def write_persist(log: LogPort, persist: Persist, done: Done | None) -> None:
-    """Make a Persist effect's calls on a log, in the order the effect demands; `done` goes with the last one."""
+class Appends(Protocol):
+    """What a Persist needs of a log; each as in LogPort."""
+
+    def append_term(self, term: int, done: Done | None = None) -> None:
+        """As LogPort."""
+
+    def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
+        """As LogPort."""
+
+    def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
+        """As LogPort."""
+
+    def pop_entries(self, from_index: int, done: Done | None = None) -> None:
+        """As LogPort."""
+
+
+def persist_calls(log: Appends, persist: Persist, done: Done | None) -> list[Callable[[], None]]:
+    """A Persist effect's calls on a log, in the order the effect demands; `done` goes with the last one. A log may refuse one:
+    then those behind it wait."""
     hard = persist.hard_state
-    pop = persist.truncate_from
-    entries = persist.entries
+    calls: list[Callable[..., None]] = []
     if hard is not None:
-        last = done if pop is None and not entries else None
         if hard.voted_for is None:
-            log.append_term(hard.term, last)
+            calls.append(partial(log.append_term, hard.term))
         else:
-            log.append_vote(hard.term, hard.voted_for, last)
-    if pop is not None:
-        log.pop_entries(pop, done if not entries else None)
-    if entries:
-        log.append_entries(entries, done)
+            calls.append(partial(log.append_vote, hard.term, hard.voted_for))
+    if persist.truncate_from is not None:
+        calls.append(partial(log.pop_entries, persist.truncate_from))
+    if persist.entries:
+        calls.append(partial(log.append_entries, persist.entries))
+    if calls:
+        calls[-1] = partial(calls[-1], done)
+    return calls
