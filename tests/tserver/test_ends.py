@@ -85,6 +85,21 @@ async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
     await cluster.stop("node-0")
 
 
+async def test_a_failed_log_ends_the_node_though_its_disk_does_not_say_how_full_it_is(
+    cluster: LocalCluster,
+) -> None:
+    node, directory = cluster.running["node-0"], cluster.options("node-0").data_dir
+    away = directory.rename(directory.with_name("away"))
+    try:
+        with pytest.raises(OSError):
+            await node.watch.measure()
+        node.log.fail(OSError("the disk is gone"))
+        await wait_until(node.failed.done)
+    finally:
+        away.rename(directory)
+    await cluster.stop("node-0")
+
+
 async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster: LocalCluster) -> None:
     """A driver would replace them, where a node that starts again has them all."""
     node = cluster.running["node-0"]

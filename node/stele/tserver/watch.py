@@ -54,10 +54,10 @@ class NodeWatch:
 
     async def look(self) -> None:
         """One round."""
+        if self._node_log.failed is not None:  # first: a disk that fails may not say how full it is
+            self._host.fail(self._node_log.failed)
         await self.measure()
         self._mind_space()
-        if self._node_log.failed is not None:
-            self._host.fail(self._node_log.failed)
 
     def tick(self, now_ms: int) -> None:
         """Time has passed, as the replicas count it: a stall of ours is none of the disk's.
