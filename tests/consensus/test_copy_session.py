@@ -75,9 +75,8 @@ async def two_sources(
         await group.caught_up(replica)
     begun = leader.committed_opid
     await group.write(rows([2000]))
-    for (
-        replica
-    ) in group.replicas():  # else a source has nothing behind `begun`, and its copy is installed at once
+    # Else a source has nothing behind `begun`, and its copy is installed at once.
+    for replica in group.replicas():
         await group.caught_up(replica)
     one = group.node_of(leader)
     return group, nodes, (one, next(node for node in nodes[:3] if node is not one)), begun
