@@ -32,6 +32,8 @@ MASTERS = [f"{0xA0 + i:032x}" for i in range(3)]
 CLUSTER = "c" * 32
 OPTIONS = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, order_retry_ms=50)
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
+_EPOCH_US = 1_700_000_000_000_000
+"""What the wall clock adds to a steady one, which begins at 0 with the machine."""
 
 
 class World:
@@ -43,7 +45,7 @@ class World:
         self.group = MemoryGroup(directory, MASTERS)
         self.pool = ChannelPool(Identity())
         self._clock = ReplicaClock()
-        wall = asyncio.get_running_loop().time
+        steady = asyncio.get_running_loop().time
         self.masters = {
             n: Master(
                 n,
@@ -52,7 +54,7 @@ class World:
                 self.pool,
                 options,
                 now_ms=lambda: self._clock.now_ms() + self.shift_ms,
-                wall=lambda: int(wall() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
+                wall=lambda: _EPOCH_US + int(steady() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
             )
             for n in MASTERS
         }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from stele.master import driving
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration
 from stele.model.errors import Code
@@ -80,6 +82,31 @@ async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
         w.wall_ahead_ms = 7_200_000  # set right under a leader: nobody's claim ends by it
         third = pb.ClaimDriverRequest(holder="d3", ttl_ms=60_000)
         assert (await refused(w.leader.ClaimDriver(third, None))).code is Code.NOT_READY
+
+
+async def test_an_order_that_waits_for_a_lock_is_refused_if_its_driver_loses_the_claim_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """A node's state was changed by a driver that another had replaced before it was that order's turn."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row, epoch, asked = await healing(w)
+        node, lead = hex_of(asked.target_node), w.lead
+        move = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(node), state=pb.DRAINING)
+        asked.replica_id = 4
+        orders = (
+            driving.set_node_state(lead, move),
+            driving.begin_intent(lead, pb.BeginIntentRequest(epoch=epoch, intent=asked)),
+            driving.end_intent(lead, end(row, epoch, 9)),
+        )
+        async with lead.locks.hold(tables=(f"node/{node}",), tablets=(row.tablet_id,)):
+            waiting = [asyncio.create_task(order) for order in orders]
+            assert await claimed(w) == epoch + 1
+            assert not any(task.done() for task in waiting)
+        for task in waiting:
+            assert (await refused(task)).code is Code.STALE_EPOCH
+        assert w.catalog.nodes[node].state == "ACTIVE"
+        assert w.catalog.intents[row.tablet_id].epoch == epoch
 
 
 async def test_intents(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class Executor:
 
         Raises:
             StaleEpoch: another driver holds it after this one did.
-            SteleError: another driver holds it still (CAS_FAILED), or no master answers.
+            SteleError: NOT_READY while another driver holds it still; or no master answers.
         """
         now = self._now_ms()
         if self.claim is not None and now - self._renewed_ms < self._ttl_ms // 3:

@@ -2,8 +2,9 @@
 
 The caller has made sure of the leadership (Master.confirmed_lead): what is refused, or found to be done, may need no batch.
 
-Invariant: every change but a claim is made under the epoch in force, and an intent ends only in the batch that
-records a committed configuration which decides it.
+Invariant: an order that names an epoch changes something only if that one is in force once it holds its locks. Intents always
+name one; a node's state does, but for an administrator's order (epoch 0); to make a node known takes none, as that gives it nothing to
+do. An intent ends only in the batch that records a committed configuration which decides it.
 """
 
 from __future__ import annotations
@@ -216,9 +217,9 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
         state = master_pb2.NodeStatePB.Name(request.state)
     except ValueError:
         state = str(request.state)
-    if request.epoch:
-        check_epoch(lead, request.epoch)
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
+        if request.epoch:
+            check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
             raise Rejected(f"no node has the id {node_id}", code=Code.NOT_FOUND)
