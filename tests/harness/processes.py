@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from stele.client.admin import form_masters
 from stele.model.errors import SteleError
 from stele.model.ids import new_id
 from stele.rpc.resolve import join_address
+from tests.harness.loopback import Loopback
 
 NODE_PORT, MASTER_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
 
@@ -115,9 +115,8 @@ class Cluster:
         if clocks:
             path = filter(None, (str(_SKEW), self._environment.get("PYTHONPATH")))
             self._environment["PYTHONPATH"] = os.pathsep.join(path)
-        # Two clusters at once must not meet: 127.64.0.0 to 127.127.255.0, by chance, checked by binding.
-        chosen = random.SystemRandom()
-        self.network = f"127.{chosen.randrange(64, 128)}.{chosen.randrange(256)}"
+        self.loopback = Loopback()
+        self.network = self.loopback.prefix
         self._zones = zones
         self.masters = [self._member("master", n) for n in range(masters)]
         self.nodes = [self._member("node", n) for n in range(nodes)]
@@ -214,6 +213,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 start_new_session=True,
+                pass_fds=(self.loopback.claim,),
             )
 
     def add_node(self) -> Member:

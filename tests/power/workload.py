@@ -74,7 +74,7 @@ def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
     """A cluster whose volumes are below `directory`; the one of a story, if there is one."""
     cluster = LocalCluster(directory, nodes=NODES, master_options=_MASTER)
     if story is not None:
-        cluster.cluster_id, cluster._net, cluster.ids = story.cluster_id, story.network, story.ids
+        cluster.cluster_id, cluster.network, cluster.ids = story.cluster_id, story.network, story.ids
     return cluster
 
 
@@ -230,7 +230,7 @@ def note_incarnation(story: Story, name: str, node: Node) -> None:
 
 async def _record(directory: Path, seed: int, seconds: float, told: Path) -> None:
     cluster = cluster_on(directory)
-    story = Story(cluster.cluster_id, cluster._net, cluster.ids)
+    story = Story(cluster.cluster_id, cluster.network, cluster.ids)
     _listen(story)
     await cluster.start()
     for name, node in cluster.running.items():

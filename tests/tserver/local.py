@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 
 from stele.client import AsyncClient
@@ -17,6 +16,7 @@ from stele.model.schema import Schema
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.consensus.cluster import OPTIONS, WAIT_S, wait_until
+from tests.harness.loopback import Loopback
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
 HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
@@ -29,15 +29,15 @@ class LocalCluster:
         self.directory = directory
         self.master_options = master_options
         self.cluster_id = ClusterId(new_id())
-        chosen = random.SystemRandom()
-        self._net = f"127.{chosen.randrange(128, 192)}.{chosen.randrange(256)}"
+        self._loopback = Loopback()
+        self.network = self._loopback.prefix
         self.ids = {name: NodeId(new_id()) for name in ("master", *(f"node-{i}" for i in range(nodes)))}
         self.running: dict[str, Node] = {}
 
     def options(self, name: str, *, first: bool = False) -> NodeOptions:
         number = list(self.ids).index(name) + 1
-        host = f"{self._net}.{number}"
-        master = f"{self._net}.1:7051"
+        host = f"{self.network}.{number}"
+        master = f"{self.network}.1:7051"
         address = master if name == "master" else f"{host}:7050"
         return NodeOptions(
             data_dir=self.directory / name,
@@ -58,7 +58,7 @@ class LocalCluster:
 
     @property
     def master_address(self) -> str:
-        return f"{self._net}.1:7051"
+        return f"{self.network}.1:7051"
 
     def client(self) -> AsyncClient:
         return AsyncClient([self.master_address], timeout_s=60)
