@@ -33,6 +33,8 @@ _WAITS = frozenset(step.__name__ for step in WAITS)
 _REPLICA = re.compile(r"\breplica \d+\b")
 _SECONDS = re.compile(r"\b\d+ s\b")
 _COPIED = re.compile(r"\b\d+ of \d+ bytes\b")
+"""What may be another in each pass though the thing is the same: for how long a failed copy's source had given nothing (nothing
+tells for how long a node has been silent); how much of a copy has arrived."""
 
 
 @dataclass(frozen=True, slots=True)

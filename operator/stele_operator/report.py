@@ -22,7 +22,7 @@ _REPEAT_AFTER_S = 60.0
 _REMEMBERED_MAX = 2_000
 _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
-_PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # reasons tell for how long a node has been silent
+_PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
 
 
 def timestamp(now_s: float) -> str:

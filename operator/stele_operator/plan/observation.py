@@ -1,6 +1,7 @@
 """What one pass saw: immutable values. Made by observe from authoritative lists; read by everything in plan.
 
-Invariant: nothing here is remembered from an earlier pass, but what was refused to it (growth). Times are seconds since 1970 by the operator's clock.
+Invariant: nothing here is remembered from an earlier pass, but what was refused to it (growth). Times are seconds since 1970 by the API
+server's clock (`Kube.now_s`), which stamps what it makes.
 """
 
 from __future__ import annotations
