@@ -160,13 +160,14 @@ class LocalCluster:
     # -- machines
 
     async def off(self, name: str) -> None:
-        """Power failure: SIGKILL to all its processes. Raises KeyError for an unknown machine, as all of these."""
-        self._kubelet.power_off(self.machines[name])
+        """Power failure: SIGKILL to all its processes, and none is left when this returns. Raises KeyError for an unknown
+        machine, as all of these."""
+        await self._kubelet.power_off(self.machines[name])
         log.info("machine off", machine=name)
 
     async def on(self, name: str) -> None:
         """Power again; its disks as they were."""
-        self._kubelet.power_on(self.machines[name])
+        await self._kubelet.power_on(self.machines[name])
         self.wake()
         log.info("machine on", machine=name)
 

@@ -1,6 +1,7 @@
 """The kubelets: on every machine that is on, its pods as processes. Owns a `Pod` for each, and pod addresses.
 
-Invariant: a machine that is off runs no process; a pod's object goes only after its processes are gone."""
+Invariant: a machine that is off runs no process, from when `power_off` has returned; a pod's object goes only after its
+processes are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from stele_local import dns, podspec
+from stele_local import dns, podspec, processes
 from stele_local.container import RETRY_SECONDS, Backoff, Container, Program, base_environment
 from stele_local.controllers import Recorder
 from stele_local.kinds import POD
@@ -26,7 +27,6 @@ from stele_local.status import bad_request, not_offered
 
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local.kubelet")
-FOLDER_VARIABLE = "STELE_LOCAL_FOLDER"  # marks every process of a cluster, so that `down` finds what is left
 
 
 class Addresses:
@@ -210,6 +210,7 @@ class Pod:
         folder.mkdir(parents=True, exist_ok=True)
         namespace = self._pod["metadata"]["namespace"]
         ours = self._kubelet.process_environment(namespace) | {
+            processes.MACHINE_VARIABLE: self.machine.name,
             "HOSTNAME": self._pod["metadata"]["name"],
             "HOME": str(folder),
         }
@@ -228,7 +229,7 @@ class Pod:
         self._publish_states([container.status() for container in self.containers.values()])
 
     def _publish_states(self, states: list[Json]) -> None:
-        if not self.machine.on or self.machine.incarnation != self._kubelet.incarnation(self):
+        if not self.machine.on:
             return
         specs = self._pod["spec"]["containers"]
         ready = len(states) == len(specs) and all(state["ready"] for state in states)
@@ -275,17 +276,14 @@ class Kubelet:
         self.logs = folder / "logs"
         self.recorder = Recorder(registry, "kubelet")
         self._pods: dict[str, Pod] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._begun: dict[str, int] = {}  # pod uid → incarnation of the machine it was begun in
-
-    def incarnation(self, pod: Pod) -> int:
-        return self._begun.get(pod.uid, 0)
+        self._ending: set[Pod] = set()
+        self._power = {machine.name: asyncio.Lock() for machine in machines}
 
     def process_environment(self, namespace: str) -> dict[str, str]:
         """What marks a process as part of this cluster and lets it see cluster names."""
         return {
             "PYTHONPATH": str(dns.SHIM),
-            FOLDER_VARIABLE: str(self._folder),
+            processes.FOLDER_VARIABLE: str(self._folder),
             **self._hosts.environment(namespace),
         }
 
@@ -302,29 +300,37 @@ class Kubelet:
             if uid in self._pods:
                 self._pods[uid].see(pod)
             elif find(pod, "status", "phase") not in ("Succeeded", "Failed"):
-                self._begun[uid] = machine.incarnation
                 self._pods[uid] = Pod(self, machine, pod)
 
-    def power_off(self, machine: Machine) -> None:
-        """SIGKILL to all of the machine's processes; its pods keep their last status."""
-        machine.on = False
-        for uid in [uid for uid, pod in self._pods.items() if pod.machine is machine]:
-            self._end(self._pods.pop(uid))
+    async def power_off(self, machine: Machine) -> None:
+        """SIGKILL to all of the machine's processes; returns once they are gone. Its pods keep their last status."""
+        async with self._power[machine.name]:
+            machine.on = False
+            for uid in [uid for uid, pod in self._pods.items() if pod.machine is machine]:
+                self._end(self._pods.pop(uid))
+            await self._gone(machine)
+
+    async def power_on(self, machine: Machine) -> None:
+        """Its pods start again, once the last process of its life before is gone: nothing of then may speak for them."""
+        async with self._power[machine.name]:
+            if not machine.on:
+                await self._gone(machine)  # whoever switched it off may have been cancelled
+                machine.on = True
+
+    async def _gone(self, machine: Machine) -> None:
+        while ending := [pod.task for pod in self._ending if pod.machine is machine]:
+            await asyncio.wait(ending)
+        await asyncio.to_thread(processes.sweep, self._folder, machine.name)
 
     def _end(self, pod: Pod) -> None:
         pod.kill()
-        self._ending.add(pod.task)
-        pod.task.add_done_callback(self._ending.discard)
-
-    def power_on(self, machine: Machine) -> None:
-        if not machine.on:
-            machine.incarnation += 1
-            machine.on = True
+        self._ending.add(pod)
+        pod.task.add_done_callback(lambda _: self._ending.discard(pod))
 
     async def stop(self) -> None:
         for pod in self._pods.values():
             self._end(pod)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*(pod.task for pod in self._ending), return_exceptions=True)
 
     async def read_log(self, pod: Json, query: Mapping[str, str]) -> str:
         """The log of one container; raises ApiError."""

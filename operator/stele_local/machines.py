@@ -22,7 +22,7 @@ _CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage":
 
 @dataclass(slots=True)
 class Machine:
-    """One machine. `incarnation` counts its starts, so that work of an earlier life can be told."""
+    """One machine. `seen`: when it was on last, on the monotonic clock."""
 
     name: str
     zone: str
@@ -30,7 +30,6 @@ class Machine:
     folder: Path
     on: bool = True
     seen: float = field(default_factory=time.monotonic)
-    incarnation: int = 1
 
 
 class Machines:

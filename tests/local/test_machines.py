@@ -39,7 +39,7 @@ async def _started(cluster: LocalCluster) -> str:
 async def test_power_failure_and_return(cluster: LocalCluster) -> None:
     machine = await _started(cluster)
     await cluster.off(machine)
-    await until(lambda: not processes.left_over(cluster.folder), "its processes are dead")
+    assert processes.left_over(cluster.folder) == []
     await until(lambda: _node_ready(cluster, machine) == "Unknown", "its node is NotReady")
     await until(lambda: condition(cluster, "a") == "False", "a is not ready")
     assert "running" in container_status(cluster, "a")["state"], "the last status stays"
@@ -49,6 +49,39 @@ async def test_power_failure_and_return(cluster: LocalCluster) -> None:
     cluster.registry.create(POD, "default", pod("a", claim="data-a"))
     await until(lambda: condition(cluster, "a") == "True", "a is ready again")
     assert cluster.registry.get(POD, "default", "a")["spec"]["nodeName"] == machine
+    assert (_data(cluster, "data-a") / "starts").read_text() == "xx"
+
+
+STRAY = """
+import subprocess, sys, time
+wait = [sys.executable, "-c", "import time; print('strays', flush=True); time.sleep(600)"]
+subprocess.Popen(wait, start_new_session=True)
+time.sleep(600)
+"""
+
+
+async def test_no_process_of_a_machine_is_left_once_it_is_off(cluster: LocalCluster) -> None:
+    """Neither one that left its container's process group; the other machines' run on."""
+    strays = pod("strays", "python", "-c", STRAY, container={"readinessProbe": None})
+    cluster.registry.create(POD, "default", strays)
+    cluster.registry.create(POD, "default", pod("stays", nodeSelector={"kubernetes.io/hostname": "n3"}))
+    await until(lambda: condition(cluster, "stays") == "True", "the other pod is ready")
+    logs = cluster.folder / "logs" / "default"
+    await until(lambda: any(log.read_text() for log in logs.glob("strays-*/main-0.log")), "it has strayed")
+    machine = cluster.registry.get(POD, "default", "strays")["spec"]["nodeName"]
+    assert machine != "n3"
+    stays = int(container_status(cluster, "stays")["containerID"].removeprefix("process://"))
+    assert len(processes.left_over(cluster.folder)) == 3
+    await cluster.off(machine)
+    assert processes.left_over(cluster.folder) == [stays]
+
+
+async def test_what_a_pod_was_before_its_machine_lost_power_is_not_told_after(cluster: LocalCluster) -> None:
+    """Switched off and on without a pause between: what ends of the earlier life must not speak for the later one."""
+    machine = await _started(cluster)
+    await asyncio.gather(cluster.off(machine), cluster.on(machine))
+    await until(lambda: container_status(cluster, "a")["restartCount"] == 1, "it was started again")
+    await until(lambda: condition(cluster, "a") == "True", "a is ready again")
     assert (_data(cluster, "data-a") / "starts").read_text() == "xx"
 
 
