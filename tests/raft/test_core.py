@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import ENTRY_COST_BYTES, Entry, EntryKind
 from stele.model.errors import Code
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
@@ -141,7 +141,7 @@ def test_what_is_under_way_to_a_peer_is_bounded() -> None:
 
 
 def test_proposals_are_throttled_before_memory_is_full() -> None:
-    core = leader_in_step(RaftOptions(uncommitted_bytes_max=1000))
+    core = leader_in_step(RaftOptions(uncommitted_bytes_max=10 * (52 + ENTRY_COST_BYTES)))
     effects = core.step_many([Propose(n, EntryKind.WRITE, b"x" * 52) for n in range(50)])
     refused = [e for e in effects if isinstance(e, ProposalRefused)]
     assert refused and all(e.code is Code.THROTTLED for e in refused)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -374,6 +376,27 @@ def test_close_makes_what_was_appended_durable() -> None:
     with pytest.raises(Retryable, match="closed"):
         stream.append_term(5)
     assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 49
+
+
+def test_newest_entries_kept_in_memory_take_no_more_than_they_may() -> None:
+    """The bound counted payloads and 48 bytes each: of small entries six times as much was kept."""
+    bytes_max = 1 << 20
+    log = open_still(SimFiles(), replace(SMALL, segment_bytes=8 << 20, cache_bytes_max=bytes_max))
+    stream = stream_of(log)
+    tracemalloc.start()
+    try:
+        for first in range(1000, 31_000, 500):
+            stream.append_entries(tuple(entry(1, i - 999) for i in range(first, first + 500)))
+            log.turn()
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        state = log.states[key()]
+        state.cache.clear()
+        log.cache._fifo.clear()
+        taken = before - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert bytes_max // 2 < taken < bytes_max * 1.1
 
 
 # --- any order of calls, against a plain list

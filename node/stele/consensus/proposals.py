@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from stele.model.entry import Entry
+from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
 
@@ -43,12 +43,12 @@ class Proposals:
     def add(self, pending: Pending) -> None:
         """Take a write that waits for its timestamp."""
         self.waiting.append(pending)
-        self.waiting_bytes += len(pending.payload)
+        self.waiting_bytes += len(pending.payload) + ENTRY_COST_BYTES
 
     def next_waiting(self) -> Pending:
         """Take the oldest waiting write out."""
         pending = self.waiting.popleft()
-        self.waiting_bytes -= len(pending.payload)
+        self.waiting_bytes -= len(pending.payload) + ENTRY_COST_BYTES
         return pending
 
     def posted(self, context: int, pending: Pending) -> None:

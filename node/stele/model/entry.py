@@ -21,6 +21,10 @@ class EntryKind(IntEnum):
     CEILING = 4  # payload: u64 little-endian hybrid time below which the leader may assign timestamps
 
 
+ENTRY_COST_BYTES = 184
+"""Of memory, for an entry beside its payload's bytes. Measured by tracemalloc, CPython 3.11: 72 for the object, 32 each for index
+and timestamp (a term is mostly a small number, and shared), 33 for the header of the payload, 8 for its slot in a list, and
+what lists that grow have in reserve."""
 _KINDS = {int(kind): kind for kind in EntryKind}
 
 
@@ -53,5 +57,5 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """What the entry counts against memory and flow-control budgets."""
-        return len(self.payload) + 48
+        """What the entry counts against budgets of memory."""
+        return len(self.payload) + ENTRY_COST_BYTES

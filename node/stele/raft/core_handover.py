@@ -7,7 +7,7 @@ attempt ends or refused if leadership is gone, so it is never silently dropped.
 from __future__ import annotations
 
 from stele.model.config import MemberType
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import ENTRY_COST_BYTES, Entry, EntryKind
 from stele.model.errors import Code
 from stele.model.ids import OpId, ReplicaId
 from stele.raft.core_base import NEVER_MS
@@ -75,7 +75,7 @@ class HandoverPart(ChangePart):
             )
         elif self._transfer is not None:
             self._held.append(event)
-            self._held_bytes += len(event.payload) + 48
+            self._held_bytes += len(event.payload) + ENTRY_COST_BYTES
         else:
             self._propose(event)
 

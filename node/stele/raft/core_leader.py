@@ -14,7 +14,7 @@ from stele.raft.core_base import NEVER_MS
 from stele.raft.core_election import ElectionPart
 from stele.raft.effects import PeerNeedsCopy, PeerReached, PeerSound, ReadLog, Role
 from stele.raft.events import LogRead, PeerFailed
-from stele.raft.messages import UpdateRequest, UpdateResponse
+from stele.raft.messages import ENTRY_MESSAGE_BYTES, UpdateRequest, UpdateResponse
 from stele.raft.progress import Progress
 from stele.raft.reads import ReadRounds
 from stele.raft.status import PeerState
@@ -137,7 +137,7 @@ class LeaderPart(ElectionPart):
         self._update(progress, progress.next - 1, entries)
         size = 0
         for entry in entries:
-            size += len(entry.payload) + 48
+            size += len(entry.payload) + ENTRY_MESSAGE_BYTES
         progress.sent(entries[-1].index, size, self._now_ms)
 
     def _needs_copy(self, progress: Progress) -> None:

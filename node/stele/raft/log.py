@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from stele.model.config import Configuration, decode_configuration
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import ENTRY_COST_BYTES, Entry, EntryKind
 from stele.model.errors import ensure
 from stele.model.ids import OpId
 from stele.model.logrecord import NOTHING_SKIPPED, SkippedRecord
+from stele.raft.messages import ENTRY_MESSAGE_BYTES
 
 
 class LogView:
@@ -139,7 +140,7 @@ class LogView:
         tail = self._tail
         beyond = last_index + 1 - self._tail_first
         for end in range(offset, beyond):
-            size += len(tail[end].payload) + 48
+            size += len(tail[end].payload) + ENTRY_MESSAGE_BYTES
             if size > bytes_max and end > offset:
                 break
         else:
@@ -158,7 +159,7 @@ class LogView:
         """Add the next entry; the configuration it brings, if it is a CONFIG."""
         if entry.index != self.last_index + 1 or entry.term < self.last_term:
             ensure(False, f"log: entry {entry.opid} cannot follow {self.last_opid}")
-        size = len(entry.payload) + 48
+        size = len(entry.payload) + ENTRY_COST_BYTES
         self._tail.append(entry)
         self._tail_bytes += size
         self.unhanded_bytes += size
@@ -239,7 +240,7 @@ class LogView:
         entries = tuple(self._tail[self.handed_index + 1 - self._tail_first : up_to + 1 - self._tail_first])
         self.handed_index = up_to
         for entry in entries:
-            self.unhanded_bytes -= len(entry.payload) + 48
+            self.unhanded_bytes -= len(entry.payload) + ENTRY_COST_BYTES
         if self._tail_bytes > self.tail_bytes_max:
             self._evict()
         return entries

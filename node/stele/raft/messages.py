@@ -12,6 +12,9 @@ from stele.model.entry import Entry
 from stele.model.ids import OPID_NONE, OpId
 from stele.model.record import record
 
+ENTRY_MESSAGE_BYTES = 48
+"""Of a message, for an entry beside its payload."""
+
 
 @record
 class UpdateRequest:

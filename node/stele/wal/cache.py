@@ -11,6 +11,10 @@ from collections.abc import Iterable
 from stele.model.entry import Entry
 from stele.wal.state import State
 
+_PLACE_BYTES = 112
+"""Of memory, for an entry's place in its stream's dict and in the row of all, with the pair there; measured as
+`ENTRY_COST_BYTES` is."""
+
 
 class EntryCache:
     """Knows the order in which entries were written; the entries themselves are in `State.cache`."""
@@ -27,9 +31,9 @@ class EntryCache:
         fifo = self._fifo
         for pair in written:
             fifo.append(pair)
-            self.bytes += pair[1].size_bytes
+            self.bytes += pair[1].size_bytes + _PLACE_BYTES
         while self.bytes > self._bytes_max and fifo:
             state, entry = fifo.popleft()
-            self.bytes -= entry.size_bytes
+            self.bytes -= entry.size_bytes + _PLACE_BYTES
             if state.cache.get(entry.index) is entry:
                 del state.cache[entry.index]
