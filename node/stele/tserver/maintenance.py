@@ -49,6 +49,8 @@ RECLAIM_MS = 10_000
 STORES_AT_ONCE = 200
 """After looks at so many stores everything else on the event loop has its turn: a look takes some 3 us, and more of a store
 with many files."""
+FLUSH_REST_MS = 30_000
+"""How long a store whose flush failed is left alone, as where the disk has no space for it."""
 COMPACTION_REST_MS = 30_000
 """How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
 SEGMENTS_KEPT = 2
@@ -82,6 +84,7 @@ class Maintenance:
     def __init__(self, node: MaintainedNode) -> None:
         self._node = node
         self._since: dict[StreamKey, int] = {}
+        self._flush_rests: dict[StreamKey, int] = {}
         self._compactor = Compactor()
         self._installs = Whole()
         self._merged_last: StreamKey | None = None
@@ -129,9 +132,12 @@ class Maintenance:
                 break
 
     async def _flush_round(self) -> bool:
-        """Each store once at most. Whether one was flushed."""
+        """Each store once at most, but for those that rest. Whether one was flushed."""
+        now = self._node.now_ms()
         left = {replica.superblock.key: replica for replica in self._node.replicas}
         self._since = {key: since for key, since in self._since.items() if key in left}
+        self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
+        left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
         pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
         flushed = await self._flush_largest(left)
         for looked, (key, replica) in enumerate(tuple(left.items()), 1):
@@ -174,12 +180,13 @@ class Maintenance:
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
-            log.warning("flush", tablet=replica.tablet_id, error=str(exc))
+            log.warning("flush; it is tried again later", tablet=replica.tablet_id, error=str(exc))
         except Exception as exc:
             log.error("flush", tablet=replica.tablet_id, exc_info=exc)
         else:
             metrics.flush_seconds.inc(time.perf_counter() - started)
             return True
+        self._flush_rests[replica.superblock.key] = self._node.now_ms() + FLUSH_REST_MS
         return False
 
     # --- clients

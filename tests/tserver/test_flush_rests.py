@@ -1,0 +1,99 @@
+"""A flush that fails is not tried again at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele.model.errors import Code, Retryable
+from stele.tablet.files import Files
+from stele.tserver import maintenance
+from stele.tserver.maintenance import Maintenance
+from stele.tserver.node import Node
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import LocalCluster
+from tests.tserver.test_maintenance import at_rest, with_files
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    made = LocalCluster(tmp_path, nodes=1)
+    try:
+        yield await made.start()
+    finally:
+        await made.close()
+
+
+class FullFiles(Files):
+    """There is no space for a file."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+        self.full = True
+
+    def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
+        self.tried += 1
+        if self.full:
+            raise Retryable("the disk is full", code=Code.DISK_FULL)
+        return super().write_new(path, parts)
+
+
+class Clocked:
+    """A node with a clock of its own for its maintenance, whose rounds of flushes it counts."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.time_ms = node.now_ms()
+        self.rounds = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+    @property
+    def log(self) -> Any:
+        self.rounds += 1
+        return self._node.log
+
+
+@pytest.mark.parametrize("why", ["it is due", "all stores are too large"])
+async def test_a_store_whose_flush_failed_is_left_alone_for_a_while(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """On a full disk each round wrote as much of it as there was space for, twice a second."""
+    node = cluster.running["node-0"]
+    full, *others = await with_files(cluster, 3)
+    await at_rest(node)
+    full.options = replace(full.options, files=(files := FullFiles()))
+    monkeypatch.setattr(maintenance, "ROUND_S", 0.01)
+    async with cluster.client() as client:
+        for number in range(3):
+            await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})
+    if why == "it is due":
+        monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", -1)
+    else:
+        node.stores.bytes_max = 0
+    clocked = Clocked(node)
+    node._maintenance = Maintenance(clocked)
+
+    async def some_rounds() -> None:
+        enough = clocked.rounds + 10
+        await wait_until(lambda: clocked.rounds > enough)
+
+    for tried in (1, 2):
+        await wait_until(lambda tried=tried: files.tried == tried)  # type: ignore[misc]
+        await some_rounds()
+        assert files.tried == tried
+        assert all(s.applied == s.flushed for s in others)
+        files.full = tried == 1
+        clocked.time_ms += maintenance.FLUSH_REST_MS - 1
+        await some_rounds()
+        assert files.tried == tried
+        clocked.time_ms += 1
+    await wait_until(lambda: full.applied == full.flushed)
