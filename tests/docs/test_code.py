@@ -20,10 +20,13 @@ from stele.client import Client
 from tests.docs.blocks import ROOT
 from tests.tserver.local import SCHEMA, LocalCluster
 
-NODE = ROOT / "node" / "stele"
+NODE, OPERATOR, PIPELINE = ROOT / "node" / "stele", ROOT / "operator", ROOT / "pipeline"
+BASES = (NODE, NODE.parent, OPERATOR, PIPELINE, ROOT)
+"""From where pages name files."""
 PUT = ROOT / "docs" / "put.md"
-PARTS = ("raft", "wal", "tablet", "consensus", "tserver")
-PAGES = (PUT, *(NODE / part / "README.md" for part in PARTS))
+PARTS = (*(NODE / part for part in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver")),)
+"""Folders of code with a README of their own."""
+PAGES = (PUT, *(part / "README.md" for part in PARTS))
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -78,7 +81,8 @@ def defined(path: Path) -> Defined:
 
 @cache
 def sources() -> tuple[Path, ...]:
-    return tuple(path for path in sorted(NODE.rglob("*.py")) if "_pb2" not in path.name)
+    found = (path for base in (NODE, OPERATOR, PIPELINE) for path in sorted(base.rglob("*.py")))
+    return tuple(path for path in found if "_pb2" not in path.name)
 
 
 def has_member(cls: str, member: str) -> bool:
@@ -97,14 +101,14 @@ def is_known(name: str) -> bool:
 
 
 def exists(path: str, page: Path) -> bool:
-    """From the page's own folder, the package or the repository."""
-    return any((base / path).exists() for base in (page.parent, NODE, NODE.parent, ROOT))
+    """From the page's own folder, a package or the repository."""
+    return any((base / path).exists() for base in (page.parent, *BASES))
 
 
 def module_exists(name: str) -> bool:
     path = name.replace(".", "/")
     return any(
-        (base / f"{path}{end}").exists() for base in (NODE.parent, ROOT) for end in (".py", "/__init__.py")
+        (base / f"{path}{end}").exists() for base in BASES for end in (".py", "/__init__.py", "/__main__.py")
     )
 
 
@@ -137,10 +141,10 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert sorted(faults(page)) == []
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_readme_has_each_file_of_its_part(part: str) -> None:
-    text = (NODE / part / "README.md").read_text()
-    files = [path.name for path in sorted((NODE / part).glob("*.py")) if path.name != "__init__.py"]
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part.relative_to(ROOT)))
+def test_a_readme_has_each_file_of_its_part(part: Path) -> None:
+    text = (part / "README.md").read_text()
+    files = [path.name for path in sorted(part.glob("*.py")) if path.name != "__init__.py"]
     assert [name for name in files if f"`{name}`" not in text] == []
 
 
