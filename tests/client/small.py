@@ -95,6 +95,8 @@ class SmallCluster:
         self.deleted_unheard = 0  # so often a table is deleted, and no answer comes
         self.silent: set[int] = set()  # nodes that the master has not heard for a minute
         self.not_leading = 0  # so many calls to the master are refused
+        self.refuses_then = 0  # so many are, once the next table is made
+        self.unled = False  # tables that are made from now on have no leaders yet
         self.located = 0  # so often it was asked where a table is
         self._master: grpc.aio.Server | None = None
 
@@ -114,6 +116,12 @@ class SmallCluster:
             await self._master.stop(0)
         for tablet in self.tablets.values():
             tablet.store.close()
+
+    def elect(self) -> None:
+        """All tablets have leaders now."""
+        self.unled = False
+        for info in self.tables.values():
+            info.tablets_running = info.tablets
 
     def tablets_of(self, name: str) -> list[Tablet]:
         table_id = id_from_pb(self.tables[name].table_id)
@@ -377,8 +385,9 @@ class _Master(MasterServiceServicer):
                 tablet_id, id_from_pb(request.table_id), store, schema, partition_to_pb(part)
             )
             info.tablets += 1
-            info.tablets_running += 1
+            info.tablets_running += not cluster.unled
         cluster.tables[request.name] = info
+        cluster.not_leading, cluster.refuses_then = cluster.refuses_then, 0
         if cluster.deletes_next:
             cluster.deletes_next = False
             await self.DeleteTable(request, context)

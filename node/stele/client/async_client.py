@@ -22,7 +22,7 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient
-from stele.model.errors import Advice, Code, Rejected, Retryable
+from stele.model.errors import Advice, Code, Rejected
 from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -36,6 +36,9 @@ from stele.rpc.proto import master_pb2
 from stele.rpc.threads import in_thread
 
 TIMEOUT_S = 30.0
+_LOCATE_AT_LEAST_S = 0.1
+_NEXT_STEPS = {"table": ("table", Advice.LIST_TABLES), "keyspace": ("key space", Advice.CREATE_KEYSPACE)}
+"""Where there is none of a name: what it would be called, and what to do."""
 
 
 class AsyncClient:
@@ -126,12 +129,12 @@ class AsyncClient:
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> AsyncTable:
-        """Create a table; with `wait`, until every tablet has a leader.
+        """Create a table; with `wait`, until every tablet has a leader. `timeout_s` is for all of it.
 
         Raises:
             Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault; NOT_FOUND if it
                 was made, and somebody has deleted it already.
-            Retryable: no master leads, or the tablets have no leaders yet after `timeout_s`.
+            Retryable: no master leads; NOT_READY: it is made, and its tablets have no leaders yet after `timeout_s`.
         """
         arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make gives")
         wanted = PartitionSchema() if partitioning is None else partitioning
@@ -148,12 +151,7 @@ class AsyncClient:
             replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
             table_id=id_to_pb(new_id()),
         )
-        timeout_s = arguments.seconds(timeout_s, "timeout_s")
-        await self._make(request, timeout_s)
-        table = await self.open_table(name)
-        if wait:
-            await table.wait_ready(timeout_s=timeout_s)
-        return table
+        return self._opened(await self._make(request, wait, timeout_s))
 
     async def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
@@ -165,27 +163,23 @@ class AsyncClient:
             kind="keyspace",
             table_id=id_to_pb(new_id()),
         )
-        timeout_s = arguments.seconds(timeout_s, "timeout_s")
-        await self._make(request, timeout_s)
-        locations = await self.locate(name, timeout_s)
-        deadline = time.monotonic() + timeout_s
-        while wait and not (locations.complete and locations.info.tablets_running):
-            if time.monotonic() > deadline:
-                raise Retryable(
-                    f"key space {name} has no leader after {timeout_s:.0f} s; `stele ksck` says why",
-                    code=Code.NOT_READY,
-                )
-            await asyncio.sleep(0.05)
-            await locations.refresh()
-        return await self.keyspace(name)
+        return self._space(await self._make(request, wait, timeout_s))
 
-    async def _make(self, request: master_pb2.CreateTableRequest, timeout_s: float) -> None:
+    async def _make(self, request: master_pb2.CreateTableRequest, wait: bool, timeout_s: float) -> Locations:
+        timeout_s = arguments.seconds(timeout_s, "timeout_s")
+        deadline = time.monotonic() + timeout_s
         try:
             await self._ask("CreateTable", request, timeout_s=timeout_s)
         except Rejected as exc:
             # TABLET_DELETED: it was made by an attempt whose answer was lost, and somebody has deleted it since.
             if exc.code is not Code.TABLET_DELETED:
                 raise
+        locations = await self._find(
+            request.name, request.kind or "table", max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S)
+        )
+        if wait and not locations.led:
+            await locations.wait_led(deadline - time.monotonic())
+        return locations
 
     async def delete_table(self, name: str) -> None:
         """Delete a table or key space, for good. Raises Rejected NOT_FOUND if there is none of this name."""
@@ -211,9 +205,7 @@ class AsyncClient:
 
     async def open_table(self, name: str) -> AsyncTable:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
-        with _advised(f"no table {name}", Advice.LIST_TABLES, name):
-            locations = await self.locate(name, self._timeout_s)
-        return self._opened(locations)
+        return self._opened(await self._find(name, "table", self._timeout_s))
 
     def open_planned(self, plan: WritePlan) -> AsyncTable:
         """The table of a plan, without asking the masters: they are asked once its tablets are not where they were then. That
@@ -252,8 +244,10 @@ class AsyncClient:
     async def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
         arguments.text(name, "key space name")
-        with _advised(f"no key space {name}", Advice.CREATE_KEYSPACE, name):
-            locations = await self.locate(name, self._timeout_s)
+        return self._space(await self._find(name, "keyspace", self._timeout_s))
+
+    def _space(self, locations: Locations) -> KeySpace:
+        name = locations.info.name
         if locations.info.kind != "keyspace":
             raise Rejected(f"{name} is a table, not a key space", advice=Advice.OPEN_TABLE, name=name)
         (place,) = locations.by_ordinal([0])
@@ -269,6 +263,11 @@ class AsyncClient:
         """Where the tablets of open tables were last known to be."""
         tablets = (tablet for locations in list(self._locations) for tablet in locations.tablets)
         return {replica.address for tablet in tablets for replica in tablet.replicas if replica.address}
+
+    async def _find(self, name: str, kind: str, timeout_s: float) -> Locations:
+        what, advice = _NEXT_STEPS[kind]
+        with _advised(f"no {what} {name}", advice, name):
+            return await self.locate(name, timeout_s)
 
     async def locate(self, name: str, timeout_s: float) -> Locations:
         """Where the tablets of a table are. Raises Rejected NOT_FOUND."""

@@ -171,6 +171,39 @@ class Locations:
             raise Closed()
         asking.result()
 
+    @property
+    def led(self) -> bool:
+        """Whether every tablet had a leader when the masters last answered."""
+        return self.complete and self.info.tablets_running >= self.info.partitioning.tablets
+
+    async def wait_led(self, timeout_s: float) -> None:
+        """Until the masters say that every tablet has a leader. They are asked all that time, also if none leads for a while.
+
+        Raises:
+            Rejected: NOT_FOUND if the table is gone.
+            Retryable: NOT_READY after `timeout_s`.
+            Closed: after `close`.
+        """
+        deadline = time.monotonic() + timeout_s
+        unanswered = ""
+        while (rest_s := deadline - time.monotonic()) > 0:
+            try:
+                await self.refresh(timeout_s=rest_s)
+            except Retryable as exc:
+                # What our own deadline cut off says nothing of the masters.
+                unanswered = str(exc.args[0]) if time.monotonic() < deadline else unanswered
+            else:
+                unanswered = ""
+                if self.led:
+                    return
+        info = self.info
+        kind = "key space" if info.kind == "keyspace" else info.kind
+        raise Retryable(
+            f"{kind} {info.name}: {info.tablets_running} of {info.partitioning.tablets} tablets have a leader after "
+            f"{timeout_s:.0f} s; {unanswered or '`stele ksck` says why'}",
+            code=Code.NOT_READY,
+        )
+
     def refresh_soon(self) -> asyncio.Task[None]:
         """Ask the masters again in the background; a failure is news only to who awaits the task."""
         if self._refreshing is None or self._refreshing.done():

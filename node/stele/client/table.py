@@ -6,7 +6,6 @@ Owns its locations and one client per tablet. Invariant: every row goes to the t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.model.block import RowOp
-from stele.model.errors import Advice, Code, Corrupt, Rejected, Retryable
+from stele.model.errors import Advice, Corrupt, Rejected
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row, python_rows
@@ -294,21 +293,9 @@ class AsyncTable:
         """Until every tablet has a leader.
 
         Raises:
-            Retryable: NOT_READY after `timeout_s`.
+            Retryable: NOT_READY after `timeout_s`, also if the masters give no answer.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            await self.locations.refresh()
-            info = self.locations.info
-            if self.locations.complete and info.tablets_running >= info.partitioning.tablets:
-                return
-            if time.monotonic() > deadline:
-                raise Retryable(
-                    f"table {info.name}: {info.tablets_running} of {info.partitioning.tablets} tablets have a leader "
-                    f"after {timeout_s:.0f} s; `stele ksck` says why",
-                    code=Code.NOT_READY,
-                )
-            await asyncio.sleep(0.05)
+        await self.locations.wait_led(timeout_s)
 
     async def close(self) -> None:
         """Wait for single rows under way, as far as somebody waits for them."""

@@ -1,0 +1,76 @@
+"""How long it is waited for the leaders of what is made: as long as the caller says, whatever the masters go through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele.client import AsyncClient, locations
+from stele.model.errors import Code, Retryable
+from tests.client.small import EIGHT, SCHEMA, SmallCluster, small_cluster
+
+Make = Callable[[AsyncClient, float], Awaitable[Any]]
+
+
+def table(client: AsyncClient, timeout_s: float) -> Awaitable[Any]:
+    return client.create_table("made", SCHEMA, EIGHT, timeout_s=timeout_s)
+
+
+def keyspace(client: AsyncClient, timeout_s: float) -> Awaitable[Any]:
+    return client.create_keyspace("made", timeout_s=timeout_s)
+
+
+both = pytest.mark.parametrize("make", [table, keyspace])
+
+
+async def outlasts_refusals(cluster: SmallCluster, making: asyncio.Future[Any]) -> None:
+    """The master refuses whatever it is asked five times more, then leads, as all tablets do; and all is made."""
+    left = cluster.not_leading - 5
+    async with asyncio.timeout(60):
+        while cluster.not_leading > left and not making.done():
+            await asyncio.sleep(0.02)
+    cluster.elect()
+    cluster.not_leading = 0
+    await making
+
+
+@both
+async def test_masters_that_have_no_leader_for_a_while_are_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    """They fail over while tablets elect: one question to them had 5 s, and its failure was the caller's."""
+    monkeypatch.setattr(locations, "_REFRESH_TIMEOUT_S", 0.2)
+    async with small_cluster(tmp_path) as (cluster, client):
+        cluster.unled = True
+        making = asyncio.ensure_future(make(client, 60))
+        async with asyncio.timeout(60):
+            while cluster.located < 2:
+                await asyncio.sleep(0.02)
+        cluster.not_leading = 1_000_000
+        await outlasts_refusals(cluster, making)
+
+
+@both
+async def test_the_callers_time_counts_and_not_the_clients(tmp_path: Path, make: Make) -> None:
+    """A client that gives up rows soon may wait long for what it makes."""
+    async with small_cluster(tmp_path, timeout_s=0.2) as (cluster, client):
+        cluster.refuses_then = 1_000_000
+        making = asyncio.ensure_future(make(client, 60))
+        async with asyncio.timeout(60):
+            while not cluster.not_leading:
+                await asyncio.sleep(0.02)
+        await outlasts_refusals(cluster, making)
+
+
+@both
+async def test_who_waits_no_longer_is_told_that_it_is_made(tmp_path: Path, make: Make) -> None:
+    async with small_cluster(tmp_path) as (cluster, client):
+        cluster.unled = True
+        with pytest.raises(Retryable, match=r"0 of \d tablets have a leader after") as caught:
+            await make(client, 0.5)
+        assert caught.value.code is Code.NOT_READY
+        assert [info.name for info in await client.list_tables()] == ["made"]
