@@ -14,8 +14,7 @@ import pytest
 from stele.model.block import RowOp
 from stele.model.errors import Code, Corrupt, Retryable
 from stele.tablet import compaction, worker
-from stele.tablet.colformat import FileMeta
-from stele.tablet.compaction import CompactionJob, choose
+from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
 from stele.tablet.files import Files
 from stele.tablet.store import TabletStore
@@ -172,6 +171,20 @@ def test_a_merge_whose_end_failed_may_be_planned_again(tmp_path: Path) -> None:
     assert len(store.files) == 1
 
 
+def test_a_merge_for_which_there_was_no_room_is_planned_once_there_is(tmp_path: Path) -> None:
+    """A store is not looked at again while its files are the same: but for this, which another store's end may give."""
+    twin = Twin()
+    store = _store(tmp_path, twin)
+    assert store.plan_compaction() is None and store.plan_compaction() is None
+    store.apply(twin.write(_rows(60), RowOp.UPSERT)[0])
+    flush(store)
+    assert store.plan_compaction(room_bytes=0) is None
+    job = store.plan_compaction(room_bytes=1 << 20)
+    assert job is not None and job.inputs == tuple(store.files)
+    store.install_compaction(compaction.run_job(job))
+    assert store.plan_compaction() is None and store.plan_compaction(full=True) is None
+
+
 async def test_a_worker_that_meets_damage_says_so(tmp_path: Path) -> None:
     store = _store(tmp_path, Twin())
     path = tmp_path / "t" / store.files[0]
@@ -199,30 +212,3 @@ def test_a_merge_that_arrow_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     job = CompactionJob("d", ("rows-1",), "rows-2", 0, True, "{}")
     answer = json.loads(worker._answer(job.to_json()))
     assert answer["code"] == Code.UNAVAILABLE and "offset overflow" in answer["message"]
-
-
-def _file(size: int, *, deletes: int = 0, unique: bool = True) -> FileMeta:
-    return FileMeta(f"f{size}", size, 0, 10, deletes, unique, 5, 6)
-
-
-def test_the_newest_files_of_about_one_size_are_merged() -> None:
-    few = [_file(10), _file(12), _file(11)]
-    assert not choose(few, 9, full=False)
-    assert choose([*few, _file(13), _file(1000)], 9, full=False) == [*few, _file(13)]
-    assert len(choose([_file(10**n) for n in range(12)], 9, full=False)) == 12
-    assert choose(few, 9, full=True) == few
-    assert not choose([_file(1)], 9, full=True)
-    assert choose([_file(1, deletes=1)], 9, full=True)
-    assert not choose([_file(1, unique=False)], 4, full=True)  # its history is still wanted
-
-
-def test_a_merge_that_does_not_fit_is_not_begun() -> None:
-    """It was: it filled the disk, failed, and began again half a second later."""
-    files = [_file(10), _file(12), _file(11), _file(13), _file(40), _file(80)]
-    assert choose(files, 9, full=False, room_bytes=166) == files
-    assert choose(files, 9, full=False, room_bytes=165) == files[:5]
-    assert choose(files, 9, full=False, room_bytes=46) == files[:4]
-    assert not choose(files, 9, full=False, room_bytes=45)
-    assert choose(files[:2], 9, full=True, room_bytes=22) == files[:2]
-    assert not choose(files[:2], 9, full=True, room_bytes=21)
-    assert not choose(files[:3], 9, full=False, room_bytes=1 << 40)

@@ -159,6 +159,26 @@ def test_a_merge_of_the_newest_files_keeps_the_deletes_that_older_ones_need(tmp_
         assert rows_in(view) == twin.at(store.last_timestamp)
 
 
+def test_a_merge_that_leaves_as_many_files_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one key are of one size: they were merged again and again, as long as history lasts."""
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 60)
+    store = new_store(tmp_path / "t", StoreOptions(history_us=1 << 50))
+    for index in range(1, 17):
+        store.apply(write_entry(index, _row(index)))
+        flush(store)
+    merges = 0
+    while (job := store.plan_compaction()) is not None and merges < 10:
+        store.install_compaction(run_job(job))
+        merges += 1
+    assert merges < 10 and len(store.files) >= 4
+    store.apply(write_entry(17, _row(17)))
+    flush(store)
+    assert store.plan_compaction() is not None
+    store.close()
+
+
 @pytest.mark.parametrize("how", ["flush", "merge"])
 def test_what_was_dropped_is_not_read_once_history_is_longer(tmp_path: Path, how: str) -> None:
     """The mark stands in the manifest: no setting and no clock brings back what lies below it."""

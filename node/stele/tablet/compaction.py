@@ -1,7 +1,7 @@
 """Which files to merge, and how: planned by the store, carried out by the worker process from file names alone.
 
-Files are kept newest first; only neighbours are merged, so that "newer" stays a matter of position. The newest files
-are merged once there are several of about one size: each row is rewritten a logarithmic number of times.
+Files are kept newest first; only neighbours are merged, so that "newer" stays a matter of position. Neighbours are
+merged once there are several of about one size: each row is rewritten a logarithmic number of times.
 
 Invariant: the files a merge reads are never changed; its output becomes visible only through the manifest.
 """
@@ -24,7 +24,9 @@ from stele.tablet.runs import Kept, Run
 from stele.tablet.sources import pieces
 
 FILES_MIN = 4
+"""So many files of about one size are merged."""
 FILES_MAX = 12
+"""Of a store with so many, two of about one size are merged: the others double in size, so there are few more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +80,43 @@ def choose(
 ) -> Sequence[FileMeta]:
     """The files to merge, newest first; empty if none are worth it.
 
+    A merge is worth it where it brings all its rows into a file half as large again as the largest that it is made of, so a
+    row is rewritten a logarithmic number of times, log_1.5(size of the store / size of a flush) at most; and where it
+    takes FILES_MIN files at least, or two while there are FILES_MAX and more. Of those the newest, as long as may be.
+
     `full`: all of them, or a single one that has deletes or versions to drop below `mark`. `room_bytes`: what the merged
-    file may take beside those it is made of; where they are more, the newest of them that are less.
+    file may take beside those it is made of; None: any amount.
     """
-    chosen = _worth_it(files, mark, full=full)
-    if room_bytes is None:
-        return chosen
-    ends = itertools.accumulate(file.size for file in chosen)
-    fitting = chosen[: sum(1 for end in ends if end <= room_bytes)]
-    return fitting if len(fitting) >= min(FILES_MIN, len(chosen)) else ()
-
-
-def _worth_it(files: Sequence[FileMeta], mark: int, *, full: bool) -> Sequence[FileMeta]:
     if full:
-        if len(files) > 1:
-            return files
-        return [f for f in files if (f.deletes or not f.unique) and f.min_time <= mark]
-    if len(files) >= FILES_MAX:
-        return files
-    best = 0
-    total = 0
-    for count, file in enumerate(files, start=1):
-        if count > 1 and file.size > 2 * total:
+        return _all_that_fit(files, mark, room_bytes)
+    least = FILES_MIN if len(files) < FILES_MAX else 2
+    for start in range(len(files) - least + 1):
+        if chosen := _run(files, start, least, room_bytes):
+            return chosen
+    return ()
+
+
+def _all_that_fit(files: Sequence[FileMeta], mark: int, room_bytes: int | None) -> Sequence[FileMeta]:
+    """All files; where they do not fit, the newest that do, unless they are too few."""
+    if len(files) == 1:
+        files = [f for f in files if (f.deletes or not f.unique) and f.min_time <= mark]
+    ends = itertools.accumulate(file.size for file in files)
+    fitting = files[: sum(1 for end in ends if room_bytes is None or end <= room_bytes)]
+    return fitting if len(fitting) >= min(FILES_MIN, len(files)) else ()
+
+
+def _run(files: Sequence[FileMeta], start: int, least: int, room_bytes: int | None) -> Sequence[FileMeta]:
+    """The longest run of files from `start` on that is worth a merge and fits; empty if there is none."""
+    total = largest = 0
+    end = start
+    for at in range(start, len(files)):
+        size = files[at].size
+        total, largest = total + size, max(largest, size)
+        if room_bytes is not None and total > room_bytes:
             break
-        total += file.size
-        best = count
-    return files[:best] if best >= FILES_MIN else ()
+        if at - start + 1 >= least and 2 * total >= 3 * largest:
+            end = at + 1
+    return files[start:end]
 
 
 def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:

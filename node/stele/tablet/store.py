@@ -121,6 +121,7 @@ class TabletStore:
         self._written_us = options.steady_us()
         self._job: StoreFlush | None = None
         self._compacting = False
+        self._in_vain: Sequence[FileMeta] = ()
         self._judged = Judgement()
         self._live = LiveMasks()
         self._swap_lock = threading.Lock()
@@ -406,10 +407,16 @@ class TabletStore:
 
         The owner runs it (stele.tablet.worker), then calls `install_compaction`, or `abandon_compaction`.
         """
-        if self._compacting or not self._manifest_lock.acquire(blocking=False):
+        files = self._state.manifest.files
+        if self._compacting or (files is self._in_vain and not full):
+            return None  # a look at many files takes longer than one at all other stores of a node
+        if not self._manifest_lock.acquire(blocking=False):
             return None  # a flush is writing: its file may be worth merging, too, so ask again later
         try:
-            chosen = choose(self._state.manifest.files, self.history_mark, full=full, room_bytes=room_bytes)
+            files, mark = self._state.manifest.files, self.history_mark
+            chosen = choose(files, mark, full=full, room_bytes=room_bytes)
+            if not (chosen or full or choose(files, mark, full=False)):
+                self._in_vain = files
             return self._job_of(chosen) if chosen else None
         finally:
             self._manifest_lock.release()
@@ -488,6 +495,8 @@ class TabletStore:
                     old = self._state.files
                     self._state = replace(self._state, files=(*old[:at], *opened, *old[end:]), manifest=new)
                 self._compacting = False
+                if len(result.files) >= len(job.inputs):  # versions of one key that fit into no fewer files
+                    self._in_vain = new.files
                 for name in job.inputs:
                     self.options.files.remove(self.directory / name)
         except Exception:
