@@ -1,6 +1,7 @@
 """Watch streams: from a version on, through a selector, to JSON events. Used by `http`; writes no objects.
 
-Invariant: a stream that starts at version V yields every later change of its selection once, in order, or says 410."""
+Invariant: a stream that starts at version V yields every later change of its selection once, in order, or says 410; and
+every change that a bookmark covers before that bookmark."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ async def stream(
             for obj in store.objects(kind.key, options.namespace):
                 if options.chosen(obj):
                     yield {"type": "ADDED", "object": obj}
-            if options.bookmarks:
+            if options.bookmarks and options.initial:
                 yield _bookmark(kind, version, INITIAL_END)
         else:
             for change in store.since(kind.key, start):
@@ -102,10 +103,13 @@ async def stream(
                 async with asyncio.timeout_at(until):
                     change = await queue.get()
             except TimeoutError:
-                if loop.time() >= deadline:
+                at = loop.time()  # well behind what was waited for, where the loop stood still
+                if options.bookmarks and at >= bookmark_at:
+                    if queue.empty():  # else what it would cover goes out first
+                        yield _bookmark(kind, store.version)
+                        bookmark_at = _next_bookmark(at, deadline)
+                elif at >= deadline:
                     return
-                yield _bookmark(kind, store.version)
-                bookmark_at = _next_bookmark(loop.time(), deadline)
                 continue
             if change is None:
                 return
