@@ -35,6 +35,7 @@ from stele.tserver import formation, maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.node import Node
 from stele.wal.options import LogOptions
+from tests.consensus.cluster import OPTIONS
 from tests.power.recorder import mount
 from tests.power.story import Deed, Dropped, Promise, Story
 from tests.tserver.local import LocalCluster
@@ -72,7 +73,7 @@ def small() -> Iterator[None]:
 
 def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
     """A cluster whose volumes are below `directory`; the one of a story, if there is one."""
-    cluster = LocalCluster(directory, nodes=NODES, master_options=_MASTER)
+    cluster = LocalCluster(directory, nodes=NODES, master_options=_MASTER, replica=OPTIONS)
     if story is not None:
         cluster.cluster_id, cluster.network, cluster.ids = story.cluster_id, story.network, story.ids
     return cluster

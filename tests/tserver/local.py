@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from stele.client import AsyncClient
 from stele.client.admin import form_masters
+from stele.consensus.ports import ReplicaOptions
 from stele.master.leadership import MasterOptions
 from stele.master.server import MasterNode
 from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
+from stele.raft.options import RaftOptions
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.consensus.cluster import OPTIONS, WAIT_S, wait_until
 from tests.harness.loopback import Loopback
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
+STEADY = replace(OPTIONS, raft=RaftOptions(heartbeat_ms=100, election_min_ms=1_000, election_max_ms=2_000))
+"""Leaders stay while the process stands still for a second, as all members of the group do."""
 HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
 
 
 class LocalCluster:
     """One master and some nodes."""
 
-    def __init__(self, directory: Path, nodes: int = 3, master_options: MasterOptions | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        master_options: MasterOptions | None = None,
+        *,
+        replica: ReplicaOptions = STEADY,
+    ) -> None:
         self.directory = directory
+        self._replica = replica
         self.master_options = master_options
         self.cluster_id = ClusterId(new_id())
         self._loopback = Loopback()
@@ -53,7 +66,7 @@ class LocalCluster:
             flight_port=7052,
             first_masters=(FirstMaster(self.ids["master"], master),) if first else (),
             heartbeat_s=0.2,
-            replica=OPTIONS,
+            replica=self._replica,
         )
 
     @property
