@@ -6,11 +6,13 @@ A TestNode is a Host with a log and a TabletManager of its own; `restart` gives 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +53,9 @@ OPTIONS = ReplicaOptions(
     raft=RaftOptions(heartbeat_ms=30, election_min_ms=150, election_max_ms=300),
     apply_slice_ms=0.0,  # one entry per turn of the loop, so that everything meets half-applied logs
 )
+STEADY = replace(OPTIONS, raft=replace(OPTIONS.raft, election_min_ms=1_000, election_max_ms=2_000))
+"""For tests in which nobody is to lose the lead by chance: an overrun machine has disks that stand still for longer than
+OPTIONS waits."""
 PATIENT = RaftOptions(heartbeat_ms=30, election_min_ms=600, election_max_ms=1200)
 """For who rests: on an overrun machine a node must not seem silent at every turn."""
 WAIT_S = 60.0
@@ -298,14 +303,12 @@ class Group:
         return next(n for n in self.nodes if n.node_id == replica.host.node_id)
 
     async def leader(self, timeout_s: float = WAIT_S) -> Replica:
+        """Who leads, once it has applied all that earlier leaders committed: it can be read and asked for anything."""
+
         async def look() -> Replica:
             while True:
                 cut = self.nodes[0].network.cut
-                leaders = [
-                    r
-                    for r in self.replicas()
-                    if r.is_leader and r.state is ReplicaState.RUNNING and r.host.node_id not in cut
-                ]
+                leaders = [r for r in self.replicas() if _leads(r) and r.host.node_id not in cut]
                 if leaders:
                     return max(leaders, key=lambda r: r.term)
                 await asyncio.sleep(0.01)
@@ -324,6 +327,18 @@ class Group:
                     raise
                 await asyncio.sleep(0.02)
 
+    async def fill_segments(self) -> None:
+        """Write, 30 times at least, until the log of each node that takes part has begun another segment. What it had before
+        may be collected, then; how much that is depends on when its keeper has the next one ready."""
+        cut = self.nodes[0].network.cut
+        logs = [n.log for n in self.nodes if not n.stopped and n.node_id not in cut]
+        before = [log.active_sequence for log in logs]
+        async with asyncio.timeout(WAIT_S):
+            for number in itertools.count():
+                if number >= 30 and all(log.active_sequence > at for log, at in zip(logs, before)):
+                    return
+                await self.write(rows([number % 30], "x" * 100_000))
+
     async def led(self, act: Callable[[Replica], Awaitable[T]], timeout_s: float = WAIT_S) -> T:
         """`act(leader)`, tried again while leaders change."""
         async with asyncio.timeout(timeout_s):
@@ -331,9 +346,30 @@ class Group:
                 with suppress(NotLeader):
                     return await act(await self.leader())
 
+    async def all_applied(self, timeout_s: float = WAIT_S) -> None:
+        """Wait until every replica has applied all that the leader's log holds."""
+
+        def done(leader: Replica) -> bool:
+            return leader.core is not None and all(
+                r.applied_index == leader.core.log.last_index for r in self.replicas()
+            )
+
+        leader = await self.leader()
+        await wait_until(lambda: done(leader), timeout_s)
+
     async def caught_up(self, replica: Replica, timeout_s: float = WAIT_S) -> None:
         leader = await self.leader()
         await wait_until(lambda: replica.applied_index >= leader.applied_index, timeout_s)
+
+
+def _leads(replica: Replica) -> bool:
+    machine = replica.machine
+    return (
+        replica.is_leader
+        and replica.state is ReplicaState.RUNNING
+        and machine is not None
+        and machine.applied.term == replica.term
+    )
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:

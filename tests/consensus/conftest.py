@@ -9,9 +9,22 @@ import pytest
 
 from stele.consensus import quiet
 from stele.tserver import quiet as quiet_groups
-from tests.consensus.cluster import Group, Network, TestNode, make_group
+from tests.consensus import cluster
+from tests.consensus.cluster import OPTIONS, STEADY, Group, Network, TestNode, make_group
 
 MakeGroup = Callable[..., Awaitable[tuple[Group, list[TestNode]]]]
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody loses the lead by chance."""
+    monkeypatch.setattr(cluster, "OPTIONS", STEADY)
+
+
+@pytest.fixture
+def quick_elections(steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of elections: a leader that is gone is replaced at once, and one that stalls is taken for gone."""
+    monkeypatch.setattr(cluster, "OPTIONS", OPTIONS)
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ async def test_leadership_passes_those_whose_clocks_are_wrong_too(group_of: Make
     await group.write(rows([2]))
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_one_whose_clock_is_wrong_leads_where_only_it_has_all_entries(group_of: MakeGroup) -> None:
     """It would never end: nobody else can be elected. It ships what it has, and hands over."""
     group, nodes = await group_of()

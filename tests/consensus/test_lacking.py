@@ -18,7 +18,7 @@ from stele.model.ids import NodeId
 from stele.tserver import manager
 from stele.tserver.process import exit_code
 from tests.consensus import cluster
-from tests.consensus.cluster import OPTIONS, Group, Network, TestNode, rows, table, wait_until
+from tests.consensus.cluster import STEADY, Group, Network, TestNode, rows, table, wait_until
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ async def test_a_leader_that_cannot_read_its_log_for_a_peer_just_now_tries_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: Exception
 ) -> None:
     """It waited for ever for what it had read, and its peer, which answered and so seemed well, got no entry any more."""
-    short = replace(OPTIONS, raft=replace(OPTIONS.raft, tail_bytes_max=20_000))
+    short = replace(STEADY, raft=replace(STEADY.raft, tail_bytes_max=20_000))
     monkeypatch.setattr(cluster, "OPTIONS", short)
     network = Network()
     nodes = [ForgettingNode(network, tmp_path / f"n{i}") for i in range(3)]

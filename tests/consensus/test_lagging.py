@@ -22,8 +22,7 @@ async def one_lags(group: Group) -> tuple[Replica, list[Replica]]:
         replica.core.log.tail_bytes_max = 1
     lagging = next(r for r in group.replicas() if r is not leader)
     group.nodes[0].network.cut.add(lagging.host.node_id)
-    for number in range(30):
-        await group.write(rows([number], "x" * 100_000))
+    await group.fill_segments()
     others = [r for r in group.replicas() if r is not lagging]
     for replica in others:
         await group.caught_up(replica)

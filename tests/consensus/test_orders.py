@@ -167,9 +167,8 @@ async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) ->
         assert [p.name for p in replica.directory.iterdir()] == [SUPERBLOCK]
         stream = node.log.stream(replica.superblock.key)
         assert stream.tombstoned and stream.hard_state.term > 0
-        for number in range(30):
-            await alive.write(rows([number], "x" * 100_000))
         first = min(node.log.segments)
+        await alive.fill_segments()
         await alive.replica(1).flush()
         assert not node.log.pins()
         await node.in_thread(node.log.collect)

@@ -75,6 +75,7 @@ async def test_a_follower_with_all_its_rows_in_files_is_running_again_without_a_
     await group.write(rows([1]))
     leader = await put_to_rest(group)
     follower = next(r for r in group.replicas() if r is not leader)
+    await group.all_applied()
     last = follower.core.log.last_opid if follower.core is not None else None
     assert await follower.flush() == last
     node = group.node_of(follower)
@@ -85,6 +86,7 @@ async def test_a_follower_with_all_its_rows_in_files_is_running_again_without_a_
     assert back.core is not None and back.core.log.last_opid == last
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_silent_leaders_followers_wake_and_elect(group_of: MakeGroup) -> None:
     group, nodes = await group_of()
     await group.write(rows([1]))
@@ -109,9 +111,11 @@ async def test_a_follower_that_lacks_something_answers(group_of: MakeGroup) -> N
         await asyncio.sleep(0.02)
     nodes[0].network.cut.clear()
     await put_to_rest(group)
+    await group.all_applied()
     assert table(behind) == {1: "x1", 2: "x2"}
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_resting_leader_that_fails_wakes_the_others(group_of: MakeGroup) -> None:
     """Its node lives and is heard, so nobody else would notice."""
     group, _ = await group_of()

@@ -10,15 +10,15 @@ import pytest
 
 from stele.consensus.replica import Replica
 from tests.consensus import cluster
-from tests.consensus.cluster import OPTIONS, WAIT_S, Group, TestNode, rows
+from tests.consensus.cluster import STEADY, WAIT_S, Group, TestNode, rows
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import at_rest
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    raft = replace(OPTIONS.raft, unreached_ms=1_000)
-    monkeypatch.setattr(cluster, "OPTIONS", replace(OPTIONS, raft=raft))
+def soon(steady: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    raft = replace(STEADY.raft, unreached_ms=1_000)
+    monkeypatch.setattr(cluster, "OPTIONS", replace(STEADY, raft=raft))
 
 
 def unreached(leader: Replica) -> list[int]:

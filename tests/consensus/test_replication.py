@@ -23,6 +23,7 @@ async def test_writes_reach_all(group_of: MakeGroup) -> None:
         assert table(replica) == {i: f"x{i}" for i in range(50)}
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_exactly_once_over_a_leader_change(group_of: MakeGroup) -> None:
     group, nodes = await group_of()
     client = os.urandom(16)
@@ -38,6 +39,7 @@ async def test_exactly_once_over_a_leader_change(group_of: MakeGroup) -> None:
     assert table(leader) == {1: "x1", 2: "x2"}
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_minority_leader_answers_unknown_then_no_quorum(group_of: MakeGroup) -> None:
     group, nodes = await group_of()
     leader = await group.leader()

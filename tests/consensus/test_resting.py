@@ -46,6 +46,7 @@ async def test_a_group_at_rest_forgets_its_idle_clients(group_of: MakeGroup) -> 
     group, nodes, leader = await at_rest(group_of)
     await group.write(rows([2], client=os.urandom(16), sequence=1))
     await rests(group)
+    await group.all_applied()
     machines = [r.machine for r in group.replicas() if r.machine is not None]
     applied = leader.applied_index
     leader.let_time_pass()
@@ -60,6 +61,7 @@ async def test_a_group_at_rest_forgets_its_idle_clients(group_of: MakeGroup) -> 
     assert leader.applied_index == applied + 1 and leader.is_leader
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_leader_whose_core_fails_at_rest_is_replaced(group_of: MakeGroup) -> None:
     """Its core can no longer send anything, and its node lives and is heard."""
     group, _, leader = await at_rest(group_of)
@@ -69,6 +71,7 @@ async def test_a_leader_whose_core_fails_at_rest_is_replaced(group_of: MakeGroup
     await another_leads(group, leader)
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_leader_that_fails_at_rest_is_replaced_though_its_last_word_is_lost(
     group_of: MakeGroup,
 ) -> None:
@@ -81,6 +84,7 @@ async def test_a_leader_that_fails_at_rest_is_replaced_though_its_last_word_is_l
     await another_leads(group, leader)
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_leader_that_is_removed_at_rest_is_replaced(group_of: MakeGroup) -> None:
     group, _, leader = await at_rest(group_of)
     node = group.node_of(leader)
@@ -113,6 +117,7 @@ async def test_only_the_group_that_lost_its_leader_wakes(group_of: MakeGroup) ->
     assert [r.term for r in other.replicas()] == terms
 
 
+@pytest.mark.usefixtures("quick_elections")
 async def test_a_leader_whose_node_falls_silent_at_rest_is_replaced(group_of: MakeGroup) -> None:
     """Nobody waits for its heartbeats: that its node is not heard is all that the others learn of it."""
     group, nodes, leader = await at_rest(group_of)
