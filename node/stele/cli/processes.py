@@ -7,7 +7,6 @@ Exit codes: PROCESS_EXIT_CODES of errors.py.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,9 +106,9 @@ def node_run(**values: Any) -> None:
         --listen 10.0.0.7:7050 --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
     """
     _prepare(values)
-    from stele.tserver.process import run_process
+    from stele.tserver.process import end_process, run_process
 
-    sys.exit(run_process(node_options(values, "node")))
+    end_process(run_process(node_options(values, "node")))
 
 
 @click.command(epilog=listed(PROCESS_EXIT_CODES))
@@ -135,9 +134,10 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
     """
     _prepare(values)
     from stele.master.server import run
+    from stele.tserver.process import end_process
 
     options = node_options(values, "master", first_masters=parse_first_masters(first_masters), join=join)
-    sys.exit(run(options))
+    end_process(run(options))
 
 
 def _prepare(values: dict[str, Any]) -> None:

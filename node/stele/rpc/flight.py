@@ -96,7 +96,11 @@ def _never_free(made: object) -> None:
 
 
 class FlightServer:
-    """A Flight server with a thread of its own. `host` and `port` as for --listen; port 0 picks one."""
+    """A Flight server, which answers from its making on. `host` and `port` as for --listen; port 0 picks one.
+
+    pyarrow's `serve` is not called: it would only wait for the end, with handlers of its own for SIGTERM and SIGINT, which
+    let the node know once the last reader has gone. Here the node is told first, and the server last.
+    """
 
     def __init__(
         self,
@@ -121,8 +125,6 @@ class FlightServer:
             ) from exc
         _never_free(self._server)  # freed a moment after its end, one has brought its process down
         self.port: int = self._server.port
-        self._thread = threading.Thread(target=self._server.serve, name="flight", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Refuse new streams, end those under way. Blocks until they have ended, but for no stuck reader; call it in a
@@ -134,7 +136,6 @@ class FlightServer:
         if ending.is_alive():
             log.warning("flight server left behind: readers take nothing", seconds=_CLOSE_S)
         else:
-            self._thread.join()
             self._server.let_go()
 
 
