@@ -35,7 +35,8 @@ def _die(why: str) -> NoReturn:
 
 
 class Lease:
-    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return."""
+    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`: seconds that nobody
+    sets, those of the event loop, whose sleeps and time-outs are measured against it."""
 
     def __init__(
         self,
@@ -45,32 +46,34 @@ class Lease:
         *,
         duration_s: int = DURATION_S,
         die: Callable[[str], NoReturn] = _die,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._identity = identity
         self._duration_s = duration_s
         self._die = die
+        self._clock = clock
         self._renewed = 0.0
         """Before the last renewal that succeeded was sent: the others count from when it arrived."""
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease. A holder is taken for dead by our clock, not by its own."""
         seen: tuple[str, str] | None = None
-        since = time.monotonic()
+        since = self._clock()
         told = False
         while True:
             try:
                 there = await self._kube.get("Lease", self._namespace, NAME)
-                self._renewed = time.monotonic()
+                self._renewed = self._clock()
                 if there is None:
                     await self._kube.create("Lease", self._namespace, self._manifest())
                     return
                 spec = there.get("spec") or {}
                 mark = (str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
                 if mark != seen:
-                    seen, since = mark, time.monotonic()
-                waited = time.monotonic() - since
+                    seen, since = mark, self._clock()
+                waited = self._clock() - since
                 if mark[0] in ("", self._identity) or waited > float(
                     spec.get("leaseDurationSeconds") or self._duration_s
                 ):
@@ -123,7 +126,7 @@ class Lease:
         wait_s = interval_s
         while True:
             await asyncio.sleep(wait_s)
-            asked = time.monotonic()
+            asked = self._clock()
             rest_s = self._renewed + self._duration_s * 2 / 3 - asked
             try:
                 async with asyncio.timeout(min(interval_s, rest_s)):
@@ -131,7 +134,7 @@ class Lease:
             except Exception as exc:  # noqa: BLE001 - whatever it was (credentials too), the lease runs out
                 log.warning("lease not renewed", error=str(exc) or "no answer")
                 wait_s = min(_AGAIN_S, interval_s)
-                if time.monotonic() + wait_s - self._renewed >= self._duration_s * 2 / 3:
+                if self._clock() + wait_s - self._renewed >= self._duration_s * 2 / 3:
                     self._die("the lease could not be renewed in time")
             else:
                 self._renewed, wait_s = asked, interval_s
