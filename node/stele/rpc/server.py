@@ -6,7 +6,6 @@ bytes were charged, and none is answered with a traceback.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
@@ -177,8 +176,8 @@ async def bind(server: grpc.aio.Server, address: str) -> int:
 
 
 async def stop(server: grpc.aio.Server, grace_s: float) -> None:
-    """Refuse new calls, wait `grace_s` seconds for those under way, then cut them off."""
-    try:
-        await asyncio.wait_for(server.stop(grace_s), grace_s + 2.0)
-    except TimeoutError as exc:
-        raise SteleError(f"the gRPC server did not stop within {grace_s + 2.0} s") from exc
+    """Refuse new calls, wait `grace_s` seconds for those under way, then cut them off; nothing is served on return.
+
+    That may take long on a machine that stands still: whoever runs the process bounds its end.
+    """
+    await server.stop(grace_s)
