@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import re
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
 
 import pytest
 
 from stele.client import Client
 from tests.docs.blocks import ROOT
+from tests.docs.sources import BASES, NODE, Calls, first_missing, has_member, is_known, sources, steps
 from tests.tserver.local import SCHEMA, LocalCluster
 
-NODE, OPERATOR, PIPELINE = ROOT / "node" / "stele", ROOT / "operator", ROOT / "pipeline"
-BASES = (NODE, NODE.parent, OPERATOR, PIPELINE, ROOT)
-"""From where pages name files."""
 PUT = ROOT / "docs" / "put.md"
 PARTS = (*(NODE / part for part in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver")),)
 """Folders of code with a README of their own."""
-PAGES = (PUT, *(part / "README.md" for part in PARTS))
+HEAL = ROOT / "docs" / "heal-in-code.md"
+PAGES = (PUT, HEAL, *(part / "README.md" for part in PARTS))
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -37,67 +29,6 @@ THREAD = re.compile(r"stele-[\w-]+")
 MODULE = re.compile(r"python -m ([\w.]+)")
 KERNELS = {"IOCB_CMD_FDSYNC", "balance_dirty_pages", "io_submit", "vfs_fsync"}
 """Names that are not ours."""
-
-
-@dataclass
-class Defined:
-    """What one file defines: `own` as __qualname__ says it; `members` and `bases` of each class, by name."""
-
-    own: set[str] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
-    members: dict[str, set[str]] = field(default_factory=dict)
-    bases: dict[str, list[str]] = field(default_factory=dict)
-
-
-@cache
-def defined(path: Path) -> Defined:
-    found = Defined()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.names.add(name)
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
-                found.names.add(name)
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                found.names.add(name)
-            case ast.ClassDef(name=name):
-                found.names.add(name)
-                found.bases[name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                found.members[name] = {
-                    each.name if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) else str(each.attr)
-                    for each in ast.walk(node)
-                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-                    or (isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
-                } | {t.id for t in ast.walk(node) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.own.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            methods = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-            found.own |= {f"{node.name}.{method.name}" for method in methods}
-    return found
-
-
-@cache
-def sources() -> tuple[Path, ...]:
-    found = (path for base in (NODE, OPERATOR, PIPELINE) for path in sorted(base.rglob("*.py")))
-    return tuple(path for path in found if "_pb2" not in path.name)
-
-
-def has_member(cls: str, member: str) -> bool:
-    """Whether a class of this name, or one that it is derived from, has it."""
-    for path in sources():
-        found = defined(path)
-        if cls in found.members and (
-            member in found.members[cls] or any(has_member(base, member) for base in found.bases[cls])
-        ):
-            return True
-    return False
-
-
-def is_known(name: str) -> bool:
-    return any(name in defined(path).names for path in sources())
 
 
 def exists(path: str, page: Path) -> bool:
@@ -153,82 +84,8 @@ def test_the_readme_leads_to_each_page() -> None:
     assert [str(p.relative_to(ROOT)) for p in PAGES if f"({p.relative_to(ROOT)})" not in text] == []
 
 
-# --- a put
-
-
-Function = tuple[str, str]
-"""(Path below node/stele, __qualname__)."""
-Step = tuple[Function, ...]
-"""One of them is called."""
-
-
-def steps() -> dict[int, list[Step]]:
-    """By row of docs/put.md: the functions in its second column, in order; those with "or" between them are one step."""
-    found: dict[int, list[Step]] = {}
-    for number, where in re.findall(r"^\| (\d+) \| (.*?) \|", PUT.read_text(), re.MULTILINE):
-        file, joined, row = "", False, found.setdefault(int(number), [])
-        for alternative, span in re.findall(r"( or )?`([^`]+)`", where):
-            if span.endswith(".py"):
-                file = span
-                joined = bool(alternative)
-                continue
-            assert span in defined(NODE / file).own, f"row {number}: {file} has no {span}"
-            if joined or alternative:
-                row[-1] = (*row[-1], (file, span))
-            else:
-                row.append(((file, span),))
-            joined = False
-    return found
-
-
-class Calls:
-    """The calls of some functions, in order, in this thread and in those that are started while it is in use."""
-
-    def __init__(self, wanted: set[Function]) -> None:
-        self._wanted = wanted
-        self._known: dict[CodeType, Function | None] = {}
-        self._recording = False
-        self.made: list[Function] = []
-
-    def __enter__(self) -> Calls:
-        threading.setprofile(self._look)
-        sys.setprofile(self._look)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._recording = False
-        sys.setprofile(None)
-        threading.setprofile(None)
-
-    def record(self) -> None:
-        self._recording = True
-
-    def _look(self, frame: FrameType, event: str, _: Any) -> None:
-        if not self._recording or event != "call":
-            return
-        code = frame.f_code
-        if code not in self._known:
-            path = Path(code.co_filename)
-            function = (str(path.relative_to(NODE)), code.co_qualname) if path.is_relative_to(NODE) else None
-            self._known[code] = function if function in self._wanted else None
-        function = self._known[code]
-        if function is not None:
-            self.made.append(function)
-
-
-def first_missing(made: Sequence[Function], chain: Sequence[tuple[int, Step]]) -> str:
-    """The first step that is not found behind the one before, "" if all are."""
-    at = 0
-    for row, step in chain:
-        places = [made.index(function, at) for function in step if function in made[at:]]
-        if not places:
-            return f"row {row}: {' or '.join(name for _, name in step)}"
-        at = min(places) + 1
-    return ""
-
-
 async def test_a_put_goes_through_the_functions_that_its_page_names(tmp_path: Path) -> None:
-    rows = steps()
+    rows = steps(PUT)
     assert list(rows) == list(range(1, 29))
     with Calls({function for row in rows.values() for step in row for function in step}) as calls:
 
