@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from stele.client import AsyncClient
@@ -15,15 +14,12 @@ from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from stele.raft.options import RaftOptions
 from stele.tserver.node import Node
 from stele.tserver.options import FirstMaster, NodeOptions
-from tests.consensus.cluster import OPTIONS, WAIT_S, wait_until
+from tests.consensus.cluster import STEADY, WAIT_S, wait_until
 from tests.harness.loopback import Loopback
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
-STEADY = replace(OPTIONS, raft=RaftOptions(heartbeat_ms=100, election_min_ms=1_000, election_max_ms=2_000))
-"""Leaders stay while the process stands still for a second, as all members of the group do."""
 HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
 
 
