@@ -31,7 +31,7 @@ from stele.model.ids import ReplicaId
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
-from stele.tserver import formation, maintenance
+from stele.tserver import formation, log_space, maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.node import Node
 from stele.wal.options import LogOptions
@@ -58,6 +58,8 @@ _SMALL = {
     "RECLAIM_MS": 1_000,
 }
 """Of `maintenance`: flushes, merges and collections of the log within seconds."""
+_HELD_BYTES = 200 << 10
+"""Of `log_space`: entries are written again at the log's end where their replica has no rows to flush."""
 
 
 @contextmanager
@@ -68,6 +70,7 @@ def small() -> Iterator[None]:
         patch.setattr(formation, "LogOptions", options)
         for name, value in _SMALL.items():
             patch.setattr(maintenance, name, value)
+        patch.setattr(log_space, "HELD_BYTES", _HELD_BYTES)
         yield
 
 

@@ -155,12 +155,16 @@ class _Run:
             stream.pop_entries(at, self._ack())
         elif what < 0.85:
             self._snapshot(stream, twin)
-        elif what < 0.95:
+        elif what < 0.89:
+            self._done(lambda t: None)
+            if not stream.write_again(1 << 20, self._ack()):
+                self.twins.pop()
+        elif what < 0.96:
             flushed = rng.randint(twin.flushed, max(twin.last.index, twin.flushed))
             self.twins[-1].streams[name].flushed = flushed
             stream.set_flushed(flushed)
             log.collect()
-        elif what < 0.97:
+        elif what < 0.98:
             self._done(lambda t: self._set(t, name, tombstoned=True, entries=[]))
             log.tombstone(name, self._ack())
 

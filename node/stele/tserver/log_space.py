@@ -1,25 +1,49 @@
-"""Which part of the node's log nobody needs any more, for all its replicas at once. Called by maintenance."""
+"""What the node's log holds, for all its replicas at once: who needs what of it, what nobody needs any more, and what is
+written again at its end, so that it holds no more than it must. Called by maintenance.
+
+Invariant: what is written again is no more than others wrote meanwhile, but for HELD_BYTES: a log most of which has to stay
+is not written round and round.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from functools import partial
+
+import structlog
 
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica, ReplicaState
-from stele.model.errors import Rejected
+from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import OPID_NONE, OpId, StreamKey
 from stele.tserver.replicas import Replicas
+from stele.wal.log import Log
+from stele.wal.report import Pin
+
+log = structlog.get_logger("stele.tserver.log_space")
+
+HELD_BYTES = 256 << 20
+"""Of the log: what the unflushed entries of one replica may hold, all that others wrote behind them. On small volumes less, see
+HELD_SHARE. Whose entries hold more is flushed or, where no flush helps, has them written again."""
+HELD_SHARE = 4
+"""Of what an anchor may hold, one part of so many."""
+WRITE_AGAIN_BYTES = 32 << 20
+"""Of one replica at most. A leader takes no more writes with half of it uncommitted."""
 
 
 class LogSpace:
     """Lets the log drop segments, and tells the replicas whose log now begins later."""
 
-    def __init__(self, replicas: Replicas, node_log: Any, host: Host) -> None:
+    def __init__(self, replicas: Replicas, node_log: Log, host: Host) -> None:
         self._replicas = replicas
         self._node_log = node_log
         self._host = host
         self._starts: dict[StreamKey, OpId] = {}
+        self._under_way: set[StreamKey] = set()
+        self._refused: dict[StreamKey, int] = {}
+        self._written_again_bytes = 0
+        self._others_bytes = 0
+        self._credit_bytes = HELD_BYTES
 
     async def collect(self) -> None:
         """One round.
@@ -33,6 +57,7 @@ class LogSpace:
                 replica.anchor_log(now_ms)
             elif replica.state is ReplicaState.FAILED:
                 self._let_go(replica)
+        await self._write_again()
         await self._host.in_thread(self._node_log.collect)
         starts: dict[StreamKey, OpId] = {}
         for replica in self._replicas:
@@ -53,3 +78,62 @@ class LogSpace:
             stream = self._node_log.stream(replica.superblock.key)
             if replica.committed_elsewhere > stream.last_opid.index:
                 stream.let_go()
+
+    # --- written again
+
+    async def _write_again(self) -> None:
+        """What no flush lets go of, where it holds too much: as of a group without a majority, whose entries are not committed.
+        The segments that held it go with a later collection, once it is synced."""
+        most = min(HELD_BYTES, self._node_log.anchor_bytes_max // HELD_SHARE)
+        self._earn(most)
+        pins = [pin for pin in self._node_log.pins() if pin.bytes > most]
+        self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}
+        for pin in pins:
+            replica = self._replicas.by_key(pin.key)
+            if self._credit_bytes <= 0:
+                break
+            if (
+                replica is not None
+                and pin.key not in self._under_way
+                and pin.key not in self._refused
+                and _no_flush_helps(replica)
+            ):
+                await self._move(pin)
+
+    def _earn(self, most: int) -> None:
+        """As much may be written again as others have written."""
+        others = self._node_log.stats.bytes_written - self._written_again_bytes
+        if others > self._others_bytes:
+            self._credit_bytes += others - self._others_bytes
+            self._others_bytes = others
+        self._credit_bytes = min(self._credit_bytes, most)
+
+    async def _move(self, pin: Pin) -> None:
+        done = partial(self._under_way.discard, pin.key)
+        self._under_way.add(pin.key)
+        size = 0
+        try:
+            stream = self._node_log.stream(pin.key)
+            size = await self._host.in_thread(stream.write_again, WRITE_AGAIN_BYTES, done)
+        except (SteleError, OSError, MemoryError) as exc:
+            log.warning("log not written again", stream=str(pin.key), held_bytes=pin.bytes, error=str(exc))
+            if isinstance(exc, Rejected) and exc.code is Code.TOO_LARGE:
+                self._refused[pin.key] = pin.index
+        if not size:
+            done()
+            return
+        self._written_again_bytes += size
+        self._credit_bytes -= size
+        log.info("log written again", stream=str(pin.key), held_bytes=pin.bytes, bytes=size)
+
+
+def _no_flush_helps(replica: Replica) -> bool:
+    """Whether what a replica's stream holds stays however often its store is flushed."""
+    if replica.state is ReplicaState.FAILED:
+        return True
+    machine, core = replica.machine, replica.core
+    if not replica.running or core is None:
+        return False
+    if machine is None:
+        return True
+    return machine.applied == machine.flushed and core.log.unhanded_bytes <= WRITE_AGAIN_BYTES

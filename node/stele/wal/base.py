@@ -89,6 +89,14 @@ class LogBase:
                 "try again",
                 code=Code.THROTTLED,
             )
+        self._admit_to_disk()
+
+    def admit_again(self) -> None:
+        """As `admit`, for entries that the log has and that make it shorter: they wait for no queue."""
+        self.admit_control()
+        self._admit_to_disk()
+
+    def _admit_to_disk(self) -> None:
         if self.no_space:
             self.stats.refused_disk_full += 1
             raise Retryable(

@@ -27,9 +27,12 @@ class EntryCache:
         self.bytes = 0
 
     def add(self, written: Iterable[tuple[State, Entry]]) -> None:
-        """These were written, and are indexed; drop the oldest until the bound holds."""
+        """These were written, and are indexed; drop the oldest until the bound holds. Those that were read back and written
+        again are not kept: nobody reads them soon."""
         fifo = self._fifo
         for pair in written:
+            if pair[0].cache.get(pair[1].index) is not pair[1]:
+                continue
             fifo.append(pair)
             self.bytes += pair[1].size_bytes + _PLACE_BYTES
         while self.bytes > self._bytes_max and fifo:

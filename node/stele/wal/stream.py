@@ -116,11 +116,7 @@ class StreamLog:
                 ensure(False, f"log {state.key}: entry {entry.opid} where index {expected} was expected")
             expected += 1
             size += length + RECORD_COST_BYTES
-        if size > log.options.append_bytes_max:
-            raise Rejected(
-                f"log {state.key}: {size} bytes in one append, at most {log.options.append_bytes_max} are allowed",
-                code=Code.TOO_LARGE,
-            )
+        self._check_size(size, log.options.append_bytes_max)
         with log.lock:
             self._check_live()
             log.admit(size)
@@ -254,6 +250,48 @@ class StreamLog:
             reader.close()
         return found
 
+    def write_again(self, bytes_max: int, done: Done | None = None) -> int:
+        """Write all entries that are not flushed anew, at the log's end and as one whole, so that the segments that hold them
+        now may be collected once `done` was called. Changes nothing that `load` shows. Reads the disk: call it in a thread.
+
+        The bytes that are written; 0 if nothing is: there are no such entries, or they changed meanwhile.
+
+        Raises:
+            Rejected: TOO_LARGE, they are more than `bytes_max`.
+            Retryable: DISK_FULL; NOT_READY, the log is closed.
+            Corrupt: as appends, and where the disk changed what was written.
+        """
+        state, log = self._state, self._log
+        with log.lock:
+            self._check_live()
+            first, last = state.flushed + 1, state.last.index
+        entries: list[Entry] = []
+        size = 0
+        while first + len(entries) <= last:
+            found = self.read_entries(first + len(entries), _LOAD_BYTES)
+            if not found:
+                return 0
+            size += sum(len(e.payload) + RECORD_COST_BYTES for e in found)
+            self._check_size(size, bytes_max)
+            entries += found
+        with log.lock:
+            self._check_live()
+            if not entries or state.tombstoned or state.flushed + 1 != first:
+                return 0
+            if state.term_at(entries[-1].index) != entries[-1].term:
+                return 0
+            # A record voids all at or above its index: what was appended meanwhile goes along.
+            for index in range(entries[-1].index + 1, state.last.index + 1):
+                entry = state.cache.get(index)
+                if entry is None:
+                    return 0
+                entries.append(entry)
+                size += len(entry.payload) + RECORD_COST_BYTES
+            self._check_size(size, bytes_max)
+            log.admit_again()
+            log.handover.push((state, tuple(entries), None, done), size)
+        return size
+
     def set_flushed(self, index: int) -> None:
         """The store holds all up to `index`, synced: no replay needs what is below."""
         with self._log.lock:
@@ -303,6 +341,14 @@ class StreamLog:
         state = self._state
         record = Record(kind, detail, *state.raw, a, b, 0, blob)
         self._log.handover.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+
+    def _check_size(self, size: int, bytes_max: int) -> None:
+        allowed = min(bytes_max, self._log.options.append_bytes_max)
+        if size > allowed:
+            raise Rejected(
+                f"log {self._state.key}: {size} bytes in one append, at most {allowed} are allowed",
+                code=Code.TOO_LARGE,
+            )
 
     def _check_live(self) -> None:
         if self._state.failed is not None:

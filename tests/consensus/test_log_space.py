@@ -1,0 +1,129 @@
+"""Entries that no majority commits, and those of replicas that cannot flush, hold no more of their node's log than they must."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from stele.consensus import replica as replica_module
+from stele.consensus.replica import Replica
+from stele.model.errors import Retryable
+from stele.raft.effects import Role
+from stele.tserver import log_space
+from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.conftest import MakeGroup
+
+HELD = 4 << 20
+"""Four segments."""
+ROUND_BYTES = 200_000
+ROUNDS = 60
+"""Three times what may be held."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_space, "HELD_BYTES", HELD)
+    monkeypatch.setattr(replica_module, "LOG_KEPT_MS", 0)
+
+
+async def maintain(node: TestNode) -> None:
+    """What a node does again and again."""
+    for held in node.replicas:
+        if held.running and held.machine is not None:
+            await held.flush()
+    await node.log_space.collect()
+
+
+async def busy(node: TestNode, other: Group) -> int:
+    """Other tablets of a node write, and are flushed: the most that its log took meanwhile."""
+    most = 0
+    for number in range(ROUNDS):
+        await other.write(rows([number], "x" * ROUND_BYTES))
+        await maintain(node)
+        most = max(most, node.log.bytes_on_disk)
+    return most
+
+
+async def without_majority(group: Group) -> tuple[TestNode, Replica]:
+    """The leader, cut off, with entries that nobody else has."""
+    leader = await group.leader()
+    node = group.node_of(leader)
+    await maintain(node)
+    last = leader.stream.last_opid.index
+    node.network.cut |= {n.node_id for n in group.nodes if n is not node}
+    for number in range(100, 104):
+        with suppress(Retryable):
+            await leader.propose(rows([number], "y" * 100_000), deadline_ms=1)
+    await wait_until(lambda: leader.stream.last_opid.index > last)
+    return node, leader
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_tail_that_nobody_commits_holds_no_log_but_itself(
+    group_of: MakeGroup, restarted: bool
+) -> None:
+    """All that the node's other tablets wrote stayed in its log until the majority was back, or the volume full."""
+    group, _ = await group_of(3)
+    await group.write(rows(range(10)))
+    node, leader = await without_majority(group)
+    await wait_until(lambda: leader.role is not Role.LEADER)
+    last, committed = leader.stream.last_opid, leader.committed_opid
+    assert last.index > committed.index
+    tail = leader.stream.read_entries(committed.index + 1, 1 << 30)
+    other = await Group([node]).create()
+    assert await busy(node, other) < HELD + (5 << 20)
+    assert leader.stream.last_opid == last
+    assert leader.stream.read_entries(committed.index + 1, 1 << 30) == tail
+    if restarted:
+        group.nodes[group.nodes.index(node)] = node = await node.restart()
+        leader = group.replica(leader.replica_id)
+        assert leader.running
+        assert leader.stream.read_entries(committed.index + 1, 1 << 30)[: len(tail)] == tail
+    node.network.cut.clear()
+    await group.write(rows([7], "z"))
+    for each in group.replicas():
+        await group.caught_up(each)
+        assert table(each)[7] == "z7" and table(each).keys() >= set(range(10))
+
+
+async def test_a_failed_replica_that_may_be_needed_holds_no_log_but_its_own(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(1)
+    other = await Group(nodes).create()
+    await group.write(rows(range(10)))
+    replica = await group.leader()
+    replica.fail("a disk had no space for a moment")
+    assert await busy(nodes[0], other) < HELD + (5 << 20)
+    group.nodes = [await nodes[0].restart()]
+    again = await group.leader()
+    await wait_until(lambda: len(table(again)) == 10)
+
+
+async def test_a_log_most_of_which_has_to_stay_is_not_written_round_and_round(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_space, "HELD_BYTES", 1 << 20)
+    _, nodes = await group_of(1)
+    for _ in range(5):
+        group = await Group(nodes).create()
+        for number in range(3):
+            await group.write(rows([number], "x" * ROUND_BYTES))
+        (await group.leader()).fail("a disk had no space for a moment")
+    before = nodes[0].log.stats.bytes_written
+    for _ in range(10):
+        await maintain(nodes[0])
+    assert nodes[0].log.stats.bytes_written - before < 10 << 20
+
+
+async def test_more_than_is_written_again_stays_where_it_is(
+    group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_space, "WRITE_AGAIN_BYTES", 100_000)
+    group, nodes = await group_of(1)
+    other = await Group(nodes).create()
+    await group.write(rows([1], "x" * 200_000))
+    replica = await group.leader()
+    replica.fail("a disk had no space for a moment")
+    first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
+    await busy(nodes[0], other)
+    assert first in nodes[0].log.segments

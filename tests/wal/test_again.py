@@ -1,0 +1,193 @@
+"""Entries that are written again at the log's end: what held them goes, and nothing else changes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.ids import OpId, ReplicaId
+from stele.wal import Log
+from tests.wal.simfs import SimFiles
+from tests.wal.support import (
+    SMALL,
+    entries,
+    entry,
+    fill,
+    key,
+    loaded,
+    open_log,
+    open_still,
+    settle,
+    stream_of,
+)
+
+MAX = 1 << 20
+
+
+def pinned(files: SimFiles) -> Log:
+    """A log of many segments, the first of which hold ten entries that are not flushed."""
+    log = open_still(files)
+    fill(log, 10, 100)
+    stream = log.stream(key())
+    stream.append_vote(3, ReplicaId(2))
+    stream.append_entries(entries((3, 11), (3, 12)))
+    stream.set_flushed(2)
+    fill(log, 60, stream=2)
+    log.stream(key(2)).set_flushed(60)
+    log.collect()
+    assert len(log.segments) > 3
+    return log
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_what_holds_the_log_moves_to_its_end(cache: int) -> None:
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, cache_bytes_max=cache))
+    fill(log, 10, 100)
+    fill(log, 60, stream=2)
+    log.stream(key(2)).set_flushed(60)
+    stream = log.stream(key())
+    stream.set_flushed(2)
+    before = loaded(stream)
+    done: list[int] = []
+    assert log.pins()
+    assert stream.write_again(MAX, lambda: done.append(1)) > 8 * 100
+    assert loaded(stream) == before and not done
+    log.turn()
+    assert done and loaded(stream) == before and not log.pins()
+    assert log.collect().segments > 2
+    assert len(log.segments) == 1
+    for seed in range(10):
+        again = open_still(files.copy().crash(random.Random(seed)))
+        assert not again.recovery.failed and not again.recovery.damages
+        found = loaded(again.stream(key()))
+        assert (found.start, found.entries) == (OpId(1, 2), before.entries[2:])
+
+
+def test_power_that_goes_at_any_moment_loses_no_entry() -> None:
+    """Each record voids what is above it: half of them written again would be half of them lost."""
+    for after in range(60):
+        files = SimFiles()
+        log = pinned(files)
+        before = loaded(log.stream(key()))
+        files.fail_after = after
+        try:
+            log.stream(key()).write_again(MAX)
+            log.turn()
+            log.collect()
+        except (OSError, Corrupt):
+            pass
+        for seed in range(3):
+            again = open_still(files.copy().crash(random.Random(seed)))
+            assert not again.recovery.failed and not again.recovery.damages
+            found = loaded(again.stream(key()))
+            assert found.hard_state == before.hard_state
+            assert found.last == before.last
+            assert found.entries == before.entries[found.start.index :] and found.start.index <= 2
+
+
+def test_segments_in_between_that_stay_say_nothing_of_it() -> None:
+    """Of entries that were written again the first go with their segment, and the others stay, before what replaced them."""
+    files = SimFiles()
+    log = open_still(files)
+    for _ in range(6):
+        fill(log, 2, 100)
+        fill(log, 14, stream=2)
+    stream, other = log.stream(key()), log.stream(key(2))
+    other.set_flushed(30)
+    before = loaded(stream).entries
+    assert stream.write_again(MAX)
+    log.turn()
+    assert log.collect().segments
+    assert len(log.segments) > 3
+    for closed in (False, True):
+        if closed:
+            log.close()
+        again = open_still(files.copy().crash(random.Random(1)))
+        assert not again.recovery.failed
+        assert loaded(again.stream(key())).entries == before
+
+
+def test_what_follows_takes_its_place_behind_it() -> None:
+    files = SimFiles()
+    log = pinned(files)
+    stream = log.stream(key())
+    stream.append_entries(entries((3, 13)))
+    assert stream.write_again(MAX)
+    stream.append_entries(entries((3, 14)))
+    stream.pop_entries(12)
+    stream.append_entries(entries((4, 12), (4, 13)))
+    assert stream.write_again(MAX)
+    log.turn()
+    log.collect()
+    want = [OpId(1, i) for i in range(3, 11)] + [OpId(3, 11), OpId(4, 12), OpId(4, 13)]
+    assert [e.opid for e in loaded(stream).entries] == want
+    log.close()
+    assert [e.opid for e in loaded(open_still(files).stream(key())).entries] == want
+
+
+def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large() -> None:
+    files = SimFiles()
+    log = pinned(files)
+    stream = log.stream(key())
+    with pytest.raises(Rejected) as refused:
+        stream.write_again(500)
+    assert refused.value.code is Code.TOO_LARGE
+    log.no_space = True
+    with pytest.raises(Retryable) as full:
+        stream.write_again(MAX)
+    assert full.value.code is Code.DISK_FULL
+    log.no_space = False
+    assert not log.handover.queue
+    stream.set_flushed(12)
+    assert stream.write_again(MAX) == 0
+    log.tombstone(key())
+    assert stream.write_again(MAX) == 0
+    log.turn()
+    assert loaded(open_still(files.crash(random.Random(1))).stream(key())).last == OpId(3, 12)
+
+
+def test_a_full_queue_does_not_hold_it_up() -> None:
+    log = open_still(SimFiles(), replace(SMALL, queue_bytes_max=1000))
+    stream = stream_of(log)
+    log.turn()
+    stream.append_entries((entry(1, 1, b"x" * 900),))
+    assert stream.write_again(MAX) > 900
+    log.turn()
+    assert [e.opid for e in loaded(stream).entries] == [OpId(1, 1)]
+
+
+def test_while_others_append_it_never_drops_what_they_did() -> None:
+    files = SimFiles()
+    log = open_log(files)
+    stream = stream_of(log)
+    settle(log)
+    stop = threading.Event()
+
+    def again() -> None:
+        while not stop.is_set():
+            stream.write_again(MAX)
+
+    beside = threading.Thread(target=again)
+    beside.start()
+    try:
+        twin = []
+        rng = random.Random(1)
+        for term in range(1, 300):
+            at = rng.randint(max(1, len(twin) - 3), len(twin) + 1)
+            new = tuple(entry(term, at + i) for i in range(rng.randint(1, 5)))
+            stream.append_entries(new)
+            twin[at - 1 :] = new
+            if term % 50 == 0:
+                settle(log)
+    finally:
+        stop.set()
+        beside.join()
+    settle(log)
+    assert loaded(stream).entries == tuple(twin)
+    log.close()
+    assert loaded(open_still(files).stream(key())).entries == tuple(twin)
