@@ -11,11 +11,26 @@ import pytest
 
 from stele.client import Client
 from tests.docs.blocks import ROOT
-from tests.docs.sources import BASES, NODE, Calls, first_missing, has_member, is_known, sources, steps
+from tests.docs.sources import (
+    BASES,
+    NODE,
+    OPERATOR,
+    PIPELINE,
+    Calls,
+    first_missing,
+    has_member,
+    is_known,
+    sources,
+    steps,
+)
 from tests.tserver.local import SCHEMA, LocalCluster
 
 PUT = ROOT / "docs" / "put.md"
-PARTS = (*(NODE / part for part in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver")),)
+PARTS = (
+    *(NODE / p for p in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client")),
+    *(OPERATOR / part for part in ("stele_operator", "stele_local")),
+    PIPELINE / "stele_spark",
+)
 """Folders of code with a README of their own."""
 HEAL = ROOT / "docs" / "heal-in-code.md"
 PAGES = (PUT, HEAL, *(part / "README.md" for part in PARTS))
