@@ -282,27 +282,37 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._made: list[tuple[Event, socket.socket]] = []
-        Thread(target=self._accept, daemon=True).start()
+        self._threads = [Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def cut(self) -> None:
         for held, _ in self._made:
             held.set()
 
     def close(self) -> None:
+        """Ends its threads, then closes what they had."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` goes on waiting
+        self._threads[0].join()
         self._listener.close()
         for _, end in self._made:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for _, end in self._made:
+            end.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._server))
                 held = Event()
-                self._made += [(held, near), (held, far)]
-                for source, target in ((near, far), (far, near)):
-                    Thread(target=self._carry, args=(source, target, held), daemon=True).start()
+                self._made.append((held, near))
+                far = socket.create_connection(("127.0.0.1", self._server))
+                self._made.append((held, far))
+                for ends in ((near, far), (far, near)):
+                    self._threads.append(Thread(target=self._carry, args=(*ends, held), daemon=True))
+                    self._threads[-1].start()
 
     def _carry(self, source: socket.socket, target: socket.socket, held: Event) -> None:
         with contextlib.suppress(OSError):
@@ -318,7 +328,7 @@ def test_a_connection_that_died_while_it_rested_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, reading: bool
 ) -> None:
     """The first scan after a pause waited 15 s, and was given up, for each such connection."""
-    monkeypatch.setattr(flight_client, "REST_S", -1.0, raising=False)
+    monkeypatch.setattr(flight_client, "REST_S", -1.0)
     provider, connections = Provider(), FlightConnections()
     server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider, scans_max=4, copies_max=4)
     relay = Relay(server.port)
@@ -336,7 +346,8 @@ def test_a_connection_that_died_while_it_rested_holds_nobody_up(
         server.close()
 
 
-def test_a_connection_that_something_comes_over_is_shared() -> None:
+def test_a_connection_that_something_comes_over_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_client, "REST_S", 600.0)
     provider, connections = Provider(), FlightConnections()
     server = FlightServer("127.0.0.1", 0, CLUSTER, provider, provider, scans_max=4, copies_max=4)
     address = f"127.0.0.1:{server.port}"

@@ -63,7 +63,7 @@ async def served(budget: ByteBudget | None = None) -> AsyncIterator[tuple[Servic
 
 async def ask(pool: ChannelPool, address: str, name: str = "t", **kwargs: Any) -> Any:
     request = master_pb2.GetTableRequest(name=name)
-    return await pool.unary(address, MasterServiceStub, "GetTable", request, **kwargs)
+    return await pool.unary(address, MasterServiceStub, "GetTable", request, timeout_s=60, **kwargs)
 
 
 @asynccontextmanager

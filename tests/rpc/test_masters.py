@@ -110,7 +110,7 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
     pool = ChannelPool(Identity(group.cluster_id))
     try:
         masters = Masters(pool, [first.address])
-        await masters.call("ListTables", master_pb2.ListTablesRequest())
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
         group.leader = 1
         await first.stop()
         await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
@@ -173,7 +173,7 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
     pool = ChannelPool(Identity(group.cluster_id))
     try:
         masters = Masters(pool, [m.address for m in members])
-        await masters.call("ListTables", master_pb2.ListTablesRequest())
+        await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=60)
         await members[0].stop()
         await members[1].stop()
         error = await told(masters, r"refused.*refused")

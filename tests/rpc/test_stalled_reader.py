@@ -191,7 +191,7 @@ def test_a_client_that_goes_on_gets_every_row_once() -> None:
     plan = ScanPlan(CLUSTER, KEYED, ScanSpec(ordered=True), 7, (tablet,))
     expected = 0
     try:
-        for batch in TabletScan(pool, plan, tablet, 10.0, lambda: None):
+        for batch in TabletScan(pool, plan, tablet, 60.0, lambda: None):
             assert batch is not None and batch.column(0)[0].as_py() == expected
             if not expected:
                 until_ended(provider)

@@ -37,27 +37,31 @@ Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientRespo
 
 
 class Service(TabletServerServiceServicer):
-    def __init__(self, streams: ClientStreams) -> None:
+    """`called` hears of each unary call; it gets no answer."""
+
+    def __init__(self, streams: ClientStreams, called: Callable[[], None]) -> None:
         self._streams = streams
-        self.stall = asyncio.Event()
+        self._called = called
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         return self._streams.introduce(request)
 
     async def GetNodeStatus(self, request: tserver_pb2.GetNodeStatusRequest, context: Any) -> Any:
-        await self.stall.wait()
-        return tserver_pb2.GetNodeStatusResponse()
+        self._called()
+        await asyncio.sleep(600)
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[tuple[str, ChannelPool]]:
+async def serving(
+    answer: Answer, called: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[str, ChannelPool]]:
     """(address, pool) of a node that answers clients' requests so."""
     identity = Identity(ClusterId(new_id()), NODE, 1)
     listener = StreamListener()
     await listener.listen("127.0.0.1", 0)
     streams = ClientStreams(identity, PeerBook(), ByteBudget(), listener, answer)
     server: grpc.aio.Server = make_server(identity, PeerBook(), ByteBudget())
-    add_TabletServerServiceServicer_to_server(Service(streams), server)
+    add_TabletServerServiceServicer_to_server(Service(streams, called), server)
     port = await bind(server, "127.0.0.1:0")
     await server.start()
     pool = ChannelPool(Identity())
@@ -107,7 +111,9 @@ async def test_requests_of_next_to_no_bytes_are_bounded_too() -> None:
         hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
 
         async def opened() -> FramedConnection:
-            place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello)
+            place = await pool.unary(
+                address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60
+            )
             return await connect(address, place.port, place.key)
 
         def frame_of(count: int) -> bytes:
@@ -227,7 +233,7 @@ async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:
     streams = Streams(pool)
     stream = streams.to(NODE, "127.0.0.1:1")
     with pytest.raises(NotSent):
-        await stream.ask(asking(b"a"), timeout_s=5)
+        await stream.ask(asking(b"a"), timeout_s=60)
     waiting = asyncio.ensure_future(
         stream.ask(asking(b"b"), timeout_s=60)
     )  # while it rests before it dials again
@@ -242,7 +248,18 @@ async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:
 
 
 async def test_a_channel_that_is_dropped_under_a_call_is_an_error_and_no_cancellation() -> None:
-    async with serving(lambda request: asyncio.sleep(600)) as (address, pool):
+    begun = 0
+
+    def called() -> None:
+        nonlocal begun
+        begun += 1
+
+    async def until_begun(calls: int) -> None:
+        async with asyncio.timeout(60):
+            while begun < calls:
+                await asyncio.sleep(0.01)
+
+    async with serving(lambda request: asyncio.sleep(600), called) as (address, pool):
         request = tserver_pb2.GetNodeStatusRequest()
         calls = [
             asyncio.ensure_future(
@@ -250,7 +267,7 @@ async def test_a_channel_that_is_dropped_under_a_call_is_an_error_and_no_cancell
             )
             for _ in range(3)
         ]
-        await asyncio.sleep(0.2)
+        await until_begun(3)
         pool.drop(address)
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(r) for r in results] == [Retryable] * 3
@@ -258,7 +275,7 @@ async def test_a_channel_that_is_dropped_under_a_call_is_an_error_and_no_cancell
         mine = asyncio.ensure_future(
             pool.unary(address, TabletServerServiceStub, "GetNodeStatus", request, timeout_s=60)
         )
-        await asyncio.sleep(0.1)
+        await until_begun(4)
         mine.cancel()
         with pytest.raises(asyncio.CancelledError):
             await mine
@@ -285,8 +302,8 @@ async def _paced(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, por
 
 
 async def test_a_large_frame_on_a_slow_line_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEPALIVE_TIME_MS", 200)
-    monkeypatch.setattr(connections, "KEEPALIVE_TIMEOUT_MS", 300)
+    monkeypatch.setattr(connections, "KEEPALIVE_TIME_MS", 400)
+    monkeypatch.setattr(connections, "KEEPALIVE_TIMEOUT_MS", 800)
     listener, got = StreamListener(), asyncio.Event()
     await listener.listen("127.0.0.1", 0)
 
@@ -300,7 +317,9 @@ async def test_a_large_frame_on_a_slow_line_arrives(monkeypatch: pytest.MonkeyPa
         line.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         port = line.sockets[0].getsockname()[1]
         made = await connect("127.0.0.1:1", port, listener.expect(take))
-        made.send(frame(bytes(12 << 20)))  # three seconds of the line, six times what a silent end is given
+        made.send(
+            frame(bytes(12 << 20))
+        )  # three seconds of the line, more than twice what a silent end is given
         async with asyncio.timeout(60):
             await got.wait()
         assert not made.lost.done()

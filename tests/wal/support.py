@@ -23,6 +23,8 @@ CONFIG = Configuration(
 )
 SMALL = LogOptions(segment_bytes=16 << 10, low_space_bytes=0, prepare=False)
 ROOMY = replace(SMALL, segment_bytes=1 << 20)
+WAIT_S = 60.0
+"""For what comes at once, on a machine that stands still for seconds."""
 LARGE = b"x" * (inline.INLINE_BYTES_MAX + 1)
 
 
@@ -70,18 +72,17 @@ class LoopSide:
         """As `settle`, for a log with a thread, within the loop's thread."""
         done: list[int] = []
         self.log.sync(lambda: done.append(1))
-        for _ in range(10_000):
-            self.run()
-            if done:
-                return
+        give_up = time.monotonic() + WAIT_S
+        while not done:
+            assert time.monotonic() < give_up, self.log.failed
             time.sleep(0.001)  # the log's thread has it
-        raise AssertionError(self.log.failed)
+            self.run()
 
 
 def settle(log: Log) -> None:
     done = threading.Event()
     log.sync(done.set)
-    assert done.wait(60), log.failed
+    assert done.wait(WAIT_S), log.failed
 
 
 def entry(term: int, index: int, payload: bytes = b"") -> Entry:
@@ -120,11 +121,10 @@ def fill(log: Log, count: int, size: int = 1000, *, stream: int = 1) -> None:
 
 
 def until(what: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if what():
-            return
+    give_up = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < give_up, "it does not come"
         time.sleep(0.001)
-    raise AssertionError("it does not come")
 
 
 def still(options: LogOptions = ROOMY) -> tuple[SimFiles, Log, LoopSide]:

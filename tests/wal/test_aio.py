@@ -191,6 +191,11 @@ class _Node:
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
         self.loop.call_soon_threadsafe(run_all, callbacks)
 
+    async def has_room(self) -> None:
+        """Wait until the next segment is made: without one it is the thread that writes past the end of this one."""
+        while self.log.wanted_sequence() is not None:
+            await asyncio.sleep(0.001)
+
     def append(self, payload: bytes) -> asyncio.Future[None]:
         stream = stream_of(self.log)
         index = stream.last_opid.index + 1
@@ -214,6 +219,7 @@ def test_bursts_of_any_size_come_back_in_order(
 
     async def caller(mine: list[int]) -> None:
         for size in mine:
+            await node.has_room()
             await node.append(b"x" * size)
 
     async def main() -> None:

@@ -96,7 +96,7 @@ class _RealLoopLogs(_RealLogs):
     def _settle(self, log: Log) -> None:
         done = self.loop.create_future()
         log.sync(lambda: done.set_result(None))
-        self.loop.run_until_complete(asyncio.wait_for(done, 30))
+        self.loop.run_until_complete(asyncio.wait_for(done, 60))
 
 
 class TestOnFilesThatForget(LogPortContract):

@@ -165,7 +165,7 @@ def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> Non
     append()
     file.write = slow  # type: ignore[method-assign]
     side.loop.turn()
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive()
     assert append.done == [1] and side.sync.closed
 

@@ -35,15 +35,12 @@ from tests.wal.support import (
     run_all,
     settle,
     stream_of,
+    until,
 )
 
 
 def _until_idle(log: Log) -> None:
-    for _ in range(1000):
-        if log.handover.writer is Writer.NOBODY:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the appender never rests")
+    until(lambda: log.handover.writer is Writer.NOBODY)
 
 
 # --- group commit
@@ -263,11 +260,7 @@ def test_mode_interval_syncs_after_a_while(tmp_path: Path) -> None:
     done = threading.Event()
     stream.append_entries((entry(1, 1),), done.set)
     assert done.wait(60)
-    for _ in range(1000):
-        if log.stats.syncs > before:
-            break
-        time.sleep(0.01)
-    assert log.stats.syncs > before
+    until(lambda: log.stats.syncs > before)
     log.close()
 
 

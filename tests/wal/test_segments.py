@@ -401,8 +401,8 @@ def test_a_log_that_is_closed_within_a_collection_keeps_what_the_collection_wrot
     closing.start()
     closing.join(0.3)
     files.go.set()
-    collecting.join(30)
-    closing.join(30)
+    collecting.join(60)
+    closing.join(60)
     assert not collecting.is_alive() and not closing.is_alive()
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
