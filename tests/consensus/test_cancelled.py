@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from stele.consensus.copy_source import SessionInfo
+from stele.consensus.copy_target import TabletCopy
 from stele.consensus.superblock import DataState
-from stele.model.ids import ReplicaId, StreamKey
-from tests.consensus.cluster import Group, Network, TestNode, make_group, rows, table, wait_until
+from stele.model.errors import Code, Rejected
+from stele.model.ids import OpId, ReplicaId, StreamKey, TabletId
+from tests.consensus.cluster import WAIT_S, Group, Network, TestNode, make_group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
+from tests.consensus.copies import DirectSource, order
 
 
 async def give_up(work: asyncio.Task[object], turns: int) -> None:
@@ -94,3 +98,46 @@ async def test_a_copy_session_whose_caller_went_away_leaves_nothing(
     await wait_until(lambda: not node.log.states[leader.superblock.key].anchors)
     await wait_until(lambda: not list((node.directory / "copies").glob("*")))
     await wait_until(lambda: not len(node.sessions))
+
+
+class Losing(DirectSource):
+    """Its first session breaks and is lost, and the copy is given up in the very turn in which `call` ends."""
+
+    def __init__(self, node: TestNode, call: str) -> None:
+        super().__init__(node, breaks=1, break_after=0)
+        self.call = call
+        self.copy: asyncio.Future[TabletCopy] = asyncio.get_running_loop().create_future()
+        self.giving_up: asyncio.Task[None] | None = None
+
+    async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
+        await self.copy
+        if self.begun:
+            self.hold = Event()  # for ever, unless the copy ends
+        return await super().begin(tablet_id, replica_id, at_least)
+
+    async def keep_alive(self, session_id: str) -> int:
+        self._give_up("keep_alive")
+        raise Rejected("no such session", code=Code.NOT_FOUND)
+
+    async def end(self, session_id: str, success: bool, damage: str) -> None:
+        await super().end(session_id, success, damage)
+        self._give_up("end")
+
+    def _give_up(self, call: str) -> None:
+        if call == self.call and self.giving_up is None:
+            self.giving_up = asyncio.create_task(self.copy.result().cancel())
+
+
+@pytest.mark.parametrize("call", ["keep_alive", "end"])
+async def test_a_copy_that_is_given_up_as_its_session_is_lost_ends(group_of: MakeGroup, call: str) -> None:
+    """`asyncio.wait_for` and `asyncio.TaskGroup` of Python 3.11 lost the cancellation, and whoever stopped waited for ever."""
+    group, nodes = await group_of(1, spare=1)
+    await group.write(rows(range(100)))
+    source = Losing(nodes[0], call)
+    copy = await nodes[1].manager.start_copy(order(group, nodes[0], 4), source)
+    assert copy is not None
+    source.copy.set_result(copy)
+    await wait_until(lambda: source.giving_up is not None)
+    assert source.giving_up is not None
+    ended, _ = await asyncio.wait((source.giving_up,), timeout=WAIT_S)
+    assert ended and copy.progress.error == "cancelled"

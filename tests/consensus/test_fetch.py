@@ -17,7 +17,7 @@ import pytest
 
 from stele.consensus import fetch
 from stele.consensus.copy_source import CopyFile, SessionInfo
-from stele.consensus.fetch import Fetcher, RateLimit, first_stele_error
+from stele.consensus.fetch import Fetcher, RateLimit
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.tablet.checksums import RangeSums, SumsInside
@@ -109,11 +109,9 @@ async def bring(
 
 
 async def failure(source: Source, directory: Path) -> SteleError:
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(SteleError) as caught:
         await bring(source, directory)
-    found = first_stele_error(caught.value)
-    assert found is not None
-    return found
+    return caught.value
 
 
 def here(directory: Path) -> dict[str, bytes]:
@@ -338,11 +336,7 @@ async def test_a_full_disk_is_told_as_such(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    try:
-        await bring(Source(), tmp_path)
-    except (SteleError, ExceptionGroup) as exc:
-        error = first_stele_error(exc)
-    assert error is not None and error.code is Code.DISK_FULL
+    assert (await failure(Source(), tmp_path)).code is Code.DISK_FULL
 
 
 async def test_a_session_that_was_lost_is_not_asked_for_again_and_again(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from stele.consensus.fetch import (
     Fetcher,
     InThread,
     RateLimit,
-    first_stele_error,
     session_lost,
     until_done,
     whole,
@@ -49,6 +48,7 @@ _KEEP_ALIVE_S = 15.0
 _JOIN_TIMEOUT_S = 300.0
 _JOIN_LOOK_S = 0.2
 _LOG_LOOK_S = 0.05
+_END_S = 2.0
 
 
 @dataclass(slots=True)
@@ -143,7 +143,8 @@ class TabletCopy:
     async def wait_prepared(self, timeout_s: float) -> bool:
         """Whether, within `timeout_s` seconds, the replica's directory stands and a witness runs, or it failed."""
         try:
-            await asyncio.wait_for(self._prepared.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._prepared.wait()
         except TimeoutError:
             return False
         return True
@@ -170,8 +171,7 @@ class TabletCopy:
             self.progress.state = "Done"
             log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
         except Exception as exc:
-            error = first_stele_error(exc) or exc
-            self.progress.state, self.progress.error = "Failed", str(error) or repr(error)
+            self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
             log.warning("copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=exc)
             let_go(exc)  # its frames hold what came last, and this one that error
         finally:
@@ -187,27 +187,20 @@ class TabletCopy:
                 superblock = await self._prepare(session)
                 try:
                     await self._verify(session, superblock, await self._fetch(session))
-                except (Corrupt, ExceptionGroup) as exc:
-                    error = first_stele_error(exc)
-                    if not isinstance(error, Corrupt):
-                        raise
-                    if (
-                        error.code is not Code.IO_ERROR
-                    ):  # else it is the disk here, or the source said so of its own
-                        damage = str(error)
+                except Corrupt as exc:
+                    # IO_ERROR is of the disk here, or the source said so of its own.
+                    damage = "" if exc.code is Code.IO_ERROR else str(exc)
                     await whole(self._in_thread(remove_tree, self._incoming(session)))
                     if not damage:
                         raise
-                    raise Corrupt(
-                        f"what {self.order.source_address} gave is damaged: {error.args[0]}"
-                    ) from exc
+                    raise Corrupt(f"what {self.order.source_address} gave is damaged: {exc.args[0]}") from exc
                 await self._install(session, superblock)
                 success = True
                 self.progress.state = "Done"
                 await self._until_joined()
                 return
-            except (SteleError, ExceptionGroup) as exc:
-                if not session_lost(first_stele_error(exc)) or attempt == _SESSIONS_MAX - 1:
+            except SteleError as exc:
+                if not session_lost(exc) or attempt == _SESSIONS_MAX - 1:
                     raise
                 log.info("copy session lost, beginning another", tablet=self.order.tablet_id)
             finally:
@@ -378,7 +371,8 @@ class TabletCopy:
 
     async def _end(self, session_id: str, success: bool, damage: str) -> None:
         try:
-            await asyncio.wait_for(self._source.end(session_id, success, damage), 2.0)
+            async with asyncio.timeout(_END_S):
+                await self._source.end(session_id, success, damage)
         except (SteleError, TimeoutError) as exc:
             log.info("copy session not ended, its lease will", session=session_id, error=str(exc))
 

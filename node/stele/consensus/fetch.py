@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -224,14 +224,10 @@ class Fetcher:
         self._moved_at = self._loop.time()
         try:
             left = iter(landings)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(CHUNKS_AT_ONCE):
-                    group.create_task(self._know_sums(session.session_id, left))
+            await together(self._know_sums(session.session_id, left) for _ in range(CHUNKS_AT_ONCE))
             self._moved_at = self._loop.time()
             chunks = _chunks_of(landings, self._rate)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(CHUNKS_AT_ONCE):
-                    group.create_task(self._work(session.session_id, chunks))
+            await together(self._work(session.session_id, chunks) for _ in range(CHUNKS_AT_ONCE))
         finally:
             self._stop.set()
             for frames in list(self._under_way):
@@ -395,18 +391,23 @@ async def until_done(future: asyncio.Future[Any]) -> None:
         raise asyncio.CancelledError
 
 
-def first_stele_error(group: BaseException) -> SteleError | None:
-    """The SteleError inside an exception group, if there is one."""
-    if isinstance(group, SteleError):
-        return group
-    if isinstance(group, BaseExceptionGroup):
-        for inner in group.exceptions:
-            found = first_stele_error(inner)
-            if found is not None:
-                return found
-    return None
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of it; with the first that fails, or with the caller, the others are cancelled. Returns once all have ended.
+
+    Raises what the first raised. `asyncio.TaskGroup` of Python 3.11 would lose the caller's cancellation where it comes with
+    a failure.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for ended in [task for task in tasks if task.done()]:
+            ended.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await until_done(asyncio.gather(*tasks, return_exceptions=True))
 
 
-def session_lost(error: SteleError | None) -> bool:
+def session_lost(error: SteleError) -> bool:
     """Whether a new session has to be begun."""
-    return error is not None and error.code is Code.NOT_FOUND
+    return error.code is Code.NOT_FOUND

@@ -51,7 +51,8 @@ class Background:
         lead = self._lead
         while not lead.ended:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lead.wake.wait(), lead.options.sweep_ms / 1000)
+                async with asyncio.timeout(lead.options.sweep_ms / 1000):
+                    await lead.wake.wait()
             lead.wake.clear()
             if lead.ended:
                 return
