@@ -29,6 +29,8 @@ from tests.harness.processes import Cluster
 from tests.master.harness import create_request
 
 POLICY = Policy(dead_after_ms=2_500, lost_after_ms=1_500, max_lost_nodes=1, max_copies=8)
+PATIENT = replace(POLICY, dead_after_ms=120_000)
+"""A machine that stands still for as long as POLICY waits makes no node a dead one; only those in `lost` may be."""
 
 
 class Caller:
@@ -74,8 +76,10 @@ def healthy(view: ClusterView, gone: set[str]) -> bool:
     return True
 
 
-async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Policy) -> list[str]:
-    """Run the driver until all is well; the steps it took, in order."""
+async def drive(
+    executor: Executor, caller: Caller, gone: set[str], policy: Policy, *, until: str = ""
+) -> list[str]:
+    """Run the driver until all is well, or it took a step of the kind `until`; the steps it took, in order."""
     taken: list[str] = []
     deadline = asyncio.get_running_loop().time() + 180
     while True:
@@ -85,7 +89,7 @@ async def drive(executor: Executor, caller: Caller, gone: set[str], policy: Poli
             taken.append(str(exc))
         else:
             taken += [type(o.step).__name__ for o in report.outcomes if o.error is None]
-            if report.idle and healthy(report.view, gone):
+            if until in taken or (report.idle and healthy(report.view, gone) and not until):
                 return taken
         assert asyncio.get_running_loop().time() < deadline, f"not healed: {taken[-30:]}"
         await asyncio.sleep(0.2)
@@ -166,11 +170,7 @@ async def a_silent_node_returns_in_time(cluster: Cluster, caller: Caller) -> Non
     silent = cluster.member(busiest(view))
     executor = Executor(caller.pool, cluster.master_addresses, holder="test-0", ttl_ms=5_000)
     cluster.pause(silent)
-    taken: list[str] = []
-    while "DemotePeer" not in taken:
-        report = await executor.run_once(POLICY)
-        taken += [type(o.step).__name__ for o in report.outcomes if o.error is None]
-        await asyncio.sleep(0.1)
+    await drive(executor, caller, set(), POLICY, until="DemotePeer")
     cluster.resume(silent)
     taken = await drive(executor, caller, set(), POLICY)
     assert "PromoteBack" in taken or "RemovePeer" in taken, taken
@@ -184,9 +184,7 @@ async def a_node_is_drained(cluster: Cluster, caller: Caller) -> None:
     state = pb.SetNodeStateRequest(node_id=id_to_pb(node_id), state=pb.DRAINING, reason="test")
     await caller.call("SetNodeState", state)
     executor = Executor(caller.pool, cluster.master_addresses, holder="test-1", ttl_ms=5_000)
-    # A machine that stands still for as long as POLICY waits makes no node a dead one here.
-    patient = replace(POLICY, dead_after_ms=120_000, lost_after_ms=120_000)
-    taken = await drive(executor, caller, {node_id}, patient)
+    taken = await drive(executor, caller, {node_id}, PATIENT)
     assert "AddPreFollower" in taken and "DemotePeer" not in taken, taken
     node = (await caller.view()).node(node_id)
     assert node is not None and node.state is NodeState.RETIRED
@@ -199,7 +197,7 @@ async def a_dead_node_is_replaced(cluster: Cluster, caller: Caller) -> str:
     victim = cluster.member(busiest(view))
     executor = Executor(caller.pool, cluster.master_addresses, holder="test-2", ttl_ms=5_000)
     cluster.lose(victim)
-    policy = replace(POLICY, lost=frozenset({victim.node_id}))
+    policy = replace(PATIENT, lost=frozenset({victim.node_id}))
     taken = await drive(executor, caller, {victim.node_id}, policy)
     order = [taken.index(s) for s in ("BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer")]
     assert order == sorted(order), taken

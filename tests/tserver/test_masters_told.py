@@ -109,15 +109,18 @@ async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster)
             zone="z",
             http_port=0,
             flight_port=0,
+            stream_port=0,
             heartbeat_s=BEAT_S,
             replica=OPTIONS,
         )
     )
     try:
         await node.start()
-        yield node
+        try:
+            yield node
+        finally:
+            await node.stop()
     finally:
-        await node.stop()
         for master in masters:
             await master.stop()
 
