@@ -27,7 +27,10 @@ from tests.tserver.local import SCHEMA, LocalCluster
 
 PUT = ROOT / "docs" / "put.md"
 PARTS = (
-    *(NODE / p for p in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client")),
+    *(
+        NODE / p
+        for p in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client", "rpc")
+    ),
     *(OPERATOR / part for part in ("stele_operator", "stele_local")),
     PIPELINE / "stele_spark",
 )
