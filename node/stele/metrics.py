@@ -136,6 +136,12 @@ store_memory_bytes = Gauge(
     "Bytes of rows here that wait for a flush; past twice the node's share of memory for them writes are THROTTLED.",
     registry=REGISTRY,
 )
+keyspace_bytes = Gauge(
+    "stele_keyspace_bytes",
+    "What the largest key space here holds, the catalog among them, 256 bytes for each key counted in; past 64 MiB puts are refused "
+    "(TOO_LARGE).",
+    registry=REGISTRY,
+)
 flight_throttled = Counter(
     "stele_flight_throttled_total",
     "Scans and pieces of copies answered THROTTLED, for want of a place (place), or since scans here hold as many bytes of rows as "

@@ -81,6 +81,8 @@ class MemoryLog:
         body = encode_operations(operations)
         header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
         await self.read_barrier()
+        if self.key_space is not None:
+            self.key_space.vet(operations)
         fate, self._group.lose_next = self._group.lose_next, ""
         if fate != "lost":
             entry = self._group.append(writeop.encode(header, body))

@@ -108,6 +108,19 @@ async def test_a_refused_batch_changes_nothing(log: CatalogLog) -> None:
     assert row(log, FIRST) == encode(LATER)
 
 
+async def test_a_batch_that_there_is_no_room_for_is_not_proposed(log: CatalogLog) -> None:
+    await log.propose([insert(FIRST)])
+    assert log.key_space is not None
+    log.key_space.bytes_max = log.key_space.held_bytes
+    applied = log.key_space.applied
+    assert await code_of(log.propose([insert(LATER), put(ClaimRecord("d", 1, 5))])) is Code.TOO_LARGE
+    assert log.key_space.applied == applied
+    await log.propose([put(FIRST)])
+    await log.propose([drop(FIRST)])
+    await log.propose([insert(FIRST)])
+    assert row(log, FIRST) == encode(FIRST) and row(log, ClaimRecord()) is None
+
+
 @pytest.mark.parametrize(
     ("ends", "changed_ends"),
     [(b'"m1"]', b'"m1","","","",0,0,0]'), (b'"m1","","","",0,0,0,"rack 7",[1.5]]',) * 2],

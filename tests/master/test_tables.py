@@ -147,6 +147,21 @@ async def test_a_table_with_too_many_tablets_for_one_batch_is_refused_whole(tmp_
         await made(w, "t", buckets=10)
 
 
+async def test_tables_are_made_in_half_of_the_catalog_and_deleted_in_all_of_it(tmp_path: Path) -> None:
+    """What becomes of tables and nodes has to be written however many tables there are."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        await made(w, "first")
+        space = w.group.members[w.group.leader].key_space
+        assert space is not None
+        space.bytes_max = 2 * space.held_bytes
+        error = await refused(w.leader.CreateTable(create_request("t"), None))
+        assert error.code is Code.TOO_LARGE and "the catalog would hold" in str(error)
+        assert [t.name for t in w.catalog.tables.values()] == ["first"]
+        await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)
+        assert {t.state for t in w.catalog.tables.values()} == {"REMOVED"}
+
+
 async def test_the_view_shows_the_catalog_itself(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)

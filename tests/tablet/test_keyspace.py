@@ -13,7 +13,8 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.writeop import BodyKind, encode
-from stele.tablet.keyspace import FILE_NAME, KeySpace
+from stele.tablet.keyfile import FILE_NAME
+from stele.tablet.keyspace import KeySpace
 from tests.tablet.twin import START_US, header
 
 
@@ -121,7 +122,7 @@ def test_a_key_that_is_checked_is_claimed_by_nobody_and_not_while_it_changes(tmp
         store.begin_pending([check])
     store.end_pending(change)
     store.end_pending(store.begin_pending([check]))
-    assert not store._pending and not store._pending_inserts
+    assert not store._pending and not store._claims
 
 
 def test_restart_comes_back_with_everything(tmp_path: Path) -> None:

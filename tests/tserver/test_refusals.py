@@ -20,6 +20,7 @@ from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_oper
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
+from stele.tablet.pairs import PAIR_BYTES
 from stele.tserver.reads import KEYS_MAX, READS_AT_ONCE
 from stele.tserver.tablet_service import _KV_OPS
 from tests.consensus.cluster import wait_until
@@ -276,3 +277,26 @@ async def test_a_client_id_that_was_forgotten_is_replaced_though_many_write_unde
 
         assert max(await asyncio.gather(*(write(number) for number in range(8)))) == 1
         assert len(await kv.list("key")) == 8
+
+
+async def test_a_key_space_takes_no_more_than_its_bound(cluster: LocalCluster) -> None:
+    """Not of many writes at once, either. Room is made by deletes, which are always taken."""
+    async with cluster.client() as client:
+        kv = await client.create_keyspace("k")
+        await kv.replace("first", b"v" * 95)
+        for node in cluster.running.values():
+            for replica in node.replicas:
+                machine: Any = replica.machine
+                if replica.superblock.kind == "keyspace" and replica.tablet_id != CATALOG_TABLET_ID:
+                    machine.bytes_max = 5 * (PAIR_BYTES + 100)
+        puts = [kv.replace(f"key {number}", b"v" * 95) for number in range(4)]
+        inserts = [kv.insert(f"new {number}", b"v" * 95) for number in range(4)]
+        told = await asyncio.gather(*puts, *inserts, return_exceptions=True)
+        refused = [exc for exc in told if isinstance(exc, Rejected)]
+        assert [exc.code for exc in refused] == [Code.TOO_LARGE] * 4 and told.count(None) == 4
+        assert len(await kv.list()) == 5
+        with pytest.raises(Rejected, match="delete keys, or put some into another key space"):
+            await kv.replace("first", b"v" * 96)
+        await kv.replace("first", b"w" * 95)
+        await kv.delete("first")
+        await kv.insert("last", b"v" * 96)

@@ -40,7 +40,8 @@ class CatalogLog(Protocol):
         """Replicate one batch; on return it is committed and applied here.
 
         Raises:
-            Rejected: ALREADY_PRESENT or CAS_FAILED; it was applied as nothing.
+            Rejected: ALREADY_PRESENT or CAS_FAILED; it was applied as nothing. TOO_LARGE: the catalog has no room for it, and
+                it was never proposed.
             Retryable: NOT_LEADER, NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL: it was never proposed.
                 UNKNOWN_OUTCOME: it may or may not come to be; this replica leads no more.
         """

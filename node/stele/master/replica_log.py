@@ -75,7 +75,19 @@ class ReplicaCatalogLog:
         body = encode_operations(operations)
         header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
         replica = self._require()
-        outcome = await replica.propose(writeop.encode(header, body))
+        replica.check_leader()
+        space = self.key_space
+        if space is None:
+            raise error_for(Code.NOT_READY, "this master's catalog replica holds no rows; ask another")
+        token = space.begin_pending([])
+        try:
+            space.reserve(token, operations)
+            future = replica.submit(writeop.encode(header, body))
+        except BaseException:
+            space.end_pending(token)
+            raise
+        future.add_done_callback(lambda _: space.end_pending(token))
+        outcome = await replica.outcome(future, None)
         if outcome.code is not Code.OK:
             raise error_for(outcome.code, outcome.message)
 

@@ -6,6 +6,7 @@ Invariant: a table and all its tablets appear, and go, in one batch.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stele.master.cluster_view import VIEW_BYTES_MAX, view_bytes
@@ -15,6 +16,7 @@ from stele.master.port import drop, insert, put
 from stele.master.records import TableRecord, TabletRecord, mark_of
 from stele.model.errors import Code, Rejected
 from stele.model.ids import TableId, TabletId, new_id
+from stele.model.kvop import KeyOperation
 from stele.model.partition import Partition, PartitionSchema, partitions
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb
@@ -101,6 +103,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
             raise Rejected(
                 f"create table {table.name!r}: too many tablets for one batch", code=Code.TOO_LARGE
             )
+        _check_catalog(lead, table, batch)
         await lead.commit(batch)
     for tablet in tablets:
         lead.look_at(tablet.tablet_id)
@@ -173,6 +176,19 @@ def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
             f"create table {table.name!r}: with its {tablets} tablets there would be {tablets + len(catalog.current)}, more "
             f"than the masters can show in one answer ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
             "partitions or replicas, or delete tables",
+            code=Code.TOO_LARGE,
+        )
+
+
+def _check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation]) -> None:
+    """New tables have half of the catalog: what becomes of those that there are needs the rest."""
+    space = lead.log.key_space
+    held = space.held_bytes + space.vet(batch) if space is not None else 0
+    if space is not None and held > space.bytes_max // 2:
+        raise Rejected(
+            f"create table {table.name!r}: the catalog would hold {held >> 10} KiB with it, at most "
+            f"{space.bytes_max >> 11} are for tables; rows of deleted ones go an hour later, once each node that is not "
+            "RETIRED was heard",
             code=Code.TOO_LARGE,
         )
 

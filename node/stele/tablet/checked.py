@@ -1,4 +1,5 @@
-"""Small files that are read whole: manifest, exactly-once state, key space. One header, one body, one checksum each.
+"""Files that are replaced whole: manifest, exactly-once state, key space. One header, one body, one checksum each. Those that
+may be large are written and compared in pieces, since other threads wait while one puts bytes together.
 
 Layout, little-endian: 8 bytes magic, u32 version, u64 body length, u32 CRC-32C of the body, u32 CRC-32C of the 24
 bytes before; then the body, then nothing.
@@ -8,8 +9,11 @@ Invariant: any flipped, missing or extra byte is found before a byte of the body
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import google_crc32c
 
@@ -19,12 +23,28 @@ from stele.tablet.files import translate
 _HEADER = struct.Struct("<8sIQI")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
+PIECE_BYTES = 256 << 10
+"""Of a large file: put together, compared and written at a time."""
 
 
 def seal(magic: bytes, version: int, body: bytes) -> bytes:
     """The bytes of a checked file."""
-    head = _HEADER.pack(magic, version, len(body), google_crc32c.value(body))
-    return head + _CRC.pack(google_crc32c.value(head)) + body
+    return _header(magic, version, len(body), google_crc32c.value(body)) + body
+
+
+def seal_pieces(magic: bytes, version: int, pieces: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
+    """The bytes of a checked file, whose body is what `pieces` gives, each time the same: it is asked twice."""
+    length = crc = 0
+    for piece in pieces():
+        length += len(piece)
+        crc = google_crc32c.extend(crc, piece)
+    yield _header(magic, version, length, crc)
+    yield from pieces()
+
+
+def _header(magic: bytes, version: int, length: int, crc: int) -> bytes:
+    head = _HEADER.pack(magic, version, length, crc)
+    return head + _CRC.pack(google_crc32c.value(head))
 
 
 def open_sealed(data: bytes, magic: bytes, version: int, name: str) -> bytes:
@@ -34,27 +54,68 @@ def open_sealed(data: bytes, magic: bytes, version: int, name: str) -> bytes:
         Corrupt: the bytes are not what `seal` made.
         Rejected: UNSUPPORTED_VERSION, whole but of a version this program does not know.
     """
-    if len(data) < HEADER_BYTES:
+    header = _parse(data[:HEADER_BYTES], magic, name)
+    body = data[HEADER_BYTES:]
+    _compare(header, len(body), google_crc32c.value(body), version, name)
+    return body
+
+
+def _parse(head: bytes, magic: bytes, name: str) -> tuple[int, int, int]:
+    """(version, length, CRC) as the header has them."""
+    if len(head) < HEADER_BYTES:
         raise Corrupt(
-            f"{name}: {len(data)} bytes; expected at least {HEADER_BYTES}; copy the replica from a peer"
+            f"{name}: {len(head)} bytes; expected at least {HEADER_BYTES}; copy the replica from a peer"
         )
-    found_magic, found_version, length, crc = _HEADER.unpack_from(data)
-    (head_crc,) = _CRC.unpack_from(data, _HEADER.size)
-    if found_magic != magic or google_crc32c.value(data[: _HEADER.size]) != head_crc:
+    found_magic, version, length, crc = _HEADER.unpack_from(head)
+    (head_crc,) = _CRC.unpack_from(head, _HEADER.size)
+    if found_magic != magic or google_crc32c.value(head[: _HEADER.size]) != head_crc:
         raise Corrupt(
             f"{name}: damaged header; expected {magic!r} and its checksum; copy the replica from a peer"
         )
-    body = data[HEADER_BYTES:]
-    if len(body) != length or google_crc32c.value(body) != crc:
+    return version, length, crc
+
+
+def _compare(header: tuple[int, int, int], length: int, crc: int, version: int, name: str) -> None:
+    found_version, wanted_length, wanted_crc = header
+    if length != wanted_length or crc != wanted_crc:
         raise Corrupt(
-            f"{name}: damaged body of {len(body)} bytes; expected {length}; copy the replica from a peer"
+            f"{name}: damaged body of {length} bytes; expected {wanted_length}; copy the replica from a peer"
         )
     if found_version != version:
         raise Rejected(
             f"{name}: version {found_version}; this program reads {version}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
-    return body
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path, magic: bytes, version: int, read: Callable[[int], None] = lambda size: None
+) -> Iterator[BinaryIO]:
+    """The checked file at `path`, compared piece by piece; it stands where its body begins. `read` is told of each piece's
+    bytes.
+
+    Raises:
+        Corrupt: missing or damaged (or IO_ERROR).
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEADER_BYTES)
+            read(len(head))
+            header = _parse(head, magic, path.name)
+            length = crc = 0
+            while piece := file.read(PIECE_BYTES):
+                read(len(piece))
+                length += len(piece)
+                crc = google_crc32c.extend(crc, piece)
+            _compare(header, length, crc, version, path.name)
+            file.seek(HEADER_BYTES)
+            yield file
+    except FileNotFoundError as exc:
+        raise _missing(path) from exc
+    except OSError as exc:
+        raise translate(exc, f"reading {path.name}") from exc
 
 
 def read_sealed(path: Path, magic: bytes, version: int) -> bytes:
@@ -67,9 +128,11 @@ def read_sealed(path: Path, magic: bytes, version: int) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError as exc:
-        raise Corrupt(
-            f"{path.name}: missing; expected it in {path.parent.name}; copy the replica from a peer"
-        ) from exc
+        raise _missing(path) from exc
     except OSError as exc:
         raise translate(exc, f"reading {path.name}") from exc
     return open_sealed(data, magic, version, path.name)
+
+
+def _missing(path: Path) -> Corrupt:
+    return Corrupt(f"{path.name}: missing; expected it in {path.parent.name}; copy the replica from a peer")

@@ -131,6 +131,11 @@ class ExactlyOnce:
             return _refused(Code.TOO_LARGE, f"{OUTCOMES_MAX} sequences are unfinished; finish some first")
         return None
 
+    def knows(self, header: WriteHeader) -> bool:
+        """Whether `earlier` would tell what became of this write, not whether it was one."""
+        client = self._clients.get(header.client_id)
+        return client is not None and header.sequence in client.outcomes
+
     def record(self, header: WriteHeader, outcome: Outcome) -> None:
         """Remember the outcome of a write that `earlier` called new."""
         client = self._clients.get(header.client_id)

@@ -1,41 +1,40 @@
 """The key space state machine: keys and values, atomic batches, commit listeners. The catalog lives in one. Called by
-stele.consensus and stele.master; all in memory, flushed as one checked file that is replaced whole.
+stele.consensus and stele.master; all in memory (pairs.py), flushed as one checked file that is replaced whole.
+
+It holds BYTES_MAX at most: what would be more is refused before it is proposed. What the log has is applied whatever its
+size, so that all replicas, and each start, make the same of it.
 
 Invariant: a key's listeners have returned before the next change of that key is applied.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import json
-import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import structlog
-import xxhash
 
 from stele.model import writeop
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations
-from stele.model.writeop import BodyKind
-from stele.tablet import exactly_once
-from stele.tablet.checked import read_sealed, seal
+from stele.model.writeop import BodyKind, WriteHeader
+from stele.tablet import keyfile
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
+from stele.tablet.keyfile import FILE_NAME
 from stele.tablet.machine import Checkpoint, Outcome
+from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 from stele.tablet.progress import Progress
 
-FILE_NAME = "keyspace"
-_MAGIC = b"STLKEYSP"
-_VERSION = 1
-_PAIR = struct.Struct("<IIQ")
-_LENGTH = struct.Struct("<I")
+BYTES_MAX = 64 << 20
+"""Of keys and values, and 256 for each key: it is all in memory, and written anew by each flush."""
 
 CommitListener = Callable[[bytes, bytes | None, bytes | None, OpId], None]
 """Called with (key, old value, new value, OpId of the entry); None stands for absent."""
@@ -52,8 +51,8 @@ class KeySpaceFlush:
         self._store = store
         self._ceiling = store.max_ceiling
         self._timestamp = store._progress.last_timestamp
-        self._pairs = dict(store._pairs)
         self._once = store._once.frozen()
+        self.pairs = store._pairs.freeze()
 
     def write(self) -> None:
         """See FlushJob."""
@@ -64,50 +63,59 @@ class KeySpaceFlush:
             raise
 
     def _write(self, store: KeySpace) -> None:
-        head = json.dumps(
-            {
-                "term": self.opid.term,
-                "index": self.opid.index,
-                "ceiling": self._ceiling,
-                "timestamp": self._timestamp,
-            }
-        ).encode()
-        once = exactly_once.encode(self._once)
-        parts = [_LENGTH.pack(len(head)), head, _LENGTH.pack(len(once)), once]
-        for key, (value, index) in self._pairs.items():
-            parts.append(_PAIR.pack(len(key), len(value), index) + key + value)
+        parts = keyfile.parts(self.opid, self._ceiling, self._timestamp, self._once, self.pairs)
         temporary = store.directory / (FILE_NAME + ".tmp")
         with store._file_lock:
-            store._files.write_new(temporary, [seal(_MAGIC, _VERSION, b"".join(parts))])
+            store._files.write_new(temporary, parts)
             store._files.replace(temporary, store.directory / FILE_NAME)
             store._on_disk = self.opid
+
+
+@dataclass(slots=True)
+class _Claim:
+    """Of a batch that is not applied yet: the keys it changes alone, those it inserts, and the bytes that it adds."""
+
+    written: Sequence[bytes]
+    inserts: Sequence[bytes] = ()
+    growth: int = 0
 
 
 class KeySpace:
     """Keys and values of one tablet. All but `checkpoint` and `verify` belongs to the owner's thread."""
 
     def __init__(
-        self, directory: Path, files: Files, flush_bytes: int, once: ExactlyOnce, progress: Progress
+        self,
+        directory: Path,
+        files: Files,
+        flush_bytes: int,
+        bytes_max: int,
+        once: ExactlyOnce,
+        progress: Progress,
+        pairs: Pairs,
     ) -> None:
         self.directory = directory
+        self.bytes_max = bytes_max
         self._files = files
         self._flush_bytes = flush_bytes
         self._once = once
         self._progress = progress
         self._flushed = progress.applied
         self._on_disk = progress.applied
-        self._pairs: dict[bytes, tuple[bytes, int]] = {}
-        self._sorted: list[bytes] = []
+        self._pairs = pairs
         self._listeners: list[CommitListener] = []
         self._pending: dict[bytes, int] = {}
-        self._pending_inserts: dict[int, tuple[bytes, ...]] = {}
+        self._inserting: Counter[bytes] = Counter()
+        self._growth = 0
+        self._claims: dict[int, _Claim] = {}
         self._next_token = 1
         self._job: KeySpaceFlush | None = None
         self._unflushed_bytes = 0
         self._file_lock = threading.Lock()
 
     @staticmethod
-    def create(directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20) -> KeySpace:
+    def create(
+        directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20, bytes_max: int = BYTES_MAX
+    ) -> KeySpace:
         """A new, empty key space in `directory` (made if absent), synced, but not the name of `directory`.
 
         Raises:
@@ -117,45 +125,24 @@ class KeySpace:
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / FILE_NAME).exists():
             raise Rejected(f"key space in {directory.name}: there is one already", code=Code.ALREADY_PRESENT)
-        store = KeySpace(directory, files, flush_bytes, ExactlyOnce(), Progress())
+        store = KeySpace(directory, files, flush_bytes, bytes_max, ExactlyOnce(), Progress(), Pairs())
         KeySpaceFlush(store).write()
+        store._pairs.thaw()
         return store
 
     @staticmethod
-    def open(directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20) -> KeySpace:
+    def open(
+        directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20, bytes_max: int = BYTES_MAX
+    ) -> KeySpace:
         """The key space as last flushed; the owner then applies the entries after `flushed`.
 
         Raises:
             Corrupt: missing or damaged.
             Rejected: UNSUPPORTED_VERSION.
         """
-        body = read_sealed(directory / FILE_NAME, _MAGIC, _VERSION)
+        progress, once, pairs = keyfile.read(directory / FILE_NAME)
         files.remove(directory / (FILE_NAME + ".tmp"))
-        try:
-            (length,) = _LENGTH.unpack_from(body)
-            head = json.loads(body[4 : 4 + length])
-            at = 4 + length
-            (length,) = _LENGTH.unpack_from(body, at)
-            once = ExactlyOnce.decode(body[at + 4 : at + 4 + length])
-            at += 4 + length
-            applied = OpId(int(head["term"]), int(head["index"]))
-            store = KeySpace(
-                directory,
-                files,
-                flush_bytes,
-                once,
-                Progress(applied, int(head["ceiling"]), int(head["timestamp"])),
-            )
-            while at < len(body):
-                key_length, value_length, index = _PAIR.unpack_from(body, at)
-                at += _PAIR.size
-                key = body[at : at + key_length]
-                store._pairs[key] = (body[at + key_length : at + key_length + value_length], index)
-                at += key_length + value_length
-        except (ValueError, TypeError, KeyError, struct.error) as exc:
-            raise Corrupt(f"{FILE_NAME}: {exc!r}; expected what a flush wrote") from exc
-        store._sorted = sorted(store._pairs)
-        return store
+        return KeySpace(directory, files, flush_bytes, bytes_max, once, progress, pairs)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -185,6 +172,11 @@ class KeySpace:
         return 0
 
     @property
+    def held_bytes(self) -> int:
+        """What the keys and values that are there count for, of `bytes_max`."""
+        return self._pairs.bytes
+
+    @property
     def last_timestamp(self) -> int:
         """Hybrid time of the newest applied write."""
         return self._progress.last_timestamp
@@ -203,35 +195,65 @@ class KeySpace:
         self, prefix: bytes = b"", *, after: bytes = b"", limit: int | None = None
     ) -> Sequence[tuple[bytes, bytes]]:
         """(key, value) of the keys that begin with `prefix` and are above `after`, ascending."""
-        keys = itertools.takewhile(lambda key: key.startswith(prefix), self._keys_from(max(prefix, after)))
+        keys = itertools.takewhile(
+            lambda key: key.startswith(prefix), self._pairs.keys_from(max(prefix, after))
+        )
         wanted = (key for key in keys if key > after or not after)
-        return [(key, self._pairs[key][0]) for key in itertools.islice(wanted, limit)]
-
-    def _keys_from(self, start: bytes) -> Iterator[bytes]:
-        for at in range(bisect.bisect_left(self._sorted, start), len(self._sorted)):
-            yield self._sorted[at]
+        found = ((key, self._pairs.get(key)) for key in itertools.islice(wanted, limit))
+        return [(key, pair[0]) for key, pair in found if pair is not None]
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def checksum(self) -> int:
         """64 bits over keys, values and exactly-once state; equal on replicas that applied the same entries."""
-        total = self._once.checksum()
-        for key, (value, index) in self._pairs.items():
-            packed = _PAIR.pack(len(key), len(value), index) + key + value
-            total = (total + xxhash.xxh3_64_intdigest(packed)) & ((1 << 64) - 1)
-        return total
+        return (self._once.checksum() + self._pairs.checksum) & ((1 << 64) - 1)
 
     # --- before proposing ------------------------------------------------------------------------------------------
 
+    def vet(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
+        """Check a batch before it is proposed; by how many bytes it makes the key space larger, with what is under way.
+
+        Raises:
+            Rejected: TOO_LARGE, it would hold more than `bytes_max` then. What adds nothing passes, and so does a write whose
+                outcome is known: it is answered with that.
+        """
+        growth = max(0, sum(map(self._grows_by, operations)))
+        held = self.held_bytes + self._growth
+        if not growth or (header is not None and self._once.knows(header)):
+            return 0
+        if held + growth > self.bytes_max:
+            raise Rejected(
+                f"key space: {held} bytes and {growth} more, each key counted with {PAIR_BYTES}; at most {self.bytes_max}: "
+                "delete keys, or put some into another key space",
+                code=Code.TOO_LARGE,
+            )
+        return growth
+
+    def _grows_by(self, operation: KeyOperation) -> int:
+        old = self._pairs.get(operation.key)
+        held = 0 if old is None else size_of(operation.key, old[0])
+        match operation.op:
+            case KeyOp.DELETE:
+                return -held
+            case KeyOp.REPLACE | KeyOp.CAS:
+                return size_of(operation.key, operation.value) - held
+            case KeyOp.INSERT:
+                # Of several inserts of one key one is done at most; where a delete of it is under way, one may be.
+                there = operation.key in self._inserting or (old and operation.key not in self._pending)
+                return 0 if there else size_of(operation.key, operation.value)
+            case KeyOp.CHECK:
+                return 0
+            case _:
+                assert_never(operation.op)
+
     def begin_pending(self, operations: Sequence[KeyOperation]) -> int:
-        """Claim the keys of a batch that is about to be proposed; returns a token for `end_pending`.
+        """Claim the keys of a batch that is about to be proposed; returns a token for `reserve` and `end_pending`.
 
         Raises:
             Rejected: CHANGE_IN_PROGRESS, another batch that is not yet applied changes one of the keys;
                 ALREADY_PRESENT, an insert of a key that is present.
         """
-        written = [o.key for o in operations if o.op is not KeyOp.CHECK]
         for operation in operations:
             if operation.key in self._pending:
                 raise Rejected(
@@ -242,15 +264,34 @@ class KeySpace:
                 raise Rejected(f"key {_shown(operation.key)} is present", code=Code.ALREADY_PRESENT)
         token = self._next_token
         self._next_token += 1
-        for key in written:
-            self._pending[key] = token
-        self._pending_inserts[token] = tuple(written)
+        written = [o.key for o in operations if o.op is not KeyOp.CHECK]
+        self._pending.update(dict.fromkeys(written, token))
+        self._claims[token] = _Claim(written)
         return token
+
+    def reserve(
+        self, token: int, operations: Sequence[KeyOperation], header: WriteHeader | None = None
+    ) -> None:
+        """Have what a batch adds counted until `end_pending`.
+
+        Raises:
+            Rejected: as `vet`.
+        """
+        claim = self._claims[token]
+        claim.growth = self.vet(operations, header)
+        claim.inserts = [o.key for o in operations if o.op is KeyOp.INSERT]
+        self._growth += claim.growth
+        self._inserting.update(claim.inserts)
 
     def end_pending(self, token: int) -> None:
         """The batch is applied, or known never to be."""
-        for key in self._pending_inserts.pop(token, ()):
-            self._pending.pop(key, None)
+        claim = self._claims.pop(token, None)
+        if claim is None:
+            return
+        for key in claim.written:
+            del self._pending[key]
+        self._growth -= claim.growth
+        self._inserting -= Counter(claim.inserts)
 
     def add_commit_listener(self, listener: CommitListener) -> None:
         """Call `listener` for each key that a committed batch changes, in the batch's order, from `apply`."""
@@ -314,17 +355,12 @@ class KeySpace:
             key = operation.key
             if operation.op is KeyOp.CHECK:
                 continue
-            old = self._pairs.get(key)
             if operation.op is KeyOp.DELETE:
-                if old is None:
-                    continue
-                del self._pairs[key]
-                del self._sorted[bisect.bisect_left(self._sorted, key)]
-                changes.append((key, old[0], None))
+                old = self._pairs.remove(key)
+                if old is not None:
+                    changes.append((key, old[0], None))
                 continue
-            if old is None:
-                bisect.insort(self._sorted, key)
-            self._pairs[key] = (operation.value, opid.index)
+            old = self._pairs.put(key, (operation.value, opid.index))
             changes.append((key, None if old is None else old[0], operation.value))
         for change in changes:
             for listener in self._listeners:
@@ -351,6 +387,7 @@ class KeySpace:
         if self._job is not None and job is self._job:
             self._flushed = self._job.opid
             self._job = None
+            self._pairs.thaw()
             _log.debug("key space flushed", opid=str(self._flushed), keys=len(self._pairs))
 
     def checkpoint(self, directory: Path) -> Checkpoint:
@@ -369,13 +406,11 @@ class KeySpace:
 
     def verify(self, read: Callable[[int], None] = lambda size: None, compared: Collection[str] = ()) -> None:
         """See StateMachine."""
-        with self._file_lock:
-            read(len(read_sealed(self.directory / FILE_NAME, _MAGIC, _VERSION)))
+        keyfile.verify(self.directory / FILE_NAME, read)
 
     def close(self) -> None:
         """See StateMachine."""
-        self._pairs = {}
-        self._sorted = []
+        self._pairs = Pairs()
 
 
 def _shown(key: bytes) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.replica import ReplicaState
+from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from stele.tserver.memory import StoreMemory
 from stele.tserver.quiet import QuietGroups
@@ -33,6 +34,8 @@ def set_gauges(
     metrics.replicas_resting.set(quiet.resting)
     metrics.store_files.set(sum(len(r.machine.files) for r in replicas if isinstance(r.machine, TabletStore)))
     metrics.store_memory_bytes.set(stores.bytes)
+    spaces = (r.machine.held_bytes for r in replicas if isinstance(r.machine, KeySpace))
+    metrics.keyspace_bytes.set(max(spaces, default=0))
     metrics.wal_bytes.set(log_bytes)
     metrics.disk_free_bytes.set(disk_free_bytes)
     metrics.copy_sessions.set(len(sessions))

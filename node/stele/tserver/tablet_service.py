@@ -156,14 +156,17 @@ class TabletService(TabletServerServiceServicer):
             digest=writeop.digest(body),
             kind=BodyKind.KEYSPACE,
         )
-        outcome = await self._propose_keys(
-            replica, operations, writeop.encode(header, body), request.deadline_ms
-        )
+        outcome = await self._propose_keys(replica, operations, header, body, request.deadline_ms)
         _raise_refused(outcome)
         return pb.KvResponse()
 
     async def _propose_keys(
-        self, replica: Replica, operations: list[KeyOperation], payload: bytes, deadline_ms: int
+        self,
+        replica: Replica,
+        operations: list[KeyOperation],
+        header: WriteHeader,
+        body: bytes,
+        deadline_ms: int,
     ) -> Outcome:
         """Propose while the keys are claimed, so that a concurrent change of one is told to the later caller.
 
@@ -176,7 +179,14 @@ class TabletService(TabletServerServiceServicer):
         except Rejected as exc:
             raise Retryable(str(exc.args[0]), code=exc.code) from exc
         try:
-            future = replica.submit(payload)
+            try:
+                machine.reserve(token, operations, header)
+            except Rejected:
+                # If this was done before, that may not be applied yet, nor what made room.
+                await replica.linearizable_read(deadline_ms)
+                replica.check_leader()
+                machine.reserve(token, operations, header)
+            future = replica.submit(writeop.encode(header, body))
         except BaseException:
             machine.end_pending(token)
             raise

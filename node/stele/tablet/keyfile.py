@@ -1,0 +1,105 @@
+"""The file of a key space: what was applied, what became of clients' writes, and the pairs. Called by keyspace.py.
+
+It is made and read in small pieces, however large: other threads, the event loop's too, wait while one puts bytes together.
+
+Layout of the body, little-endian: u32 length and text (JSON: term, index, ceiling, timestamp), u32 length and exactly-once
+state, then each pair: u32 key length, u32 value length, u64 log index of the entry that set it, key, value.
+
+Invariant: nothing of a file is believed before all of it was compared with its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from stele.model.errors import Corrupt
+from stele.model.ids import OpId
+from stele.tablet import exactly_once
+from stele.tablet.checked import PIECE_BYTES, opened, seal_pieces
+from stele.tablet.exactly_once import ExactlyOnce
+from stele.tablet.pairs import PACKED, Pair, Pairs, packed
+from stele.tablet.progress import Progress
+
+FILE_NAME = "keyspace"
+_MAGIC = b"STLKEYSP"
+_VERSION = 1
+_LENGTH = struct.Struct("<I")
+
+
+def parts(
+    opid: OpId, ceiling: int, timestamp: int, once: Any, pairs: Mapping[bytes, Pair]
+) -> Iterator[bytes]:
+    """The bytes of a file. `once`: what `ExactlyOnce.frozen` gave. `pairs` must not change meanwhile."""
+    head = {"term": opid.term, "index": opid.index, "ceiling": ceiling, "timestamp": timestamp}
+    start = _with_length(json.dumps(head).encode()) + _with_length(exactly_once.encode(once))
+
+    def body() -> Iterator[bytes]:
+        yield from _cut(start)
+        yield from _gathered(packed(key, pair) for key, pair in pairs.items())
+
+    return seal_pieces(_MAGIC, _VERSION, body)
+
+
+def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs]:
+    """What a file holds.
+
+    Raises:
+        Corrupt: missing or damaged.
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    with opened(path, _MAGIC, _VERSION) as body:
+        try:
+            head = json.loads(_text(body))
+            once = ExactlyOnce.decode(_text(body))
+            applied = OpId(int(head["term"]), int(head["index"]))
+            progress = Progress(applied, int(head["ceiling"]), int(head["timestamp"]))
+            return progress, once, Pairs(dict(_pairs(body)))
+        except (ValueError, TypeError, KeyError, struct.error) as exc:
+            raise Corrupt(f"{path.name}: {exc!r}; expected what a flush wrote") from exc
+
+
+def verify(path: Path, told: Callable[[int], None]) -> None:
+    """Compare a file's checksum. `told` hears of each piece's bytes; what it raises ends the reading.
+
+    Raises:
+        Corrupt, Rejected: as `read`.
+    """
+    with opened(path, _MAGIC, _VERSION, told):
+        pass
+
+
+def _with_length(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _gathered(small: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of PIECE_BYTES at most, few of which are much less."""
+    held: list[bytes] = []
+    size = 0
+    for part in small:
+        if size + len(part) > PIECE_BYTES:
+            yield from _cut(b"".join(held))
+            held, size = [], 0
+        held.append(part)
+        size += len(part)
+    yield from _cut(b"".join(held))
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), PIECE_BYTES):
+        yield data[at : at + PIECE_BYTES]
+
+
+def _text(body: BinaryIO) -> bytes:
+    (length,) = _LENGTH.unpack(body.read(_LENGTH.size))
+    return body.read(length)
+
+
+def _pairs(body: BinaryIO) -> Iterator[tuple[bytes, Pair]]:
+    while head := body.read(PACKED.size):
+        key_length, value_length, index = PACKED.unpack(head)
+        yield body.read(key_length), (body.read(value_length), index)

@@ -1,0 +1,112 @@
+"""The pairs of a key space in memory. Called by keyspace.py on the owner's thread; opens no files.
+
+While a flush reads what was there when it began, changes are kept beside it, and folded in when it has ended: no step goes
+through all pairs.
+
+Invariant: what `freeze` gave does not change before `thaw`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import struct
+from collections.abc import Iterator, Mapping
+
+import xxhash
+
+Pair = tuple[bytes, int]
+"""A value, and the log index of the entry that set it."""
+
+PAIR_BYTES = 256
+"""What a key takes in memory beside its own bytes and its value's, about."""
+PACKED = struct.Struct("<IIQ")
+"""Before a key and its value: their lengths, and the index."""
+_MASK = (1 << 64) - 1
+
+
+def size_of(key: bytes, value: bytes) -> int:
+    """How many bytes a pair counts for."""
+    return PAIR_BYTES + len(key) + len(value)
+
+
+def packed(key: bytes, pair: Pair) -> bytes:
+    """A pair as files have it, and checksums."""
+    value, index = pair
+    return PACKED.pack(len(key), len(value), index) + key + value
+
+
+class Pairs:
+    """Keys with their values. `bytes`: what all of them count for. `checksum`: 64 bits over all, in any order."""
+
+    def __init__(self, pairs: dict[bytes, Pair] | None = None) -> None:
+        self._pairs = pairs or {}
+        self._changes: dict[bytes, Pair | None] | None = None
+        self._keys = sorted(self._pairs)
+        self.bytes = sum(size_of(key, value) for key, (value, _) in self._pairs.items())
+        self.checksum = sum(_digest(key, pair) for key, pair in self._pairs.items()) & _MASK
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: bytes) -> Pair | None:
+        """None if the key is not there."""
+        if self._changes is not None and key in self._changes:
+            return self._changes[key]
+        return self._pairs.get(key)
+
+    def keys_from(self, start: bytes) -> Iterator[bytes]:
+        """Keys from `start` on, ascending; nothing may change meanwhile."""
+        return itertools.islice(self._keys, bisect.bisect_left(self._keys, start), None)
+
+    def put(self, key: bytes, pair: Pair) -> Pair | None:
+        """Set a key; what was there."""
+        old = self.get(key)
+        if old is None:
+            bisect.insort(self._keys, key)
+        self._change(key, old, pair)
+        return old
+
+    def remove(self, key: bytes) -> Pair | None:
+        """Take a key out; what was there."""
+        old = self.get(key)
+        if old is not None:
+            del self._keys[bisect.bisect_left(self._keys, key)]
+            self._change(key, old, None)
+        return old
+
+    def _change(self, key: bytes, old: Pair | None, new: Pair | None) -> None:
+        for pair, sign in ((old, -1), (new, 1)):
+            if pair is not None:
+                self.bytes += sign * size_of(key, pair[0])
+                self.checksum = (self.checksum + sign * _digest(key, pair)) & _MASK
+        if self._changes is not None:
+            self._changes[key] = new
+        else:
+            _set(self._pairs, key, new)
+
+    def freeze(self) -> Mapping[bytes, Pair]:
+        """All pairs as they are now, for any thread. What an earlier call gave is of no use any more."""
+        self.thaw()
+        self._changes = {}
+        return self._pairs
+
+    def thaw(self) -> None:
+        """Nobody reads what `freeze` gave any more."""
+        for key, pair in (self._changes or {}).items():
+            _set(self._pairs, key, pair)
+        self._changes = None
+
+
+def _set(pairs: dict[bytes, Pair], key: bytes, pair: Pair | None) -> None:
+    if pair is None:
+        pairs.pop(key, None)
+    else:
+        pairs[key] = pair
+
+
+def _digest(key: bytes, pair: Pair) -> int:
+    return xxhash.xxh3_64_intdigest(packed(key, pair))
