@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,5 @@ from tests.chaos.__main__ import run
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
 def test_killed_at_random_moments_it_heals_and_loses_nothing(tmp_path: Path) -> None:
-    # 4945: a master; then, each while a machine is healed, the operator and, if there is time for it, a node.
-    played = run(tmp_path, rounds=3, seconds=150, seed=4945)
-    assert played >= 2
+    # 4945: a master; then, while a machine is healed, the operator. Both are played, however busy this machine is.
+    assert run(tmp_path, rounds=2, seconds=math.inf, seed=4945) == 2

@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from stele_local.cluster import LocalCluster, Settings
+from stele_local.store import Change
 from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
 from tests.operator.rights import Door, door
@@ -45,6 +46,9 @@ class Bench:
         self._kubeconfig = kubeconfig
         self._operator: asyncio.subprocess.Process | None = None
         self.starts = 0
+        self._kept: dict[str, Callable[[], bool]] = {}
+        self._broken: list[str] = []
+        local.store.listen(self._look)
 
     async def start(self, *more: str) -> None:
         """Start the operator, with more arguments where they are given."""
@@ -91,10 +95,30 @@ class Bench:
         """Events about a kind of resource."""
         return [e for e in await self.kube.list("Event", "default") if e["involvedObject"]["kind"] == kind]
 
+    @contextlib.contextmanager
+    def keep(self, what: str, holds: Callable[[], bool]) -> Iterator[None]:
+        """In the block `holds()`, which reads `local.store`, is true after each write of anybody, however soon the next follows:
+        who asks the server now and then does not see all its states. What broke it fails the block, at the latest as it ends."""
+        self._kept[what] = holds
+        try:
+            yield
+        finally:
+            del self._kept[what]
+        assert not self._broken, self._broken
+
+    def _look(self, change: Change) -> None:
+        metadata = change.obj["metadata"]
+        self._broken += [
+            f"not so, by {change.table[1]}/{metadata['name']} at version {change.version}: {what}"
+            for what, holds in self._kept.items()
+            if not holds()
+        ]
+
     async def until(self, what: str, true: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
-        """Wait for something."""
+        """Wait for something that stays, once it is so."""
         end = time.monotonic() + seconds
         while not await true():
+            assert not self._broken, self._broken
             if time.monotonic() > end:
                 logs = (self._folder / f"operator-{self.starts}.log").read_text()[-3000:]
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")

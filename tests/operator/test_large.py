@@ -163,7 +163,7 @@ async def test_healing_does_not_wait_for_the_statuses_of_tables(tmp_path: Path) 
         await made.apply("cluster", paused=True)
         await made.apply("flights")
         try:
-            async with asyncio.timeout(60):  # it would be for ever
+            async with asyncio.timeout(120):  # it would be for ever
                 await task.run_pass()
             assert (await made.condition("TabletGroup", "flights", "Ready"))[0] == "False"
         finally:

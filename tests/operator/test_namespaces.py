@@ -50,7 +50,7 @@ async def test_a_namespace_that_is_refused_stops_no_other_and_is_served_when_it_
         try:
             now[0] += STUCK_S + 1
             await fleet.sweep()
-            await made.until("the other namespace is looked after", looked_after, 5)
+            await made.until("the other namespace is looked after", looked_after)
             fleet.note_pass()
             assert not fleet.not_live()
             assert (told("gone"), told("default")) == (1, 0)
@@ -66,7 +66,7 @@ async def test_a_namespace_that_is_refused_stops_no_other_and_is_served_when_it_
                 "TabletCluster", "default", "flights", {"status": {"conditions": []}}, "status"
             )
             await fleet.sweep()
-            await made.until("it is looked after again", looked_after, 5)
+            await made.until("it is looked after again", looked_after)
             assert (told("gone"), told("default")) == (0, 0)
 
             kube.refused = dict.fromkeys(names, 500)

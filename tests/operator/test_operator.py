@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from stele_local.kinds import CONFIG_MAP
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
 from tests.operator.cluster import Bench, bench
 
@@ -18,15 +22,31 @@ async def masters_started(made: Bench) -> bool:
     return await made.names("Pod") >= MASTERS
 
 
+async def exists(made: Bench, kind: str) -> bool:
+    """Whether there is an object of a kind."""
+    return bool(await made.names(kind))
+
+
+async def led(made: Bench, operators: int) -> bool:
+    """Whether so many operators have led, one after the other."""
+    lease = await made.kube.get("Lease", "default", "stele-operator")
+    return lease is not None and lease["spec"]["leaseTransitions"] == operators - 1
+
+
 async def test_applied_then_killed_and_started_again_everything_is_there_once(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         await made.start()
         nodes = {"replicas": 3, "storage": {"size": "1Gi"}}
         await made.apply("cluster", nodes=nodes, deletionPolicy="Delete")
-        for _ in range(3):  # at whatever point it is
-            await asyncio.sleep(0.15)
+        for kind in (
+            "Lease",
+            "ConfigMap",
+            "PersistentVolumeClaim",
+        ):  # as soon as there is one, and others are to come
+            await made.until(f"there is a {kind}", partial(exists, made, kind))
             await made.end(signal.SIGKILL)
             await made.start()
+        await made.until("the last one leads", lambda: led(made, 4))
         await made.until("the first masters have pods", lambda: masters_started(made))
         assert await made.names("PersistentVolumeClaim") >= MASTERS
         assert await made.names("Service") >= {"flights-peers", "flights-masters"}
@@ -101,10 +121,7 @@ async def test_a_group_without_its_cluster_is_told_so_and_can_go(tmp_path: Path)
             return (await made.condition("TabletGroup", "flights", "Ready"))[1] == "ClusterNotFound"
 
         await made.until("the group is told that there is no cluster", told)
-        version = (await made.kube.get("TabletGroup", "default", "flights") or group)["metadata"][
-            "resourceVersion"
-        ]
-        finalizers = {"metadata": {"finalizers": ["stele.dev/table"], "resourceVersion": version}}
+        finalizers = {"metadata": {"finalizers": ["stele.dev/table"]}}
         await made.kube.patch("TabletGroup", "default", "flights", finalizers)
         await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
 
@@ -171,7 +188,7 @@ async def test_a_second_operator_waits_for_the_lease(tmp_path: Path) -> None:
         )
         try:
             assert other.stderr is not None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while b"waiting for the lease" not in (line := await other.stderr.readline()):
                     assert line, "it ended"
             lease = await made.kube.get("Lease", "default", "stele-operator")
@@ -226,4 +243,16 @@ async def test_a_claim_that_lost_its_labels_is_found_by_its_name(tmp_path: Path)
             claim = await made.kube.get("PersistentVolumeClaim", "default", "flights-master-1")
             return claim is not None and claim["metadata"]["labels"].get("stele.dev/role") == "master"
 
-        await made.until("it has its labels again", back, 40)
+        await made.until("it has its labels again", back)
+
+
+async def test_what_is_to_be_kept_is_looked_at_after_each_write(tmp_path: Path) -> None:
+    """As the tests do it that hold a state: no state is too short."""
+    async with bench(tmp_path, machines=1) as made:
+        with (
+            pytest.raises(AssertionError, match=r"not so, by configmaps/x at version .*: no map"),
+            made.keep("no map", lambda: not made.local.store.objects(CONFIG_MAP.key)),
+        ):
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+            uid = (await made.kube.create("ConfigMap", "default", body))["metadata"]["uid"]
+            await made.kube.delete("ConfigMap", "default", "x", uid, "")

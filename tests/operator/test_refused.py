@@ -281,12 +281,12 @@ async def test_an_api_server_refuses_claims_and_pods_and_says_so_where_users_loo
                 reason == "NodePending" and f"flights-node-0: its claim cannot be made: {claims}" in message
             )
 
-        await made.until("it is told that claims are refused", degraded, 40)
+        await made.until("it is told that claims are refused", degraded)
 
         async def tried_on() -> bool:
             return len(forbade) >= 12
 
-        await made.until("it is tried again and again", tried_on, 60)
+        await made.until("it is tried again and again", tried_on)
         assert set(forbade) == {"flights-node-0", "flights-node-1"}
         identity = await made.kube.get("ConfigMap", "default", "flights-identity")
         assert identity is not None and identity["data"]["nextNode"] == "2"
@@ -298,7 +298,7 @@ async def test_an_api_server_refuses_claims_and_pods_and_says_so_where_users_loo
             well = (await made.condition("TabletCluster", "flights", "Degraded"))[1] == "Healthy"
             return well and found is not None and found["status"]["readyReplicas"] == 2
 
-        await made.until("claims are taken, and nodes start", ready, 60)
+        await made.until("claims are taken, and nodes start", ready)
 
         name = "flights-node-1"
         forbidden["pods", name] = pods
@@ -313,7 +313,7 @@ async def test_an_api_server_refuses_claims_and_pods_and_says_so_where_users_loo
                 m.get("message") for m in members if m["name"] == name
             ]
 
-        await made.until("the status says why its pod is not made", told, 60)
+        await made.until("the status says why its pod is not made", told)
         assert pods in (await one_event(made, "CreatePodFailed"))["message"]
         forbidden.clear()
-        await made.until("it is back", ready, 60)
+        await made.until("it is back", ready)

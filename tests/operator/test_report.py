@@ -188,7 +188,7 @@ async def test_a_cluster_made_again_as_its_task_ends_is_not_left_to_the_next_swe
             async def looked_after() -> bool:
                 return (await made.condition("TabletCluster", "flights", "Reconciling"))[1] == "Paused"
 
-            await made.until("it is looked after", looked_after, 5)
+            await made.until("it is looked after", looked_after)
         finally:
             await fleet.close()
             await kube.close()
@@ -215,7 +215,7 @@ async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
                 events = await made.events("TabletCluster")
                 return any(e["reason"] == "PassFailed" and "flights-identity" in e["message"] for e in events)
 
-            await made.until("an event says why", told, 10)
+            await made.until("an event says why", told)
 
             # To be started again, and in the end with ever longer waits, would mend nothing.
             now[0] += STUCK_S + 1
@@ -225,7 +225,7 @@ async def test_why_passes_fail_is_told_where_users_look(tmp_path: Path) -> None:
             async def lives() -> bool:
                 return not fleet.not_live()
 
-            await made.until("it counts as alive", lives, 10)
+            await made.until("it counts as alive", lives)
         finally:
             await fleet.close()
 

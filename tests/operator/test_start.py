@@ -129,8 +129,8 @@ async def test_one_that_waits_ends_when_it_is_told(tmp_path: Path) -> None:
         assert operator.stderr is not None
         try:
             async with asyncio.timeout(100):
-                while b"serving probes" not in await operator.stderr.readline():
-                    pass
+                while b"serving probes" not in (line := await operator.stderr.readline()):
+                    assert line, "it ended"
                 operator.terminate()
                 assert await operator.wait() == 0
         finally:
