@@ -36,7 +36,7 @@ PARTS = (
 )
 """Folders of code with a README of their own."""
 HEAL = ROOT / "docs" / "heal-in-code.md"
-PAGES = (PUT, HEAL, *(part / "README.md" for part in PARTS))
+PAGES = (PUT, HEAL, ROOT / "docs" / "healing.md", *(part / "README.md" for part in PARTS))
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -73,7 +73,7 @@ def faults(page: Path) -> Iterator[str]:
         elif DOTTED.fullmatch(span):
             good = has_member(*span.split("."))
         elif NAME.fullmatch(span):
-            good = span in KERNELS or is_known(span)
+            good = span in KERNELS or is_known(span) or module_exists(span)
         elif THREAD.fullmatch(span):
             good = any(f'"{span}"' in path.read_text() for path in sources())
         else:
