@@ -219,7 +219,8 @@ async def a_dead_master_is_replaced(cluster: Cluster, caller: Caller, lost_node:
     fresh = cluster._member("master", len(cluster.masters))
     cluster.masters.append(fresh)
     cluster.launch(fresh, "--join")
-    await drive(executor, caller, {dead.node_id, lost_node}, POLICY)
+    policy = replace(PATIENT, lost=frozenset({dead.node_id}))
+    await drive(executor, caller, {dead.node_id, lost_node}, policy)
     listed = await caller.call("ListMasters", pb.ListMastersRequest())
     assert isinstance(listed, pb.ListMastersResponse)
     masters = {id_from_pb(m.node_id) for m in listed.masters}

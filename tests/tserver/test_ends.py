@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,13 +125,12 @@ async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster
 
 
 async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> None:
-    await cluster.stop("node-0")
-    node = Node(replace(cluster.options("node-0"), log_stall_ms=3_000))
-    await node.start()
-    cluster.running["node-0"] = node
+    node = cluster.running["node-0"]
     async with cluster.client() as client:
         await client.create_table("t", SCHEMA, HASHED)
         await fill(client, 20)
+        await wait_until(lambda: node.log.under_way is None)
+        node.watch._log_stall_ms = 3_000
         await asyncio.sleep(4.0)
         assert not node.failed.done(), "a log at rest does not hang"
         await wait_until(lambda: node.log.under_way is None)

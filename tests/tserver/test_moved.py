@@ -22,7 +22,7 @@ from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele_local.dns import SHIM
 from tests.harness.processes import MASTER_PORT, Cluster, Member
 from tests.master.harness import create_request
-from tests.master.test_processes import POLICY, Caller, all_run, drive
+from tests.master.test_processes import PATIENT, Caller, all_run, drive
 
 SERVICE = "masters.svc"
 
@@ -67,7 +67,7 @@ class Pods(Cluster):
         self.launch(fresh, "--join")
         executor = Executor(caller.pool, self.master_addresses, holder=f"test-{number}", ttl_ms=5_000)
         assert view.node(lost.node_id) is not None
-        await drive(executor, caller, {lost.node_id}, replace(POLICY, lost=frozenset({lost.node_id})))
+        await drive(executor, caller, {lost.node_id}, replace(PATIENT, lost=frozenset({lost.node_id})))
         await executor.release()
         await self.wait_ready(fresh)
 

@@ -18,7 +18,7 @@ from stele.tserver.node import Node
 from stele.tserver.options import (
     NodeOptions,
 )
-from tests.consensus.cluster import wait_until
+from tests.consensus.cluster import WAIT_S, wait_until
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill
 
 
@@ -50,13 +50,13 @@ async def test_a_node_that_refuses_writes_for_want_of_space_says_so_to_the_maste
         for low in (True, False):
             node.log.options = replace(options, low_space_bytes=1 << 60) if low else options
             wanted = [node.node_id] if low else []
-            while True:
-                told = examine(await cluster_view(client.masters))
-                if [n.node_id for n in told.low_on_disk] == wanted:
-                    break
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    told = examine(await cluster_view(client.masters))
+                    if [n.node_id for n in told.low_on_disk] == wanted and told.healthy:
+                        break
+                    await asyncio.sleep(0.05)
             assert all(n.disk_free_bytes for n in told.nodes)
-            assert told.healthy
 
 
 async def test_a_client_whose_masters_were_all_replaced_asks_the_nodes(cluster: LocalCluster) -> None:

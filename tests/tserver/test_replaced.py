@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,6 +39,9 @@ async def test_what_was_opened_before_its_tablet_was_replaced_goes_on_with_the_n
             master = cluster.running["master"]
             assert isinstance(master, MasterNode)
             await wait_until(lambda: _replaced(master) == 2, timeout_s=60)
+            lead = master.master.lead if master.master is not None else None
+            assert lead is not None
+            lead.options = replace(MASTER, create_timeout_ms=600_000)  # a slow node makes them in the end
             await cluster.launch("node-0")
             await asyncio.gather(*waiting)
             for scan in scans:  # at a snapshot before the put
