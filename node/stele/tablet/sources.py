@@ -1,23 +1,19 @@
-"""What a scan reads from: column files and memory behind one small protocol; and which rows of overlapping sources
-are the newest versions, worked out once from the keys alone.
+"""What a scan reads from: column files and memory behind one small protocol.
 
-Invariant: masks are made of immutable sources and named by them, so a mask is never applied to other rows.
+Invariant: what a source gives for a group never changes.
 """
 
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
-from stele.model import keys as key_bytes
 from stele.model.schema import Column, Schema
 from stele.tablet.order import SortedRows
-from stele.tablet.runs import KeyList, Mask, Run
+from stele.tablet.runs import Mask, Run
 
 GROUPS_PER_PIECE = 4
 
@@ -123,65 +119,3 @@ def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[
     begins = sorted({s.first_keys[g] for s in sources for g in s.groups_between(lower, upper)})
     cuts = [key for key in begins[GROUPS_PER_PIECE::GROUPS_PER_PIECE] if key > lower]
     return list(zip([lower, *cuts], [*cuts, upper]))
-
-
-Masks = list[list[Mask | None]]
-"""Per source and group: which rows are the newest version of their key and no delete; None: all of them."""
-
-
-class LiveMasks:
-    """The masks of the sources last asked for. One per store; any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._names: tuple[Hashable, ...] = ()
-        self._masks: Masks = []
-
-    def of(self, sources: Sequence[Source]) -> Masks:
-        """Masks of overlapping sources, which come newest first."""
-        names = tuple(s.name for s in sources)
-        with self._lock:  # whoever else scans the same files waits for the masks instead of making them, too
-            if names != self._names:
-                self._masks = _live(sources)
-                self._names = names
-            return self._masks
-
-
-def _live(sources: Sequence[Source]) -> Masks:
-    every = [[np.zeros(len(s.keys(g)), bool) for g in s.groups_between(b"", b"")] for s in sources]
-    for low, high in pieces(sources, b"", b""):
-        _mark(sources, low, high, every)
-    return [[None if mask.all() else mask for mask in masks] for masks in every]
-
-
-def _mark(sources: Sequence[Source], low: bytes, high: bytes, masks: list[list[Mask]]) -> None:
-    parts: list[pa.BinaryArray] = []
-    places: list[Mask] = []
-    deleted: list[Mask] = []
-    holding = 0
-    for source, of_source in zip(sources, masks):
-        before = len(parts)
-        for group in source.groups_between(low, high):
-            keys = source.keys(group)
-            listed = KeyList(keys)
-            start = bisect.bisect_left(listed, low) if low else 0
-            end = bisect.bisect_left(listed, high) if high else len(keys)
-            if start >= end:
-                continue
-            marks = source.deleted(group)
-            parts.append(keys.slice(start, end - start))
-            places.append(of_source[group][start:end])
-            deleted.append(np.zeros(end - start, bool) if marks is None else marks[start:end])
-        holding += len(parts) > before
-    if not parts:
-        return
-    whole = pa.concat_arrays(parts)
-    order = key_bytes.sort_order(whole) if holding > 1 else np.arange(len(whole))
-    same = key_bytes.same_as_before(whole.take(pa.array(order)))
-    live = np.zeros(len(whole), bool)
-    live[order[~same]] = True
-    live &= ~np.concatenate(deleted)
-    at = 0
-    for place in places:
-        place[:] = live[at : at + len(place)]
-        at += len(place)

@@ -38,11 +38,11 @@ from stele.tablet.files import FILES, Files, translate
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.manifest import Manifest
+from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.progress import Progress
 from stele.tablet.reclaim import Judgement
 from stele.tablet.runs import Kept
-from stele.tablet.sources import LiveMasks
 from stele.tablet.view import View
 from stele.tablet.writing import vet, write_block
 
@@ -69,6 +69,7 @@ class StoreOptions:
     flush_bytes: int = 32 << 20
     history_us: int = 15 * 60 * 1_000_000
     files: Files = FILES
+    masks: MaskCache = MASKS
     wall_us: Callable[[], int] = _wall_us
     steady_us: Callable[[], int] = _steady_us
 
@@ -123,7 +124,7 @@ class TabletStore:
         self._compacting = False
         self._in_vain: Sequence[FileMeta] = ()
         self._judged = Judgement()
-        self._live = LiveMasks()
+        self._live = LiveMasks(options.masks)
         self._swap_lock = threading.Lock()
         self._manifest_lock = threading.Lock()
 
@@ -542,3 +543,4 @@ class TabletStore:
         """See StateMachine."""
         with self._swap_lock:
             self._state = replace(self._state, active=MemTable(self.schema), frozen=None, files=())
+        self._live.close()

@@ -24,9 +24,10 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Column, Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
+from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
 from stele.tablet.runs import Run, concat_batches, visible
-from stele.tablet.sources import LiveMasks, MemorySource, Source, clusters, pieces
+from stele.tablet.sources import MemorySource, Source, clusters, pieces
 
 _SIGN_OF_LIFE = 32
 """After so many batches without a row that is wanted an empty one is given: whoever waits knows that work goes on."""
@@ -161,8 +162,8 @@ class View:
             for group, mask in enumerate(masks):
                 if mask is None:
                     yield source.batch(group, columns, schema)
-                elif mask.any():
-                    yield source.batch(group, columns, schema).filter(pa.array(mask))
+                elif mask.true_count:
+                    yield source.batch(group, columns, schema).filter(mask)
                 else:
                     yield pa.RecordBatch.from_pylist([], schema=schema)
 

@@ -1,0 +1,142 @@
+"""Which rows of overlapping sources are the newest versions: worked out once from the keys alone, and kept as bits for the
+scans that follow. Used by views; one cache for all tablets of a process.
+
+Invariant: masks are made of immutable sources and named by them, so a mask is never applied to other rows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from stele.model import keys as key_bytes
+from stele.tablet.runs import KeyList, Mask
+from stele.tablet.sources import Source, pieces
+
+BYTES_MAX = 16 << 20
+"""Of the masks of all tablets: 128 million rows, a bit each."""
+_GROUP_BYTES = 128
+"""What the mask of a group takes beside its bits, about."""
+
+Masks = list[list["pa.BooleanArray | None"]]
+"""Per source and group, a bit a row: which rows are the newest version of their key and no delete; None: all of them."""
+
+_SERIALS = itertools.count(1)
+
+
+class MaskCache:
+    """The masks last asked for, `bytes_max` at most; larger ones are not kept. Any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._masks: OrderedDict[tuple[int, Hashable], tuple[Masks, int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, serial: int, names: Hashable) -> Masks | None:
+        """What was put under these, None if it is not there any more."""
+        with self._lock:
+            found = self._masks.get((serial, names))
+            if found is None:
+                return None
+            self._masks.move_to_end((serial, names))
+            return found[0]
+
+    def put(self, serial: int, names: Hashable, masks: Masks) -> None:
+        """Keep masks that are not there, and let go of those that were not asked for longest."""
+        size = sum(_GROUP_BYTES + (0 if mask is None else mask.nbytes) for of in masks for mask in of)
+        with self._lock:
+            if size > self._bytes_max or (serial, names) in self._masks:
+                return
+            self._masks[serial, names] = masks, size
+            self.bytes += size
+            while self.bytes > self._bytes_max:
+                _, (_, gone) = self._masks.popitem(last=False)
+                self.bytes -= gone
+
+    def forget(self, serial: int) -> None:
+        """Let go of all that was put under `serial`."""
+        with self._lock:
+            for key in [key for key in self._masks if key[0] == serial]:
+                self.bytes -= self._masks.pop(key)[1]
+
+
+MASKS = MaskCache(BYTES_MAX)
+
+
+class LiveMasks:
+    """Masks of one store's sources. Any thread."""
+
+    def __init__(self, cache: MaskCache) -> None:
+        self._cache = cache
+        self._serial = next(_SERIALS)
+        self._lock = threading.Lock()
+
+    def of(self, sources: Sequence[Source]) -> Masks:
+        """Masks of overlapping sources, which come newest first."""
+        names = tuple(s.name for s in sources)
+        with self._lock:  # whoever else scans the same files waits for the masks instead of making them, too
+            masks = self._cache.get(self._serial, names)
+            if masks is None:
+                masks = _live(sources)
+                self._cache.put(self._serial, names, masks)
+            return masks
+
+    def close(self) -> None:
+        """The store is read no more."""
+        self._cache.forget(self._serial)
+
+
+def _live(sources: Sequence[Source]) -> Masks:
+    found: Masks = [[None for _ in s.groups_between(b"", b"")] for s in sources]
+    unfinished: list[dict[int, Mask]] = [{} for _ in sources]
+    for low, high in pieces(sources, b"", b""):
+        _mark(sources, low, high, unfinished)
+        for source, masks, bits in zip(sources, unfinished, found):
+            behind = source.groups_between(high, b"").start if high else len(bits)
+            for group in [g for g in masks if g < behind]:
+                mask = masks.pop(group)
+                bits[group] = None if mask.all() else pa.array(mask)
+    return found
+
+
+def _mark(sources: Sequence[Source], low: bytes, high: bytes, masks: list[dict[int, Mask]]) -> None:
+    """Mark the live rows with keys in [low, high); a byte a row, for groups that the next range may touch, too."""
+    parts: list[pa.BinaryArray] = []
+    places: list[Mask] = []
+    deleted: list[Mask] = []
+    holding = 0
+    for source, of_source in zip(sources, masks):
+        before = len(parts)
+        for group in source.groups_between(low, high):
+            keys = source.keys(group)
+            listed = KeyList(keys)
+            start = bisect.bisect_left(listed, low) if low else 0
+            end = bisect.bisect_left(listed, high) if high else len(keys)
+            if start >= end:
+                continue
+            marks = source.deleted(group)
+            if group not in of_source:
+                of_source[group] = np.zeros(len(keys), bool)
+            parts.append(keys.slice(start, end - start))
+            places.append(of_source[group][start:end])
+            deleted.append(np.zeros(end - start, bool) if marks is None else marks[start:end])
+        holding += len(parts) > before
+    if not parts:
+        return
+    whole = pa.concat_arrays(parts)
+    order = key_bytes.sort_order(whole) if holding > 1 else np.arange(len(whole))
+    same = key_bytes.same_as_before(whole.take(pa.array(order)))
+    live = np.zeros(len(whole), bool)
+    live[order[~same]] = True
+    live &= ~np.concatenate(deleted)
+    at = 0
+    for place in places:
+        place[:] = live[at : at + len(place)]
+        at += len(place)
