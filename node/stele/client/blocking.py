@@ -10,7 +10,6 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from stele.client.async_client import TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
+from stele.client.handover import Handover
 from stele.client.kv import KeySpace
 from stele.client.locations import TableInfo, WritePlan
 from stele.client.predicates import Predicates
@@ -76,14 +76,18 @@ class Client:
                 process forked from the client's.
             Closed: after `close`.
         """
-        if self._inside:
-            coroutine.close()
-            raise Rejected(_INSIDE)
-        future = self._begin(coroutine)
+        call: Handover[T] | None = None
         try:
-            return future.result()
+            if self._inside:
+                raise Rejected(_INSIDE)
+            call = Handover(lambda: coroutine, self._loop)
+            self._hand_over(call)
+            return call.wait()
         except BaseException:
-            future.cancel()  # interrupted, as by Ctrl-C: nobody would learn what becomes of it
+            if call is None:
+                coroutine.close()
+            else:
+                call.give_up()  # interrupted, as by Ctrl-C: nobody would learn what becomes of it
             raise
 
     def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
@@ -93,27 +97,28 @@ class Client:
             coroutine.close()
             return
         with contextlib.suppress(Closed):
-            if self._inside:
-                self._begin(coroutine)
-            else:
+            if not self._inside:
                 self.run(coroutine)
+                return
+            call = Handover(lambda: coroutine, self._loop)
+            try:
+                self._hand_over(call)
+            except BaseException:
+                call.give_up()
+                raise
 
     @property
     def _inside(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    def _hand_over(self, call: Handover[Any]) -> None:
         if sys.is_finalizing():  # the client's thread runs no more
-            coroutine.close()
             raise main_thread_ended()
-        if forks.forked():  # nor here
-            coroutine.close()
-            forks.ensure_own()
+        forks.ensure_own()  # nor does it in a child
         with self._lock:
             if self._closing:
-                coroutine.close()
                 raise Closed()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            call.hand_over()
 
     def close(self) -> None:
         """Write what sessions hold, then end all connections and the thread. What other threads wait for ends as well;
@@ -123,15 +128,17 @@ class Client:
             raise Rejected(_INSIDE)
         if sys.is_finalizing() or forks.forked():  # its thread has ended, or is the parent's
             return
-        with self._lock:
-            first, self._closing = not self._closing, True
-        if not first:
-            self._thread.join(_CLOSE_TIMEOUT_S)
-            return
+        first = False
         try:
-            asyncio.run_coroutine_threadsafe(self.asynchronous.close(), self._loop).result()
+            with self._lock:
+                first, self._closing = not self._closing, True
+            if first:
+                self._see_to(self.asynchronous.close)
+            else:
+                self._thread.join(_CLOSE_TIMEOUT_S)
         finally:
-            self._end_loop()
+            if first:
+                self._end_loop()
 
     def __enter__(self) -> Client:
         return self
@@ -214,11 +221,19 @@ class Client:
         """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
+    def _see_to(self, ending: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Run what closes the client, which refuses all else by now; it goes on if the waiting is interrupted."""
+        call = Handover(ending, self._loop)
+        call.hand_over()
+        call.wait()
+
     def _end_loop(self) -> None:
-        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-        self._loop.close()
+        try:
+            self._see_to(_end_tasks)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            self._loop.close()
 
 
 async def _end_tasks() -> None:
