@@ -308,7 +308,7 @@ class Group:
         async def look() -> Replica:
             while True:
                 cut = self.nodes[0].network.cut
-                leaders = [r for r in self.replicas() if _leads(r) and r.host.node_id not in cut]
+                leaders = [r for r in self.replicas() if leads(r) and r.host.node_id not in cut]
                 if leaders:
                     return max(leaders, key=lambda r: r.term)
                 await asyncio.sleep(0.01)
@@ -362,7 +362,8 @@ class Group:
         await wait_until(lambda: replica.applied_index >= leader.applied_index, timeout_s)
 
 
-def _leads(replica: Replica) -> bool:
+def leads(replica: Replica) -> bool:
+    """Whether it leads and has applied all that earlier leaders committed."""
     machine = replica.machine
     return (
         replica.is_leader

@@ -2,10 +2,12 @@
 
 A round records what a cluster writes under load, and draws crash states from it: a call, and what of all that was not synced
 by then is there. Each member starts alone on each state and must hold all it had said; on one state in some the whole cluster
-starts, and clients must find all they were told. The seed of the next round is one higher.
+starts, and clients must find all they were told. Clients send again what they had no answer for, and it is done once. On one
+state in some the members' starts are recorded as well, and the power goes again in the midst of them. The seed of the next
+round is one higher.
 
 What nodes write is another thing each time, so the recording is kept where something is wrong: `--recording FILE`, with the
-same seed, draws the same states from it.
+same seed, draws the same states from it. Where it was found in a start, FILE is what was recorded of that one.
 
 Exit status 1 if something is; then the seed, the state and the folder with it are printed.
 """
@@ -13,6 +15,7 @@ Exit status 1 if something is; then the seed, the state and the folder with it a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pickle
 import random
@@ -35,6 +38,8 @@ from tests.power.workload import small
 
 _HOME = Path(__file__).resolve().parents[2]
 _ROOM_BYTES = 1 << 30
+_AGAIN_STATES = 8
+"""Crash states of each recorded start."""
 
 
 class Failure(Exception):
@@ -43,23 +48,35 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was written, call by call, and what was heard meanwhile."""
+    """What was there before, what was written, call by call, and what was heard meanwhile."""
 
+    before: Tree
     operations: list[Operation]
     story: Story
 
 
-def record(folder: Path, seed: int, seconds: float) -> Recording:
-    """Let a cluster of its own write for some seconds, and record it.
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How many states there were; of them, those of recorded starts; blocks that clients had no answer for."""
+
+    states: int = 0
+    again: int = 0
+    resent: int = 0
+
+    def __add__(self, other: Judged) -> Judged:
+        return Judged(self.states + other.states, self.again + other.again, self.resent + other.resent)
+
+
+def _serve(before: Tree, mounted: Path, module: str, *arguments: str) -> list[Operation]:
+    """Run a module that mounts `mounted`; what it wrote there.
 
     Raises:
         Failure: it ended by itself.
     """
-    mounted, told, log = folder / "recorded", folder / "story", folder / "workload.log"
     mounted.mkdir(parents=True)
-    fd, recorder = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC), Recorder()
-    arguments = [str(fd), str(mounted), str(seed), str(seconds), str(told)]
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.power.workload", *arguments]
+    log = mounted.with_suffix(".log")
+    fd, recorder = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC), Recorder(before)
+    command = [sys.executable, "-X", "faulthandler", "-m", module, str(fd), str(mounted), *arguments]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, cwd=_HOME, pass_fds=[fd], stdout=output, stderr=output) as process,
@@ -69,11 +86,40 @@ def record(folder: Path, seed: int, seconds: float) -> Recording:
         finally:
             process.kill()
             os.close(fd)  # before it is waited for: whoever waits for an answer has none now
-    if process.returncode or not told.exists():
+    if process.returncode:
         raise Failure(
             f"the nodes that were recorded ended by themselves ({process.returncode}): {log.read_text()[-3000:]}"
         )
-    return Recording(recorder.operations, pickle.loads(told.read_bytes()))
+    return recorder.operations
+
+
+def record(folder: Path, seed: int, seconds: float) -> Recording:
+    """Let a cluster of its own write for some seconds, and record it.
+
+    Raises:
+        Failure: it ended by itself.
+    """
+    before, told = Tree.empty(), folder / "story"
+    operations = _serve(
+        before, folder / "recorded", "tests.power.workload", str(seed), str(seconds), str(told)
+    )
+    return Recording(before, operations, pickle.loads(told.read_bytes()))
+
+
+def record_start(folder: Path, before: Tree, story: Story) -> Recording:
+    """Let the members of a cluster start on what a power cut left, and record it.
+
+    Raises:
+        Failure: it ended by itself, or what it left was no start.
+    """
+    earlier, told = folder / "story-before", folder / "story-after"
+    earlier.write_bytes(pickle.dumps(story))
+    shutil.rmtree(folder / "started", ignore_errors=True)
+    operations = _serve(before, folder / "started", "tests.power.recovery", str(earlier), str(told))
+    after, faults = pickle.loads(told.read_bytes())
+    if faults:
+        raise Failure("\n".join(faults))
+    return Recording(before, operations, after)
 
 
 def draw(
@@ -103,13 +149,16 @@ def _place(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="stele-power-", dir=memory)) if roomy else folder
 
 
-def judge(folder: Path, recording: Recording, seed: int, states: int, whole: int, until_s: float) -> int:
-    """Start on crash states of a recording until their number or the time is up; on each `whole`-th the cluster, too. How many.
+def judge(
+    folder: Path, recording: Recording, seed: int, states: int, whole: int, again: int, until_s: float
+) -> Judged:
+    """Start on crash states of a recording until their number or the time is up; on each `whole`-th the cluster, too, and in the
+    midst of each `again`-th such number the power goes again. 0: never.
 
     Raises:
         Failure: with what was wrong.
     """
-    story, disk, made, judged = recording.story, Disk(), 0, 0
+    story, disk, made, judged = recording.story, Disk(recording.before), 0, Judged()
     drawn = draw(recording.operations, story.ready_s, random.Random(f"power/{seed}/states"), states)
     for at, chance in drawn:
         if time.monotonic() > until_s:
@@ -119,22 +168,47 @@ def judge(folder: Path, recording: Recording, seed: int, states: int, whole: int
         made = at
         by_s = recording.operations[at - 1].at_s
         order = (*Order,)[chance % len(Order)]
-        tree = disk.crash(random.Random(chance), order)
+        tree, so_far = disk.crash(random.Random(chance), order), story.until(by_s)
+        number = judged.states
         place = _place(folder)
         try:
-            faults = _start(place, tree, story, by_s, also_whole=judged % whole == whole - 1)
+            faults = _start(place, tree, so_far, also_whole=bool(whole) and number % whole == whole - 1)
         finally:
             if place != folder:
                 shutil.rmtree(place)
-        judged += 1
-        if faults:
+        unanswered = sum(map(len, so_far.unanswered().values()))
+        judged += Judged(states=1, resent=unanswered)
+        where = (
+            f"the power went after call {at} of {len(recording.operations)}, {by_s - story.ready_s:.3f} s, and of "
+            f"pending names it kept {order.value}; state {judged.states}"
+        )
+        try:
+            if faults:
+                raise Failure("\n".join(faults))
+            if again and number % again == again // 2:
+                judged += _judge_start(folder, tree, so_far, seed, until_s)
+        except Failure as exc:
             _lay(folder, tree)
-            told = "\n".join(faults)
-            raise Failure(
-                f"the power went after call {at} of {len(recording.operations)}, {by_s - story.ready_s:.3f} s, and of "
-                f"pending names it kept {order.value}; state {judged}:\n{told}"
-            )
+            raise Failure(f"{where}:\n{exc}") from exc
     return judged
+
+
+def _judge_start(folder: Path, tree: Tree, story: Story, seed: int, until_s: float) -> Judged:
+    """The power goes again while the members start on a state.
+
+    Raises:
+        Failure: with what was wrong.
+    """
+    inside = folder / "again"
+    shutil.rmtree(inside, ignore_errors=True)
+    inside.mkdir()
+    recorded = record_start(inside, tree, story)
+    try:
+        found = judge(inside, recorded, seed, _AGAIN_STATES, 0, 0, until_s)
+    except Failure as exc:
+        (inside / "recording").write_bytes(pickle.dumps(recorded))
+        raise Failure(f"they started, and {exc}\nthat start is recorded in {inside}") from exc
+    return Judged(again=found.states, resent=found.resent)
 
 
 def _lay(folder: Path, tree: Tree) -> Path:
@@ -145,16 +219,17 @@ def _lay(folder: Path, tree: Tree) -> Path:
     return directory
 
 
-def _start(folder: Path, tree: Tree, story: Story, by_s: float, *, also_whole: bool) -> list[str]:
+def _start(folder: Path, tree: Tree, story: Story, *, also_whole: bool) -> list[str]:
     directory = _lay(folder, tree)
+    alone, together = story.until(math.inf), story.until(math.inf)
     faults = []
     for name in story.ids:
-        found = asyncio.run(checks.member(directory / name, name, story, by_s))
+        found = asyncio.run(checks.member(directory / name, name, alone))
         faults += [f"{name}: {fault}" for fault in found]
     if also_whole and not faults:
         _lay(folder, tree)
         with small():
-            faults += asyncio.run(checks.cluster(directory, story, by_s))
+            faults += asyncio.run(checks.cluster(directory, together))
     return faults
 
 
@@ -165,6 +240,7 @@ def run(
     seconds: float,
     states: int,
     whole: int,
+    again: int,
     judged_s: float,
     recording: Path | None = None,
 ) -> str:
@@ -178,13 +254,13 @@ def run(
         if recording is None:
             kept.write_bytes(pickle.dumps(record(folder, seed, seconds)))
         found: Recording = pickle.loads(kept.read_bytes())
-        judged = judge(folder, found, seed, states, whole, time.monotonic() + judged_s)
+        judged = judge(folder, found, seed, states, whole, again, time.monotonic() + judged_s)
     except Failure as exc:
         raise Failure(f"FAILED with seed {seed}: {exc}\nthe state and the recording are in {folder}") from exc
     deeds = [deed for history in found.story.rows.values() for deed in history]
     return (
         f"seed {seed}: {len(found.operations)} calls, {len(deeds)} writes of rows, {len(found.story.promises)} promises, "
-        f"{judged} states"
+        f"{judged.states} states, {judged.again} of starts; {judged.resent} blocks sent again"
     )
 
 
@@ -195,12 +271,21 @@ def run(
 @click.option(
     "--whole", default=15, show_default=True, help="On each so manyth the whole cluster starts, too."
 )
+@click.option(
+    "--again", default=30, show_default=True, help="On each so manyth the power goes again in the starts."
+)
 @click.option("--seed", type=int, help="Of the first round; drawn if absent.")
 @click.option(
     "--recording", type=click.Path(path_type=Path), help="Draw the states of one round from this one."
 )
 def main(
-    rounds: int, seconds: float, states: int, whole: int, seed: int | None, recording: Path | None
+    rounds: int,
+    seconds: float,
+    states: int,
+    whole: int,
+    again: int,
+    seed: int | None,
+    recording: Path | None,
 ) -> None:
     """Cut the power of real nodes at moments that seeds draw, as weakly as a file system may keep what is not synced."""
     setup(level="critical")
@@ -218,6 +303,7 @@ def main(
                 seconds=seconds,
                 states=states,
                 whole=whole,
+                again=again,
                 judged_s=3600.0,
                 recording=recording,
             )

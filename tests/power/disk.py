@@ -79,6 +79,16 @@ class Tree:
     names: dict[int, dict[str, int]]
     files: dict[int, bytearray]
 
+    @classmethod
+    def empty(cls) -> Tree:
+        """That of a disk that nothing was written to."""
+        return cls({ROOT: {}}, {})
+
+    def copy(self) -> Tree:
+        """One that changes by itself."""
+        names = {inode: dict(within) for inode, within in self.names.items()}
+        return Tree(names, {inode: bytearray(data) for inode, data in self.files.items()})
+
     def apply(self, change: Names) -> None:
         """Change names."""
         for (directory, name), inode in change.changes:
@@ -107,10 +117,10 @@ class Tree:
 
 
 class Disk:
-    """What is durable and what is pending, operation by operation."""
+    """What is durable and what is pending, operation by operation. `tree`: what is durable at first."""
 
-    def __init__(self) -> None:
-        self._durable = Tree({ROOT: {}}, {})
+    def __init__(self, tree: Tree) -> None:
+        self._durable = tree.copy()
         self._names: list[Names] = []
         self._bytes: dict[int, list[Write | Resize]] = {}
 

@@ -14,10 +14,11 @@ import shutil
 import struct
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.power.disk import ROOT, Names, Operation, Resize, Sync, Write
+from tests.power.disk import Names, Operation, Resize, Sync, Tree, Write
 
 DEVICE = "/dev/fuse"
 _FOR_EVER_S = 3600
@@ -67,13 +68,14 @@ def _text(data: memoryview) -> str:
 
 
 class Recorder:
-    """Serves one mount. `operations`: what was done, in order."""
+    """Serves one mount. `tree`: what is there at first. `operations`: what was done, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.operations: list[Operation] = []
-        self._names: dict[int, dict[str, int]] = {ROOT: {}}
-        self._files: dict[int, bytearray] = {}
-        self._links: dict[int, int] = {}
+        found = tree.copy()
+        self._names, self._files = found.names, found.files
+        self._links = Counter(inode for names in self._names.values() for inode in names.values())
+        self._last = max((*self._names, *self._files))
         self._calls: dict[int, Callable[[int, memoryview], bytes]] = {
             1: self._lookup,
             3: self._attributes,
@@ -159,7 +161,7 @@ class Recorder:
                 self._links[old] -= 1
             if inode is not None:
                 self._names[directory][name] = inode
-                self._links[inode] = self._links.get(inode, 0) + 1
+                self._links[inode] += 1
 
     def _child(self, at: int, name: str) -> int:
         if name not in self._names[at]:
@@ -172,7 +174,7 @@ class Recorder:
 
     def _make(self, at: int, name: str, *, is_directory: bool) -> int:
         self._free(at, name)
-        inode = 1 + len(self._names) + len(self._files)
+        inode = self._last = self._last + 1
         if is_directory:
             self._names[inode] = {}
         else:
@@ -233,7 +235,7 @@ class Recorder:
         is_directory = inode in self._names
         size = 4096 if is_directory else len(self._files[inode])
         mode = 0o040755 if is_directory else 0o100644
-        links = 2 if is_directory else self._links.get(inode, 0)
+        links = 2 if is_directory else self._links[inode]
         blocks = (size + 511) // 512
         return _ATTRIBUTES.pack(inode, size, blocks, 0, 0, 0, 0, 0, 0, mode, links, 0, 0, 0, 4096, 0)
 

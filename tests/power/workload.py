@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, AsyncTable
+from stele.client.tablet import TabletClient
 from stele.driver.main import run as drive
 from stele.driver.policy import Policy
 from stele.master.leadership import MasterOptions
@@ -37,14 +38,14 @@ from stele.tserver.node import Node
 from stele.wal.options import LogOptions
 from tests.consensus.cluster import OPTIONS
 from tests.power.recorder import mount
-from tests.power.story import Deed, Dropped, Promise, Story
+from tests.power.story import Deed, Dropped, Promise, Sent, Story
 from tests.tserver.local import LocalCluster
 
 NODES = 4
 TABLES = {"one": 1, "three": 3, "whole": 3, "quiet": 3}
 """With their replication factors; `one` and `three` have two tablets."""
 SPACE = "space"
-_SCHEMA = Schema.make([("id", "int64"), ("v", "int64", True), ("pad", "string", True)], ["id"])
+SCHEMA = Schema.make([("id", "int64"), ("v", "int64", True), ("pad", "string", True)], ["id"])
 _POLICY = Policy(dead_after_ms=1_000, lost_after_ms=700, min_disk_free_bytes=1 << 20)
 _BLOCK_ROWS = 300
 _MASTER = MasterOptions(missing_after_ms=2_000, order_retry_ms=300, sweep_ms=300, disk_free_bytes_min=1 << 20)
@@ -83,8 +84,8 @@ def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
 
 
 def _listen(story: Story) -> None:
-    """Note what nodes tell each other, and what they are ordered to remove."""
-    send, delete = Node.send, TabletManager.delete
+    """Note what nodes tell each other, what they are ordered to remove, and what clients number to send it again."""
+    send, delete, ask = Node.send, TabletManager.delete, TabletClient._ask
 
     def sent(self: Node, replica: Any, node_id: Any, to: ReplicaId, message: Any, **more: Any) -> None:
         promise = partial(
@@ -103,7 +104,22 @@ def _listen(story: Story) -> None:
         story.dropped.append(Dropped(time.monotonic(), self._directory.parent.name, tablet_id))
         await delete(self, tablet_id, *more)
 
+    async def asked(self: TabletClient, request: Any, timeout_s: float, sequencer: Any = None) -> Any:
+        write = request.write
+        if not write.block:
+            return await ask(self, request, timeout_s, sequencer)
+        place = self._locations.info.name, self.place.tablet_id
+        number = write.client_id, write.first_attempt_us, write.sequence
+        story.sent.append(note := Sent(time.monotonic(), *place, *number, write.block))
+        try:
+            answer = await ask(self, request, timeout_s, sequencer)
+            note.timestamp = answer.write.timestamp
+            return answer
+        finally:
+            note.ended_s = time.monotonic()
+
     Node.send, TabletManager.delete = sent, deleted  # type: ignore[assignment, method-assign]
+    TabletClient._ask = asked  # type: ignore[method-assign]
 
 
 class Workload:
@@ -125,6 +141,7 @@ class Workload:
             for name in ("one", "three"):
                 group.create_task(self._singles(name, tables[name], 0))
                 group.create_task(self._singles(name, tables[name], 100))
+                group.create_task(self._inserts(name, tables[name]))
                 group.create_task(self._blocks(name, tables[name]))
             group.create_task(self._singles("whole", tables["whole"], 0))
             group.create_task(self._pairs())
@@ -138,7 +155,7 @@ class Workload:
         deed = self._story.created[name] = Deed(time.monotonic())
         partition = PartitionSchema((HashPartition((0,), tablets, 0),), None) if tablets > 1 else None
         table = await self._client.create_table(
-            name, _SCHEMA, partition, replication_factor=replication_factor
+            name, SCHEMA, partition, replication_factor=replication_factor
         )
         deed.told_s = time.monotonic()
         return table
@@ -168,6 +185,15 @@ class Workload:
             else:
                 row = {"id": key, "v": value, "pad": "x" * self._rng.randrange(400)}
                 await self._write([self._begin(name, key, value)], table.put(row))
+            await asyncio.sleep(self._rng.random() * 0.03)
+
+    async def _inserts(self, name: str, table: AsyncTable) -> None:
+        """Each key once: done twice, its own first insert refuses the second."""
+        for key in count(10_000):
+            if not self._going_on():
+                return
+            value = next(self._values)
+            await self._write([self._begin(name, key, value)], table.insert({"id": key, "v": value}))
             await asyncio.sleep(self._rng.random() * 0.03)
 
     async def _blocks(self, name: str, table: AsyncTable) -> None:
