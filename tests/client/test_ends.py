@@ -36,7 +36,7 @@ async def run(cluster: SmallCluster, program: str) -> tuple[int, list[str], str]
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def no_streams(cluster: Cluster, member: Member) -> Iterator[None]:
 
 
 async def until(client: AsyncClient, true: Callable[[ClusterHealth], bool]) -> ClusterHealth:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while True:
             try:
                 health = examine(await cluster_view(client.masters, timeout_s=10))
@@ -84,10 +84,11 @@ async def test_a_node_that_only_the_masters_hear_is_told_of_and_replaced(tmp_pat
             await until(client, lambda health: health.healthy)
 
             with no_streams(cluster, victim):
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(300):
                     while any(victim.node_id in t.members for t in health.tablets) or not health.healthy:
-                        await executor.run_once(soon)
-                        health = examine(await cluster_view(client.masters, timeout_s=10))
+                        with suppress(SteleError):  # a pass that a busy machine fails is made again
+                            await executor.run_once(soon)
+                            health = examine(await cluster_view(client.masters, timeout_s=10))
                         await asyncio.sleep(0.2)
                 for number in range(20):
                     assert (await table.get({"id": number})) == {"id": number, "v": "x"}

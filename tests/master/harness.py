@@ -37,7 +37,7 @@ _EPOCH_US = 1_700_000_000_000_000
 
 
 class World:
-    """Three masters; their clock (ms) goes no faster than the test does, and is moved by hand where a test needs it."""
+    """Three masters; their clocks go no faster than the test does, and are moved by hand where a test needs it."""
 
     def __init__(self, directory: Path, options: MasterOptions) -> None:
         self.shift_ms = 0
@@ -45,7 +45,6 @@ class World:
         self.group = MemoryGroup(directory, MASTERS)
         self.pool = ChannelPool(Identity())
         self._clock = ReplicaClock()
-        steady = asyncio.get_running_loop().time
         self.masters = {
             n: Master(
                 n,
@@ -53,14 +52,17 @@ class World:
                 self.group.members[n],
                 self.pool,
                 options,
-                now_ms=lambda: self._clock.now_ms() + self.shift_ms,
-                wall=lambda: _EPOCH_US + int(steady() * 1e6) + (self.shift_ms + self.wall_ahead_ms) * 1000,
+                now_ms=self._now_ms,
+                wall=lambda: _EPOCH_US + (self._now_ms() + self.wall_ahead_ms) * 1000,
             )
             for n in MASTERS
         }
         self.services = {n: MasterService(m, no_formation, PeerBook()) for n, m in self.masters.items()}
         self.nodes: dict[str, Node] = {}
         self._sequence = itertools.count(1)
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ms() + self.shift_ms
 
     @property
     def leader(self) -> MasterService:
