@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stele.consensus.replica import ReplicaState
+from stele.consensus.replica import Replica, ReplicaState
 from stele.tserver.facts import NodeFacts
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.replicas import Replicas
@@ -61,8 +61,7 @@ class NodeHealth:
         return why or self._extra_ready()
 
     def _behind(self) -> str:
-        starting = (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
-        waiting = [r for r in self._replicas if r.state in starting]
+        waiting = [r for r in self._replicas if _starts(r)]
         if waiting and self._now_ms() - self.opened_ms < READY_AFTER_MS:
             return f"{len(waiting)} replicas have not caught up"
         options = self._facts.options
@@ -73,3 +72,11 @@ class NodeHealth:
     def identity(self) -> Mapping[str, Any]:
         """What /identity shows."""
         return self._facts.shown()
+
+
+def _starts(replica: Replica) -> bool:
+    """Whether it is to find a leader soon. None looks for a replica that the configuration does not name: a copy that is not
+    added yet, or one that was removed."""
+    if replica.state is ReplicaState.CONFIGURING:
+        return replica.config.peer(replica.replica_id) is not None
+    return replica.state is ReplicaState.BOOTSTRAPPING

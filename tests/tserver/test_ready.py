@@ -1,0 +1,38 @@
+"""When a node that has started again is ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from stele.consensus.copy_target import CopyOrder
+from stele.consensus.replica import ReplicaState
+from stele.model.ids import NodeId, ReplicaId, TabletId, new_id
+from stele.model.partition import PartitionSchema
+from stele.tserver import health
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import SCHEMA, LocalCluster
+
+
+async def test_a_copy_that_no_configuration_names_yet_does_not_keep_its_node_from_being_ready(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of no leader before it is added, and the driver that would add it may wait for its node to be ready."""
+    monkeypatch.setattr(health, "READY_AFTER_MS", 1 << 40)
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "one"})
+        (tablet,) = table.locations.tablets
+    cluster.ids["node-3"] = NodeId(new_id())
+    fresh = await cluster.launch("node-3")
+    await wait_until(lambda: fresh.replicas.opened)
+    source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
+    order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), source.node_id, source.address)
+    copy = await fresh.manager.start_copy(order, fresh.copy_source(source.node_id, source.address))
+    assert copy is not None
+    await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
+    assert copy.progress.state == "Done", copy.progress.error
+    await cluster.stop("node-3")
+    again = await cluster.launch("node-3")
+    await wait_until(lambda: not again.health.ready())
+    replica = again.replicas.get(tablet.tablet_id)
+    assert replica.state is ReplicaState.CONFIGURING and replica.config.peer(replica.replica_id) is None
