@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Event
 
 import pytest
 
 from stele.consensus import replica as replica_module
 from stele.consensus.replica import Replica
+from stele.model.config import MemberType, Peer
 from stele.model.errors import Retryable
+from stele.model.ids import ReplicaId
 from stele.raft.effects import Role
+from stele.raft.events import ChangeType
 from stele.tserver import log_space
-from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
+from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
+from tests.consensus.copies import DirectSource, installed, order
 
 HELD = 4 << 20
 """Four segments."""
@@ -97,6 +102,39 @@ async def test_a_failed_replica_that_may_be_needed_holds_no_log_but_its_own(grou
     group.nodes = [await nodes[0].restart()]
     again = await group.leader()
     await wait_until(lambda: len(table(again)) == 10)
+
+
+async def test_a_witness_without_rows_holds_no_log_but_its_own_and_brings_them_up_from_there(
+    group_of: MakeGroup,
+) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    begun = leader.committed_opid
+    source = DirectSource(group.node_of(leader))
+    source.hold = Event()
+    copy = await nodes[3].manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=begun), source
+    )
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
+    await wait_until(lambda: copy.progress.state == "Fetching")
+    victim = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    for number in range(1000, 1010):
+        await group.write(rows([number]))
+    witness = nodes[3].replicas.get(group.tablet_id)
+    await wait_until(lambda: witness.committed_opid >= leader.committed_opid)
+    assert await busy(nodes[3], await Group([nodes[3]]).create()) < HELD + (5 << 20)
+    assert witness.running and witness.machine is None
+    source.hold.set()
+    await installed(copy)
+    await group.caught_up(witness)
+    assert table(witness).keys() == {*range(100), *range(1000, 1010)}
 
 
 async def test_a_log_most_of_which_has_to_stay_is_not_written_round_and_round(
