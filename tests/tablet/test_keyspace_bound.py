@@ -208,3 +208,18 @@ def test_a_flush_begins_without_a_copy(tmp_path: Path) -> None:
     job.write()
     store.finish_flush(job)
     assert store._pairs._pairs is there and there == {b"a": (b"2", 2)}
+
+
+def test_a_large_key_space_is_flushed_for_a_quarter_of_its_size(tmp_path: Path) -> None:
+    store = KeySpace.create(tmp_path / "k", flush_bytes=1_000)
+    for index in range(1, 5):
+        store.apply(replace_entry(index, b"%d" % index, b"v" * 10_000))
+    assert store.should_flush()
+    job = store.begin_flush()
+    assert job is not None
+    job.write()
+    store.finish_flush(job)
+    store.apply(replace_entry(5, b"1", b"w" * 9_000))
+    assert not store.should_flush()
+    store.apply(replace_entry(6, b"1", b"w" * 1_000))
+    assert store.should_flush()

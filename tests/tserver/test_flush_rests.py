@@ -1,4 +1,4 @@
-"""A flush that fails is not tried again at once."""
+"""A flush that fails is not tried again at once, and one that writes much for little waits longer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from stele.model.errors import Code, Retryable
 from stele.tablet.files import Files
+from stele.tablet.keyspace import KeySpace
 from stele.tserver import maintenance
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.node import Node
@@ -97,3 +98,27 @@ async def test_a_store_whose_flush_failed_is_left_alone_for_a_while(
         assert files.tried == tried
         clocked.time_ms += 1
     await wait_until(lambda: not full.memory_bytes)
+
+
+async def test_a_store_waits_the_longer_for_its_age_the_more_a_flush_writes_again(
+    cluster: LocalCluster,
+) -> None:
+    """A key space of 64 MiB was written as a whole two minutes after any put: half a MiB a second for nothing."""
+    node = cluster.running["node-0"]
+    await at_rest(node)
+    async with cluster.client() as client:
+        space = await client.create_keyspace("k", replication_factor=1)
+        for number in range(5):
+            await space.replace(f"key {number}", b"v" * (maintenance.REWRITTEN_BYTES // 2))
+        replica = next(r for r in node.replicas if isinstance(r.machine, KeySpace))
+        await replica.flush()
+        await space.replace("small", b"1")
+    clocked = Clocked(node)
+    loops = Maintenance(clocked)
+    await loops.close()
+    begun, age = clocked.time_ms, maintenance.FLUSH_AGE_MS
+    await loops.flush_due()
+    for passed, due in ((2 * age, False), (3 * age, False), (4 * age, True)):
+        clocked.time_ms = begun + passed
+        await loops.flush_due()
+        assert (replica.machine.applied == replica.machine.flushed) is due

@@ -36,6 +36,9 @@ from stele.tablet.progress import Progress
 BYTES_MAX = 64 << 20
 """Of keys and values, and 256 for each key: it is all in memory, and written anew by each flush."""
 
+_REWRITES_MAX = 4
+"""So many bytes at most are written for each that came, where they come without end."""
+
 CommitListener = Callable[[bytes, bytes | None, bytes | None, OpId], None]
 """Called with (key, old value, new value, OpId of the entry); None stands for absent."""
 
@@ -170,6 +173,11 @@ class KeySpace:
     def memory_bytes(self) -> int:
         """See StateMachine. All pairs stay in memory."""
         return 0
+
+    @property
+    def rewritten_bytes(self) -> int:
+        """See StateMachine. Each flush writes all pairs."""
+        return self._pairs.bytes
 
     @property
     def held_bytes(self) -> int:
@@ -372,7 +380,7 @@ class KeySpace:
         """See StateMachine."""
         if self._job is not None:
             return self._job.failed
-        return self._unflushed_bytes >= self._flush_bytes
+        return self._unflushed_bytes >= max(self._flush_bytes, self.rewritten_bytes // _REWRITES_MAX)
 
     def begin_flush(self) -> KeySpaceFlush | None:
         """See StateMachine."""

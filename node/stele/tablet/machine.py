@@ -97,6 +97,10 @@ class StateMachine(Protocol):
     def memory_bytes(self) -> int:
         """About how much memory a flush gives back."""
 
+    @property
+    def rewritten_bytes(self) -> int:
+        """About how much a flush writes that earlier ones have written, too."""
+
     def apply(self, entry: Entry) -> Outcome:
         """Apply the next committed entry, whatever its kind. An outcome follows from the entry and the state by rules that
         never change: what this program cannot read, another one may have done, so it is none.

@@ -217,6 +217,11 @@ class TabletStore:
         return state.active.bytes + (0 if state.frozen is None else state.frozen.bytes)
 
     @property
+    def rewritten_bytes(self) -> int:
+        """See StateMachine. A flush writes new files."""
+        return 0
+
+    @property
     def bytes_on_disk(self) -> int:
         """Size of the column files."""
         return sum(f.size for f in self._state.files)

@@ -41,6 +41,8 @@ COLLECT_S = 5.0
 _CLOSE_S = 5.0
 """How long what came of a merge may take to come into use when the node stops."""
 FLUSH_AGE_MS = 120_000
+REWRITTEN_BYTES = 8 << 20
+"""Of what a flush writes again, though it was flushed before: for each so many it waits as long once more for its age."""
 QUIET_MS = 10_000
 """A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
 QUIET_BYTES = 1 << 20
@@ -170,7 +172,8 @@ class Maintenance:
             self._since.pop(key, None)
             return False
         quiet = now - replica.last_applied_ms > QUIET_MS and machine.memory_bytes > QUIET_BYTES
-        return quiet or pinned or now - self._since.setdefault(key, now) > FLUSH_AGE_MS
+        age_ms = FLUSH_AGE_MS * (1 + machine.rewritten_bytes // REWRITTEN_BYTES)
+        return quiet or pinned or now - self._since.setdefault(key, now) > age_ms
 
     async def _flush(self, replica: Replica) -> bool:
         self._since.pop(replica.superblock.key, None)
