@@ -16,7 +16,8 @@ from tests.power import resend
 from tests.power.story import NEVER_S, Story, possible
 from tests.power.workload import SPACE, cluster_on
 
-_READY_WITHIN_S = 40.0
+READY_WITHIN_S = 100.0
+"""On a machine that has other work: it is some 3 s where it has none."""
 
 
 async def member(directory: Path, name: str, story: Story) -> list[str]:
@@ -78,7 +79,7 @@ async def cluster(directory: Path, story: Story) -> list[str]:
     try:
         for name in story.ids:
             await started.launch(name)
-        deadline = time.monotonic() + _READY_WITHIN_S
+        deadline = time.monotonic() + READY_WITHIN_S
         while any(node.health.ready() for node in started.running.values()):
             if time.monotonic() > deadline:
                 return [f"{n}: {node.health.ready()}" for n, node in started.running.items()]
@@ -118,7 +119,7 @@ async def _tables(client: AsyncClient, story: Story) -> list[str]:
 
 async def _rows(client: AsyncClient, name: str, story: Story) -> list[str]:
     table = await client.open_table(name)
-    await table.wait_ready(timeout_s=_READY_WITHIN_S)
+    await table.wait_ready(timeout_s=READY_WITHIN_S)
     found = (await table.scan(["id", "v"]).to_table()).to_pydict()
     rows = dict(zip(found["id"], found["v"]))
     faults = [] if len(rows) == len(found["id"]) else [f"{name}: a key is there twice"]

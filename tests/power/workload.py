@@ -27,6 +27,7 @@ from stele.client.tablet import TabletClient
 from stele.driver.main import run as drive
 from stele.driver.policy import Policy
 from stele.master.leadership import MasterOptions
+from stele.model.block import RowOp, decode_block
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ReplicaId
 from stele.model.partition import HashPartition, PartitionSchema
@@ -48,6 +49,8 @@ SPACE = "space"
 SCHEMA = Schema.make([("id", "int64"), ("v", "int64", True), ("pad", "string", True)], ["id"])
 _POLICY = Policy(dead_after_ms=1_000, lost_after_ms=700, min_disk_free_bytes=1 << 20)
 _BLOCK_ROWS = 300
+_INSERTERS = 4
+_ANSWER_S_MAX = 1.5
 _MASTER = MasterOptions(missing_after_ms=2_000, order_retry_ms=300, sweep_ms=300, disk_free_bytes_min=1 << 20)
 _SMALL = {
     "ROUND_S": 0.15,
@@ -83,8 +86,9 @@ def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
     return cluster
 
 
-def _listen(story: Story) -> None:
-    """Note what nodes tell each other, what they are ordered to remove, and what clients number to send it again."""
+def _listen(story: Story, rng: random.Random) -> None:
+    """Note what nodes tell each other, what they are ordered to remove, and what clients number to send it again. Answers to
+    inserts are long on their way: what was done for a client is flushed by the time it has heard of it."""
     send, delete, ask = Node.send, TabletManager.delete, TabletClient._ask
 
     def sent(self: Node, replica: Any, node_id: Any, to: ReplicaId, message: Any, **more: Any) -> None:
@@ -113,6 +117,8 @@ def _listen(story: Story) -> None:
         story.sent.append(note := Sent(time.monotonic(), *place, *number, write.block))
         try:
             answer = await ask(self, request, timeout_s, sequencer)
+            if decode_block(write.block, SCHEMA).op is RowOp.INSERT:
+                await asyncio.sleep(rng.random() * _ANSWER_S_MAX)
             note.timestamp = answer.write.timestamp
             return answer
         finally:
@@ -125,8 +131,10 @@ def _listen(story: Story) -> None:
 class Workload:
     """What is done to a cluster for some seconds."""
 
-    def __init__(self, cluster: LocalCluster, client: AsyncClient, story: Story, seed: int) -> None:
-        self._cluster, self._client, self._story = cluster, client, story
+    def __init__(
+        self, cluster: LocalCluster, client: AsyncClient, inserting: AsyncClient, story: Story, seed: int
+    ) -> None:
+        self._cluster, self._client, self._inserting, self._story = cluster, client, inserting, story
         self._rng = random.Random(f"power/{seed}")
         self._values = count(1)
         self._until_s = 0.0
@@ -141,7 +149,9 @@ class Workload:
             for name in ("one", "three"):
                 group.create_task(self._singles(name, tables[name], 0))
                 group.create_task(self._singles(name, tables[name], 100))
-                group.create_task(self._inserts(name, tables[name]))
+                inserted, keys = await self._inserting.open_table(name), count(10_000)
+                for _ in range(_INSERTERS):
+                    group.create_task(self._inserts(name, inserted, keys))
                 group.create_task(self._blocks(name, tables[name]))
             group.create_task(self._singles("whole", tables["whole"], 0))
             group.create_task(self._pairs())
@@ -187,14 +197,11 @@ class Workload:
                 await self._write([self._begin(name, key, value)], table.put(row))
             await asyncio.sleep(self._rng.random() * 0.03)
 
-    async def _inserts(self, name: str, table: AsyncTable) -> None:
+    async def _inserts(self, name: str, table: AsyncTable, keys: Iterator[int]) -> None:
         """Each key once: done twice, its own first insert refuses the second."""
-        for key in count(10_000):
-            if not self._going_on():
-                return
-            value = next(self._values)
+        while time.monotonic() < self._until_s - _ANSWER_S_MAX:
+            key, value = next(keys), next(self._values)
             await self._write([self._begin(name, key, value)], table.insert({"id": key, "v": value}))
-            await asyncio.sleep(self._rng.random() * 0.03)
 
     async def _blocks(self, name: str, table: AsyncTable) -> None:
         while self._going_on():
@@ -261,12 +268,12 @@ def note_incarnation(story: Story, name: str, node: Node) -> None:
 async def _record(directory: Path, seed: int, seconds: float, told: Path) -> None:
     cluster = cluster_on(directory)
     story = Story(cluster.cluster_id, cluster.network, cluster.ids)
-    _listen(story)
+    _listen(story, random.Random(f"power/{seed}/answers"))
     await cluster.start()
     for name, node in cluster.running.items():
         note_incarnation(story, name, node)
-    async with cluster.client() as client:
-        await Workload(cluster, client, story, seed).run(seconds)
+    async with cluster.client() as client, cluster.client() as inserting:
+        await Workload(cluster, client, inserting, story, seed).run(seconds)
     told.write_bytes(pickle.dumps(story))
     os._exit(0)  # as by kill -9: what nodes write when they are stopped is another story
 
