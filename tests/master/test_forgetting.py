@@ -129,7 +129,8 @@ async def test_a_retired_node_holds_nothing_back_and_its_late_replica_is_left_al
 async def test_of_orders_that_ended_nothing_is_remembered_once_they_may_be_given_again(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, replace(OPTIONS, sweep_ms=3_600_000)) as w:
+    options = replace(OPTIONS, sweep_ms=3_600_000, order_retry_ms=60_000)
+    async with world(tmp_path, options) as w:
         await ready(w)
         lead = w.lead
         gone = await deleted(w, "t")
@@ -141,7 +142,7 @@ async def test_of_orders_that_ended_nothing_is_remembered_once_they_may_be_given
         await until(lambda: not orders.under_way())
         orders.forget_old()
         assert len(orders) == 3 * len(gone)  # each ended a moment ago
-        w.shift_ms += OPTIONS.order_retry_ms
+        w.shift_ms += options.order_retry_ms
         orders.forget_old()
         assert len(orders) == 0
         await orders.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from stele.client import AsyncClient
 from stele.client.admin import form_masters
@@ -11,7 +12,7 @@ from stele.consensus.ports import ReplicaOptions
 from stele.master.leadership import MasterOptions
 from stele.master.server import MasterNode
 from stele.model.errors import Retryable
-from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.ids import ClusterId, NodeId, TabletId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver.node import Node
@@ -104,6 +105,17 @@ class LocalCluster:
     async def close(self) -> None:
         for name in list(self.running):
             await self.stop(name)
+
+
+async def machines_of(cluster: LocalCluster, tablet_id: str, replicas: int = 3) -> list[Any]:
+    """What the replicas of a tablet have applied, once all of them are there and run."""
+
+    def found() -> list[Any]:
+        held = [n.replicas.current(TabletId(tablet_id)) for n in cluster.running.values()]
+        return [r.machine for r in held if r is not None and r.running and r.machine is not None]
+
+    await wait_until(lambda: len(found()) == replicas)
+    return found()
 
 
 async def fill(client: AsyncClient, count: int, name: str = "t") -> None:
