@@ -9,7 +9,6 @@ Invariant: what `freeze` gave does not change before `thaw`.
 from __future__ import annotations
 
 import bisect
-import itertools
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -60,7 +59,9 @@ class Pairs:
 
     def keys_from(self, start: bytes) -> Iterator[bytes]:
         """Keys from `start` on, ascending; nothing may change meanwhile."""
-        return itertools.islice(self._keys, bisect.bisect_left(self._keys, start), None)
+        # islice would go through all keys before, for each page of a long list.
+        places = range(bisect.bisect_left(self._keys, start), len(self._keys))
+        return (self._keys[at] for at in places)
 
     def put(self, key: bytes, pair: Pair) -> Pair | None:
         """Set a key; what was there."""
