@@ -23,7 +23,7 @@ async def stele(cluster: Cluster, *arguments: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(300):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:

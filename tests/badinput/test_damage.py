@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
-
 from stele.client import AsyncClient, AsyncTable
 from stele.client.admin import cluster_view
 from stele.model.errors import SteleError
@@ -84,7 +82,6 @@ async def read_everywhere(client: AsyncClient, table: AsyncTable) -> None:
             await rows_of_tablet(client, tablet, 3)
 
 
-@pytest.mark.timeout(600)  # three heals and some 20 processes started: 85 to 105 s beside two busy loops
 async def test_flipped_and_cut_files_are_told_and_healed(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path / "c", masters=1, nodes=3) as cluster,

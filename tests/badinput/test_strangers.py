@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,7 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
         table = await client.create_table("t", SCHEMA, replication_factor=1)
         await table.put({"id": 0})
         node = cluster.nodes[0]
+        begun = time.monotonic()
         for _ in range(2):
             throw_garbage(node.host)
             await foreign_streams(node.address, node.node_id)
@@ -148,21 +150,23 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
         await too_large(client, node.address)
         await a_node_given_as_master(node, cluster.masters[0])
 
+        minutes = (time.monotonic() - begun) // 60  # a slow machine takes more than one, and each is told of
         told = Counter(
             (line["event"], line.get("error", "").partition(":")[0])
             for line in cluster.log_lines(node)
             if "source" in line and line["level"] == "warning"
         )
-        assert told == {
-            ("not HTTP", ""): 1,
-            ("request refused", "WRONG_CLUSTER"): 1,
-            ("request refused", "UNSUPPORTED_VERSION"): 1,
-            ("request refused", "INVALID_ARGUMENT"): 1,
-            ("request refused", "TOO_LARGE"): 1,
-            ("stream refused", "TOO_LARGE"): 1,
-            ("stream refused", "INVALID_ARGUMENT"): 1,
-            ("flight refused", "WRONG_CLUSTER"): 1,
-            ("flight refused", "UNSUPPORTED_VERSION"): 1,
+        assert told.keys() == {
+            ("not HTTP", ""),
+            ("request refused", "WRONG_CLUSTER"),
+            ("request refused", "UNSUPPORTED_VERSION"),
+            ("request refused", "INVALID_ARGUMENT"),
+            ("request refused", "TOO_LARGE"),
+            ("stream refused", "TOO_LARGE"),
+            ("stream refused", "INVALID_ARGUMENT"),
+            ("flight refused", "WRONG_CLUSTER"),
+            ("flight refused", "UNSUPPORTED_VERSION"),
         }
+        assert max(told.values()) <= 1 + minutes, told
         assert (await node_status(client.pool, node.address)).replicas == 1
         assert await table.scan().count() == 21 and await table.get(0) is not None

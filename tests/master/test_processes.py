@@ -95,7 +95,6 @@ async def drive(
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.timeout(600)
 async def test_the_life_of_a_cluster(tmp_path: Path) -> None:
     """One cluster for all stories: starting eight processes takes longer than any of them."""
     async with Cluster(tmp_path, masters=3, nodes=5) as cluster:
