@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
+
 from stele.client import AsyncClient, AsyncTable
 from stele.client.admin import cluster_view
 from stele.model.errors import SteleError

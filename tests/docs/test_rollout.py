@@ -45,7 +45,6 @@ def is_ready(pod: Json) -> bool:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the path")
 async def test_all_pods_get_a_new_image_one_after_the_other(tmp_path: Path) -> None:
     (block,) = (b for b in blocks(DOCUMENT, language="sh") if NEW in b.code)

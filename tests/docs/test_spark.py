@@ -8,7 +8,7 @@ from tests.docs.blocks import blocks, run
 from tests.docs.test_python import HEADING, masters, names
 
 __all__ = ["masters", "names"]  # fixtures
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.filterwarnings("default")

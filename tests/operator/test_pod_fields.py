@@ -362,7 +362,6 @@ async def give(made: Bench, machine: str, label: str, tainted: bool) -> None:
     await made.kube.patch("Node", "", machine, patch)
 
 
-@pytest.mark.timeout(300)
 async def test_a_cluster_on_machines_of_its_own_stands_there_and_says_for_what_it_waits(
     tmp_path: Path,
 ) -> None:

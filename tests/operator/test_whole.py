@@ -54,7 +54,6 @@ async def status(made: Bench) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         await made.start()
@@ -92,7 +91,6 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_the_cluster(
     tmp_path: Path,
 ) -> None:
@@ -143,7 +141,6 @@ async def back(made: Bench, name: str, uid: str) -> bool:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_comes_back_on_its_own(
     tmp_path: Path,
 ) -> None:

@@ -74,7 +74,6 @@ def test_what_had_not_ended_when_the_power_went_has_no_end() -> None:
 
 
 @pytest.mark.power
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(bool(why := unavailable()), reason=why)
 def test_after_a_power_cut_at_any_call_all_that_was_told_is_there(tmp_path: Path) -> None:
     # A node is stopped, its replicas are copied, it is back. In the starts on two states the power goes again; on the last one,

@@ -28,8 +28,6 @@ from tests.harness.processes import Cluster
 from tests.harness.standing import running
 from tests.tablet.twin import flush
 
-pytestmark = pytest.mark.timeout(300)
-
 SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
 PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
 AHEAD_S = 1.5

@@ -22,7 +22,7 @@ from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Column, Schema
 from tests.harness.standing import standing
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 TYPES = {
     "id": "int64",
