@@ -13,6 +13,7 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
+from stele.rpc.contact import first_contact
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.masters import Masters, parse_masters
@@ -162,6 +163,36 @@ async def test_who_was_given_another_clusters_masters_alone_is_told_so_at_once(
         await pool.close()
         for member in members:
             await member.stop()
+
+
+class Stranger(Member):
+    """It refuses who asks first, and then is asked in vain."""
+
+    asked = 0
+
+    async def ListMasters(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise Rejected("masters and nodes serve different requests", code=Code.UNSUPPORTED_VERSION)
+        await asyncio.Event().wait()
+
+
+async def test_what_an_address_has_said_is_told_though_it_is_silent_since() -> None:
+    """It is asked again and again: a machine that stood still while the last question was under way was told of silence."""
+    stranger = Stranger(Group())
+    await stranger.start()
+    pool = ChannelPool(Identity())
+    try:
+        for patience_s in (1.0, 4.0, 16.0, 64.0):  # for machines of any speed
+            stranger.asked = 0
+            with pytest.raises(Retryable) as caught:
+                await first_contact(pool, [stranger.address], patience_s)
+            if stranger.asked > 1:
+                break
+        assert f"{stranger.address} (masters and nodes serve different requests)" in str(caught.value)
+    finally:
+        await pool.close()
+        await stranger.stop()
 
 
 async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:

@@ -74,7 +74,8 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
                 said[name] = _UNRESOLVED
                 end_early()
             else:
-                said[name] = _SILENT
+                if said[name] == _UNRESOLVED:
+                    said[name] = _SILENT
                 await asyncio.gather(*(ask(name, address) for address in addresses))
             await asyncio.sleep(_AGAIN_S)
 
