@@ -17,8 +17,9 @@ import structlog
 
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc import connection
 from stele.rpc.budget import ByteBudget
-from stele.rpc.channels import ChannelPool
+from stele.rpc.channels import KEEPALIVE_TIME_MS, ChannelPool
 from stele.rpc.errors import error_from_json, error_from_pb, error_to_json, error_to_pb, status_of
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.logging import OncePer
@@ -252,9 +253,10 @@ def _start_server() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE)
 
 
-async def test_a_peer_that_is_switched_off_is_noticed() -> None:
+async def test_a_peer_that_is_switched_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from stele.client.streams import Streams
 
+    monkeypatch.setattr(connection, "KEEPALIVE_TIME_MS", KEEPALIVE_TIME_MS)
     process = _start_server()
     pool = ChannelPool(Identity())
     streams = Streams(pool)
