@@ -25,8 +25,10 @@ from stele.rpc.server import bind, make_server
 from stele.tserver.node import Node
 from stele.tserver.options import NodeOptions
 from tests.consensus.cluster import OPTIONS, wait_until
+from tests.harness.loopback import Loopback
 
 BEAT_S = 0.02
+PORT = 7051
 
 
 class FakeMaster(MasterServiceServicer):
@@ -36,7 +38,9 @@ class FakeMaster(MasterServiceServicer):
         self.node_id = NodeId(new_id())
         self.cluster_id = cluster_id
         self.leads = leads
-        self.address = ""
+        self._loopback = Loopback()
+        self.host = f"{self._loopback.prefix}.1"
+        self.address = f"{self.host}:{PORT}"
         self.listed: list[tuple[NodeId, str]] = []
         self.heard: Counter[str] = Counter()
         self.reports: Counter[str] = Counter()
@@ -47,17 +51,13 @@ class FakeMaster(MasterServiceServicer):
     async def start(self) -> None:
         self._server = make_server(Identity(self.cluster_id, self.node_id, 1), PeerBook(), ByteBudget())
         add_MasterServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{await bind(self._server, self.address or '127.0.0.1:0')}"
+        await bind(self._server, self.address)
         await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0)
-
-    @property
-    def port(self) -> str:
-        return self.address.rpartition(":")[2]
 
     async def RegisterNode(self, request: Any, context: Any) -> pb.RegisterNodeResponse:
         return pb.RegisterNodeResponse()
@@ -146,9 +146,9 @@ async def test_a_master_that_has_a_name_and_an_address_is_told_once(
 ) -> None:
     """Two loops shared one number of their heartbeats, and where they arrived swapped the master asked for all reports."""
     names = Names(monkeypatch)
-    names.known["master.test"] = "127.0.0.1"
     (master,) = await made(1)
-    async with beating(tmp_path, (f"master.test:{master.port}",), master):
+    names.known["master.test"] = master.host
+    async with beating(tmp_path, (f"master.test:{PORT}",), master):
         await wait_until(lambda: len(master.heard) == 2)
         await wait_until(heard(master, 10))
         early = master.heard.copy()
@@ -160,10 +160,10 @@ async def test_a_name_tells_where_the_address_that_the_leader_knows_does_not_ans
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = Names(monkeypatch)
-    names.known["master.test"] = "127.0.0.1"
     (master,) = await made(1)
-    master.listed = [(master.node_id, f"127.0.0.2:{master.port}")]
-    async with beating(tmp_path, (f"master.test:{master.port}",), master):
+    names.known["master.test"] = master.host
+    master.listed = [(master.node_id, f"127.0.0.2:{PORT}")]
+    async with beating(tmp_path, (f"master.test:{PORT}",), master):
         await wait_until(heard(master, 60))
         assert master.reports.total() > 0
 
@@ -174,12 +174,12 @@ async def test_a_name_of_nobody_is_looked_up_less_and_less_often_and_found_when_
     names = Names(monkeypatch)
     leader, other = await made(2)
     leader.listed = leader.listed[:1]
-    async with beating(tmp_path, (leader.address, f"retired.test:{other.port}"), leader, other):
+    async with beating(tmp_path, (leader.address, f"retired.test:{PORT}"), leader, other):
         await wait_until(lambda: names.asked["retired.test"] > 0)
         before = names.asked["retired.test"]
         await wait_until(heard(leader, 80))
         assert names.asked["retired.test"] - before <= 20
-        names.known["retired.test"] = "127.0.0.1"
+        names.known["retired.test"] = other.host
         await wait_until(lambda: other.heard.total() > 0)
         await wait_until(heard(other, 20))
 
