@@ -65,7 +65,7 @@ def interrupted(method: FunctionType, number: int, *arguments: object) -> bool:
 def until_over(client: Client, operation: Operation) -> None:
     """Wait until it runs no more, once whatever the call gave the client's thread has begun."""
     client.run(asyncio.sleep(0))
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while operation.running:
         assert time.monotonic() < give_up, "it goes on, though nobody waits for it"
         time.sleep(0.001)
@@ -75,7 +75,7 @@ def closed(client: Client) -> bool:
     """Close it, from another thread; whether that ends."""
     closing = threading.Thread(target=client.close, daemon=True)
     closing.start()
-    closing.join(20)
+    closing.join(60)
     return not closing.is_alive() and not client._thread.is_alive()
 
 

@@ -38,6 +38,8 @@ _LAUNCH = (
 )
 _SKEW = Path(__file__).with_name("skew")
 _LOG_TAIL_LINES = 15
+READY_WITHIN_S = 180.0
+"""Eight processes that start at once take more than a minute where two processors have much else to do."""
 _FIRST_GROUP = 61_000
 
 
@@ -172,7 +174,7 @@ class Cluster:
                 print(f"--- {member.name} ({member.host}), log {member.log_path}\n{member.tail()}")
         self.kill_all()
 
-    async def start(self, timeout_s: float = 60.0) -> None:
+    async def start(self, timeout_s: float = READY_WITHIN_S) -> None:
         """Start everything, form the masters, wait until all are ready.
 
         Raises:
@@ -268,7 +270,7 @@ class Cluster:
             if member.process is not None:
                 member.process.wait()
 
-    async def wait_ready(self, *members: Member, timeout_s: float = 60.0) -> None:
+    async def wait_ready(self, *members: Member, timeout_s: float = READY_WITHIN_S) -> None:
         """Until /readyz of these (default: all that were started) says ok.
 
         Raises:
@@ -324,7 +326,7 @@ class Cluster:
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"{member.name} has no VmRSS")
 
-    async def form(self, timeout_s: float = 60.0) -> None:
+    async def form(self, timeout_s: float = READY_WITHIN_S) -> None:
         """Until all first masters have formatted and know of each other.
 
         Raises:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.harness.processes import Cluster
+from tests.harness.processes import READY_WITHIN_S, Cluster
 
-_STEP_S = 120.0
+_STEP_S = 2 * READY_WITHIN_S
 
 
 @contextmanager
