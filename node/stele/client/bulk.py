@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stele.client.casts import cast_each, python_value
+from stele.client.casts import python_value
+from stele.client.misfits import cast_each, is_text
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
@@ -79,7 +80,7 @@ def fit(
                 continue
             if reasons:
                 words = {row: _misfit(column, array[row], why) for row, why in reasons.items()}
-                if not begun and _is_text(array.type) and found.null_count == len(found):
+                if not begun and _says_text(array.type) and found.null_count == len(found):
                     first = next(iter(words.values()))
                     faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({first})")
                     continue
@@ -93,12 +94,8 @@ def fit(
     return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), misfits
 
 
-def _is_text(type_: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    return bool(
-        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-    )
+def _says_text(type_: pa.DataType) -> bool:
+    return is_text(type_.value_type if pa.types.is_dictionary(type_) else type_)
 
 
 def _misfit(column: Column, scalar: pa.Scalar, why: str) -> str:

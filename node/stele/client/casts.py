@@ -1,47 +1,19 @@
-"""Arrow's casts, without those that lose something and do not say so. Called by bulk.py; sends nothing.
+"""Arrow's casts, without those that lose something and do not say so. Called by misfits.py and bulk.py; sends nothing.
 
 Invariant: what is cast means the same as before, but for the precision of `float` and `double`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+"""What a cast raises."""
 _ALL_INTEGERS = pa.decimal128(20, 0)
 """Holds those of any integer type."""
-
-
-def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """`array` as the `wanted` type of a column, null where a value would become another one; and why, by position.
-
-    Raises:
-        pa.ArrowInvalid, pa.ArrowNotImplementedError: one type is never made from the other, whatever the values.
-    """
-    try:
-        return cast(array, wanted), {}
-    except _NO_CAST:
-        cast(array.slice(0, 0), wanted)
-    misfits: dict[int, str] = {}
-    return pa.concat_arrays(list(_halves(array, wanted, 0, misfits))), misfits
-
-
-def _halves(array: pa.Array, wanted: pa.DataType, first: int, misfits: dict[int, str]) -> Iterator[pa.Array]:
-    """Most often few values do not fit, and are found soon."""
-    try:
-        yield cast(array, wanted)
-    except _NO_CAST as exc:
-        if len(array) == 1:
-            misfits[first] = str(exc)
-            yield pa.nulls(1, wanted)
-            return
-        half = len(array) // 2
-        yield from _halves(array.slice(0, half), wanted, first, misfits)
-        yield from _halves(array.slice(half), wanted, first + half, misfits)
 
 
 def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -66,7 +38,7 @@ def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         # By way of text: from a decimal Arrow makes a neighbour of the nearest number.
         _check(array, pc.equal(pc.cast(pc.cast(found, pa.string()), given), array), "it has more digits")
     if pa.types.is_floating(wanted):
-        _check(array, pc.invert(_turned_infinite(array, found)), "it is too large")
+        _check(array, pc.invert(turned_infinite(array, found)), "it is too large")
     return found
 
 
@@ -76,13 +48,19 @@ def _is_real(type_: pa.DataType) -> bool:
 
 def _dates(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The days of moments that are midnight, each in its own time zone."""
-    local = array if array.type.tz is None else pc.local_timestamp(array)
+    local = local_time(array)
     found = pc.cast(local, wanted)
     _check(array, pc.equal(pc.cast(found, local.type), local), "it has a time of day")
     return found
 
 
-def _turned_infinite(array: pa.Array, found: pa.Array) -> pa.Array:
+def local_time(array: pa.Array) -> pa.Array:
+    """Timestamps as clocks show them in their time zone."""
+    return array if array.type.tz is None else pc.local_timestamp(array)
+
+
+def turned_infinite(array: pa.Array, found: pa.Array) -> pa.Array:
+    """Which numbers, or texts of such, became infinite in `found`."""
     infinite = pc.is_inf(found)
     if pa.types.is_floating(array.type):
         return pc.and_(infinite, pc.is_finite(array))
