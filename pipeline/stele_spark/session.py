@@ -1,6 +1,7 @@
 """A Spark session that is set up for Stele, and a Java for it where the machine has none.
 
-`session()` is a convenience: any session of Spark 4.3 or newer finds the data source by itself.
+`session()` is a convenience: any session of Spark 4.3 or newer finds the data source by itself, in threads that it is the
+active one of (`activate`).
 """
 
 from __future__ import annotations
@@ -95,6 +96,15 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     return spark
+
+
+def activate(spark: SparkSession) -> None:
+    """Make `spark` the calling thread's session, for `save()` in a thread other than the one that made the frame.
+
+    Spark keeps the active session by thread, and looks there, and nowhere else, for a data source that is written in Python.
+    Where there is none it says DATA_SOURCE_NOT_FOUND. Call it once in each thread; several sessions may be used by turns.
+    """
+    spark.createDataFrame([], "none int")  # which sets it; Spark has no other call for it
 
 
 def _from_environment() -> Path | None:

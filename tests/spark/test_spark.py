@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import decimal
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Column, Schema
 from tests.harness.standing import standing
+from tests.spark import agreement
 
 pytestmark = pytest.mark.spark
 
@@ -83,10 +85,12 @@ def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Where it would make tables of its own, in the folder that it is started in, is elsewhere."""
     from stele_spark.session import session
 
-    engine = session("stele-tests", cores=2)
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    engine = session("stele-tests", cores=2, spark__sql__warehouse__dir=str(warehouse))
     engine.sparkContext.setLogLevel("ERROR")
     yield engine
     engine.stop()
@@ -259,3 +263,81 @@ def test_a_view_of_a_table_takes_the_same_options(spark: Any, masters: str) -> N
     options = f"masters '{masters}', table 'kinds', where 'id < 10'"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW few USING stele OPTIONS ({options})")
     assert spark.sql("SELECT count(*) FROM few").collect()[0][0] == 10
+
+
+@pytest.mark.filterwarnings("default")
+def test_insert_into_a_view_upserts_and_the_view_stays_at_its_snapshot(spark: Any, masters: str) -> None:
+    with Client(masters) as client:
+        client.create_table("seen", Schema.make([("id", "int64"), ("name", "string", True)], ["id"]))
+    options = f"masters '{masters}', table 'seen'"
+    create = f"CREATE OR REPLACE TEMPORARY VIEW seen USING stele OPTIONS ({options})"
+    asked = "SELECT name FROM seen ORDER BY id"
+    spark.sql(create)
+    spark.sql("INSERT INTO seen VALUES (1, 'a'), (2, 'b')")
+    spark.sql("INSERT INTO seen (name, id) SELECT 'c', 2")
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
+    spark.sql("INSERT INTO seen VALUES (3, 'd')")
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
+    spark.sql(create)
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c", "d"]
+    with pytest.raises(Exception, match=r'use mode\("append"\)'):
+        spark.sql("INSERT OVERWRITE seen VALUES (4, 'e')")
+    with pytest.raises(Exception, match="does not support deletes"):
+        spark.sql("DELETE FROM seen WHERE id = 1")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING stele OPTIONS ({options}, where 'id < 10')")
+    with pytest.raises(Exception, match='"where" is an option of a read'):
+        spark.sql("INSERT INTO seen VALUES (5, 'f')")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_frame_is_saved_in_another_thread_that_was_given_the_session(spark: Any, masters: str) -> None:
+    from stele_spark.session import activate
+
+    with Client(masters) as client:
+        table = client.create_table("threads", Schema.make([("id", "int64")], ["id"]))
+        frame = spark.createDataFrame([(1,)], "id long")
+        told: list[BaseException | None] = []
+
+        def save(prepare: Callable[[], None]) -> None:
+            prepare()
+            try:
+                frame.write.format("stele").options(masters=masters, table="threads").mode("append").save()
+            except Exception as exc:  # noqa: BLE001 - looked at below
+                told.append(exc)
+            else:
+                told.append(None)
+
+        for prepare in (lambda: None, lambda: activate(spark)):
+            thread = threading.Thread(target=save, args=(prepare,))
+            thread.start()
+            thread.join()
+        without, given = told
+        assert "DATA_SOURCE_NOT_FOUND" in str(without), "Spark has mended it: activate() is needed no more"
+        assert given is None
+        assert table.scan().count() == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_nodes_and_spark_agree_on_what_a_condition_is_true_of(spark: Any, masters: str) -> None:
+    with Client(masters) as client:
+        table = client.create_table("edges", agreement.SCHEMA)
+        table.write_arrow(agreement.rows())
+        of_nodes = [
+            set(table.scan(columns=["id"], predicates=text).to_table()["id"].to_pylist())
+            for text in agreement.CONDITIONS
+        ]
+    frame = spark.read.format("stele").options(masters=masters, table="edges").load()
+    nan = "isnan(d) OR isnan(f)"
+    found = frame.selectExpr("id", f"{nan} AS nan", *agreement.CONDITIONS).collect()
+    nans = {row.id for row in found if row.nan}
+    differ = []
+    for n, text in enumerate(agreement.CONDITIONS):
+        of_spark = {row.id for row in found if row[n + 2]}
+        if agreement.of_nan(text):
+            column = "d" if text.startswith("d") else "f"
+            of_spark -= nans & {
+                row["id"] for row in agreement.rows().to_pylist() if row[column] != row[column]
+            }
+        if of_nodes[n] != of_spark:
+            differ.append((text, of_nodes[n], of_spark))
+    assert not differ
