@@ -143,15 +143,16 @@ class Workload:
         """All of it at once."""
         tables = {name: await self._create(name, rf) for name, rf in TABLES.items()}
         await self._client.create_keyspace(SPACE, replication_factor=3)
+        inserted = {name: await self._inserting.open_table(name) for name in ("one", "three")}
         self._story.ready_s = time.monotonic()
         self._until_s = self._story.ready_s + seconds
         async with asyncio.TaskGroup() as group:
             for name in ("one", "three"):
                 group.create_task(self._singles(name, tables[name], 0))
                 group.create_task(self._singles(name, tables[name], 100))
-                inserted, keys = await self._inserting.open_table(name), count(10_000)
+                keys = count(10_000)
                 for _ in range(_INSERTERS):
-                    group.create_task(self._inserts(name, inserted, keys))
+                    group.create_task(self._inserts(name, inserted[name], keys))
                 group.create_task(self._blocks(name, tables[name]))
             group.create_task(self._singles("whole", tables["whole"], 0))
             group.create_task(self._pairs())

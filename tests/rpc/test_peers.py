@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -34,6 +34,8 @@ from stele.rpc.proto.consensus_pb2_grpc import (
 from stele.rpc.server import bind, make_server
 
 CLUSTER = ClusterId(new_id())
+OPTIONS = PeerOptions(dial_timeout_s=60.0, backoff_first_s=0.01, backoff_max_s=0.05)
+"""What waits for a link that is not made in time is lost."""
 
 
 class Introductions(ConsensusServiceServicer):
@@ -67,7 +69,7 @@ class Node:
             lambda sender, message: self.got.append((sender, message)),
             self.lost.append,
             book=self.book,
-            options=PeerOptions(backoff_first_s=0.01, backoff_max_s=0.05),
+            options=OPTIONS,
         )
 
     async def listen(self, address: str = "127.0.0.1:0") -> None:
@@ -148,7 +150,7 @@ async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_tol
 async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:
     """Links to nodes that were replaced stayed, a task each, for as long as the node ran."""
     async with pair() as (first, second):
-        first.transport.options = PeerOptions(backoff_first_s=0.01, backoff_max_s=0.05, forget_s=0.1)
+        first.transport.options = replace(OPTIONS, forget_s=0.1)
         links = first.transport._links
         for bulk in (False, True):
             first.transport.send(second.identity.node_id, message(1), bulk=bulk)
@@ -338,7 +340,7 @@ async def test_many_messages_in_one_frame_let_the_loop_go_on_and_keep_their_orde
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count_turns())
-        first.transport.options = PeerOptions(control_messages_max=10_000)
+        first.transport.options = replace(OPTIONS, control_messages_max=10_000)
         for number in range(5_000):
             assert first.transport.send(second.identity.node_id, message(number))
         await until(lambda: len(second.got) == 5_000)

@@ -71,7 +71,7 @@ class LocalCluster:
         return f"{self.network}.1:7051"
 
     def client(self) -> AsyncClient:
-        return AsyncClient([self.master_address], timeout_s=60)
+        return AsyncClient([self.master_address], timeout_s=60, first_contact_s=60)
 
     async def start(self) -> LocalCluster:
         await self.launch("master", first=True)
