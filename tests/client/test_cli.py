@@ -23,6 +23,24 @@ from tests.client.commands import runner
 from tests.client.small import small_cluster
 
 
+async def test_what_others_print_meanwhile_is_no_part_of_what_a_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes in the test's own process log; their lines stood before a command's JSON."""
+
+    async def prints() -> None:
+        while True:
+            print("[warning] the event loop stalled")
+            await asyncio.sleep(0)
+
+    async with small_cluster(tmp_path) as (cluster, _):
+        run = runner(cluster, monkeypatch)
+        printing = asyncio.create_task(prints())
+        code, out, _ = await run("table", "list", "--json")
+        printing.cancel()
+        assert (code, json.loads(out)) == (0, [])
+
+
 async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = tmp_path / "people.yaml"
     definition.write_text(
