@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OpId, ReplicaId
 from stele.wal import Log
-from tests.wal.simfs import SimFiles
+from tests.wal.simfs import SimFile, SimFiles
 from tests.wal.support import (
     SMALL,
     entries,
@@ -159,6 +161,43 @@ def test_a_full_queue_does_not_hold_it_up() -> None:
     assert stream.write_again(MAX) > 900
     log.turn()
     assert [e.opid for e in loaded(stream).entries] == [OpId(1, 1)]
+
+
+class Interrupted(SimFiles):
+    """Before the file that is opened as number `at` something happens."""
+
+    at = 0
+
+    def meanwhile(self, at: int, what: Callable[[], None]) -> None:
+        self.at, self.what = at, what
+
+    def open(self, path: Path) -> SimFile:
+        self.at -= 1
+        if not self.at:
+            self.what()
+        return super().open(path)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_entries_that_a_new_leader_replaces_while_they_are_read_are_not_brought_back(at: int) -> None:
+    """The end of what was read may be of the new leader's, and the beginning not."""
+    files = Interrupted()
+    log = open_still(files, replace(SMALL, cache_bytes_max=0))
+    fill(log, 40)
+    assert len(log.segments) > 3
+    stream = log.stream(key())
+
+    def replaced() -> None:
+        stream.append_entries(tuple(entry(2, i) for i in range(10, 41)))
+        log.turn()
+
+    files.meanwhile(at, replaced)
+    assert stream.write_again(MAX) == 0 and files.at <= 0
+    log.turn()
+    assert [e.term for e in loaded(stream).entries] == [1] * 9 + [2] * 31
+    assert stream.write_again(MAX)
+    log.turn()
+    assert [e.term for e in loaded(open_still(files).stream(key())).entries] == [1] * 9 + [2] * 31
 
 
 def test_while_others_append_it_never_drops_what_they_did() -> None:

@@ -63,7 +63,8 @@ def segment_of(at: int) -> int:
 
 
 class State:
-    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `runs` follow what is written."""
+    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `runs` follow what is written. `cuts`: how often entries
+    became void."""
 
     __slots__ = (
         "anchors",
@@ -71,6 +72,7 @@ class State:
         "config_blob",
         "configs",
         "created",
+        "cuts",
         "damaged",
         "damaged_at",
         "failed",
@@ -99,6 +101,7 @@ class State:
         self.anchors: dict[str, Anchor] = {}
         self.let_go = False
         self.created = created
+        self.cuts = 0
         self.tombstoned = False
         self.damaged = False
         self.damaged_at = 0
@@ -176,6 +179,7 @@ class State:
         """Entries at or above `from_index` are void."""
         if from_index > self.last.index:
             return
+        self.cuts += 1
         from_index = max(from_index, self.start.index + 1)
         term = self.term_at(from_index - 1)
         for index in range(from_index, self.last.index + 1):

@@ -264,7 +264,7 @@ class StreamLog:
         state, log = self._state, self._log
         with log.lock:
             self._check_live()
-            first, last = state.flushed + 1, state.last.index
+            first, last, cuts = state.flushed + 1, state.last.index, state.cuts
         entries: list[Entry] = []
         size = 0
         while first + len(entries) <= last:
@@ -276,9 +276,8 @@ class StreamLog:
             entries += found
         with log.lock:
             self._check_live()
-            if not entries or state.tombstoned or state.flushed + 1 != first:
-                return 0
-            if state.term_at(entries[-1].index) != entries[-1].term:
+            # Any of them may be void since: that the last is still there says nothing of those that were read before it.
+            if not entries or state.tombstoned or (state.flushed + 1, state.cuts) != (first, cuts):
                 return 0
             # A record voids all at or above its index: what was appended meanwhile goes along.
             for index in range(entries[-1].index + 1, state.last.index + 1):
