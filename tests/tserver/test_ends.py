@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stele.consensus.replica import ReplicaState
+from stele.master.server import MasterNode
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
 from stele.model.ids import NodeId, StreamKey, new_id
 from stele.model.partition import PartitionSchema
@@ -35,7 +36,12 @@ from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
 
 
 async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
-    options = cluster.options("node-0")
+    options, master = cluster.options("node-0"), cluster.running["master"]
+    assert isinstance(master, MasterNode) and master.master is not None
+    lead = master.master.lead
+    assert lead is not None
+    # It is ready once it was heard, and on record a little later.
+    await wait_until(lambda: lead.catalog.nodes[options.node_id].formed)
     await cluster.stop("node-0")
     with pytest.raises(Fate) as foreign:
         await Node(
