@@ -124,7 +124,7 @@ async def too_large(client: AsyncClient, address: str) -> None:
 
 
 async def a_node_given_as_master(node: Member, master: Member) -> None:
-    async with AsyncClient([node.address], first_contact_s=15.0) as client:
+    async with AsyncClient([node.address], first_contact_s=8.0) as client:
         with pytest.raises(SteleError, match="masters and nodes serve different requests"):
             await client.list_tables()
     async with AsyncClient([node.address, master.address]) as client:
