@@ -6,15 +6,18 @@ from contextlib import suppress
 from threading import Event
 
 import pytest
+from structlog.testing import capture_logs
 
 from stele.consensus import replica as replica_module
-from stele.consensus.replica import Replica
+from stele.consensus.replica import Replica, ReplicaState
 from stele.model.config import MemberType, Peer
 from stele.model.errors import Retryable
 from stele.model.ids import ReplicaId
 from stele.raft.effects import Role
 from stele.raft.events import ChangeType
 from stele.tserver import log_space
+from stele.wal.cache import EntryCache
+from stele.wal.format import GROUP_HEADER_BYTES
 from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.copies import DirectSource, installed, order
@@ -92,6 +95,25 @@ async def test_a_tail_that_nobody_commits_holds_no_log_but_itself(
     for each in group.replicas():
         await group.caught_up(each)
         assert table(each)[7] == "z7" and table(each).keys() >= set(range(10))
+
+
+async def test_a_tail_that_the_disk_changed_is_told_once_and_healed(group_of: MakeGroup) -> None:
+    """It was read, and complained of, every few seconds, and the replica went on as if it still had what it acknowledged."""
+    group, _ = await group_of(3)
+    await group.write(rows(range(10)))
+    for held in group.nodes:
+        held.log.cache = EntryCache(0)
+    node, leader = await without_majority(group)
+    await wait_until(lambda: leader.role is not Role.LEADER)
+    run = node.log.states[leader.superblock.key].runs
+    place = run[run.find(leader.stream.last_opid.index)]
+    with node.log.segments[place.sequence].path.open("r+b") as file:
+        file.seek(place.offset + GROUP_HEADER_BYTES + 1000)
+        file.write(b"rot")
+    with capture_logs() as told:
+        await busy(node, await Group([node]).create())
+    assert leader.state is ReplicaState.FAILED and "damaged" in leader.error
+    assert len([line for line in told if line["event"] == "log not written again"]) == 1
 
 
 async def test_a_failed_replica_that_may_be_needed_holds_no_log_but_its_own(group_of: MakeGroup) -> None:

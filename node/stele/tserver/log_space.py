@@ -14,8 +14,9 @@ import structlog
 
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica, ReplicaState
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Corrupt, Rejected, SteleError
 from stele.model.ids import OPID_NONE, OpId, StreamKey
+from stele.tablet.files import translate
 from stele.tserver.replicas import Replicas
 from stele.wal.log import Log
 from stele.wal.report import Pin
@@ -98,7 +99,7 @@ class LogSpace:
                 and pin.key not in self._refused
                 and _no_flush_helps(replica)
             ):
-                await self._move(pin)
+                await self._move(pin, replica)
 
     def _earn(self, most: int) -> None:
         """As much may be written again as others have written."""
@@ -108,7 +109,7 @@ class LogSpace:
             self._others_bytes = others
         self._credit_bytes = min(self._credit_bytes, most)
 
-    async def _move(self, pin: Pin) -> None:
+    async def _move(self, pin: Pin, replica: Replica) -> None:
         done = partial(self._under_way.discard, pin.key)
         self._under_way.add(pin.key)
         size = 0
@@ -116,8 +117,11 @@ class LogSpace:
             stream = self._node_log.stream(pin.key)
             size = await self._host.in_thread(stream.write_again, WRITE_AGAIN_BYTES, done)
         except (SteleError, OSError, MemoryError) as exc:
-            log.warning("log not written again", stream=str(pin.key), held_bytes=pin.bytes, error=str(exc))
-            if isinstance(exc, Rejected) and exc.code is Code.TOO_LARGE:
+            error = translate(exc, "reading the log") if isinstance(exc, OSError) else exc
+            log.warning("log not written again", stream=str(pin.key), held_bytes=pin.bytes, error=str(error))
+            if isinstance(error, Corrupt):
+                replica.fail(f"log: {error}")
+            if isinstance(error, (Corrupt, Rejected)):
                 self._refused[pin.key] = pin.index
         if not size:
             done()
