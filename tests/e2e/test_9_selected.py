@@ -117,5 +117,5 @@ def test_nodes_stand_on_the_machines_they_are_given(bench: Bench) -> None:
         nodes = bench.pods("node")
         assert sorted(p.spec.node_name for p in nodes) == [*given[1:], spare]
         assert {p.metadata.labels["team"] for p in nodes} == {"data", "platform"}
-        bench.sound(machine)
+        bench.sound()  # a master may stand on the machine that nodes have left
         bench.compare(loaded)
