@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from types import FrameType, FunctionType
+
+import pytest
 
 from stele.client import Client
 from stele.client.handover import Handover
@@ -101,3 +105,36 @@ def test_a_client_whose_closing_is_interrupted_anywhere_can_be_closed() -> None:
         assert closed(client)
         number += 1
     assert number > 20
+
+
+class Slow(Operation):
+    """One that ends some time after its cancellation, within which somebody presses Ctrl-C."""
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.sleep(0.5)
+
+
+def test_a_closing_that_is_interrupted_while_others_end_leaves_none_of_them_waiting() -> None:
+    client, operation = Client(["127.0.0.1:1"]), Slow()
+    told: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            client.run(operation.run())
+        except CancelledError as exc:
+            told.append(exc)
+
+    waiting = threading.Thread(target=other, daemon=True)
+    waiting.start()
+    give_up = time.monotonic() + 60
+    while not operation.running:
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    waiting.join(60)
+    assert told and closed(client)

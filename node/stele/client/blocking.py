@@ -60,7 +60,7 @@ class Client:
         # Entered again by whom it holds: the garbage collector may end a scan wherever memory is taken, in here too.
         self._lock = threading.RLock()
         self._closing = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="stele-client", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="stele-client", daemon=True)
         self._thread.start()
         try:
             self.asynchronous = self.run(_make(masters, timeout_s, first_contact_s))
@@ -133,7 +133,9 @@ class Client:
             with self._lock:
                 first, self._closing = not self._closing, True
             if first:
-                self._see_to(self.asynchronous.close)
+                call = Handover(self.asynchronous.close, self._loop)
+                call.hand_over()
+                call.wait()
             else:
                 self._thread.join(_CLOSE_TIMEOUT_S)
         finally:
@@ -221,19 +223,16 @@ class Client:
         """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
-    def _see_to(self, ending: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run what closes the client, which refuses all else by now; it goes on if the waiting is interrupted."""
-        call = Handover(ending, self._loop)
-        call.hand_over()
-        call.wait()
-
     def _end_loop(self) -> None:
-        try:
-            self._see_to(_end_tasks)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSE_TIMEOUT_S)
-            self._loop.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """The client's thread. What ends with the loop does so here: whoever closes the client may be interrupted."""
+    loop.run_forever()
+    loop.run_until_complete(_end_tasks())
+    loop.close()
 
 
 async def _end_tasks() -> None:
