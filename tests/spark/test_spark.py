@@ -274,16 +274,13 @@ def test_insert_into_a_view_upserts_and_the_view_stays_at_its_snapshot(spark: An
     asked = "SELECT name FROM seen ORDER BY id"
     spark.sql(create)
     spark.sql("INSERT INTO seen VALUES (1, 'a'), (2, 'b')")
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "b"]
     spark.sql("INSERT INTO seen (name, id) SELECT 'c', 2")
-    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
-    spark.sql("INSERT INTO seen VALUES (3, 'd')")
-    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "b"]
     spark.sql(create)
-    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c", "d"]
+    assert [row.name for row in spark.sql(asked).collect()] == ["a", "c"]
     with pytest.raises(Exception, match=r'use mode\("append"\)'):
         spark.sql("INSERT OVERWRITE seen VALUES (4, 'e')")
-    with pytest.raises(Exception, match="does not support deletes"):
-        spark.sql("DELETE FROM seen WHERE id = 1")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING stele OPTIONS ({options}, where 'id < 10')")
     with pytest.raises(Exception, match='"where" is an option of a read'):
         spark.sql("INSERT INTO seen VALUES (5, 'f')")
