@@ -57,13 +57,12 @@ _SMALL = {
     "COLLECT_S": 0.4,
     "QUIET_MS": 300,
     "QUIET_BYTES": 1,
-    "LOG_BYTES_FLUSH": 200 << 10,
     "FLUSH_AGE_MS": 800,
     "RECLAIM_MS": 1_000,
 }
 """Of `maintenance`: flushes, merges and collections of the log within seconds."""
 _HELD_BYTES = 200 << 10
-"""Of `log_space`: entries are written again at the log's end where their replica has no rows to flush."""
+"""Of `log_space`: what holds more is flushed, or written again at the log's end where a replica has no rows to flush."""
 
 
 @contextmanager

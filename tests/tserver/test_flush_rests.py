@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from stele.model.errors import Code, Retryable
 from stele.tablet.files import Files
 from stele.tablet.keyspace import KeySpace
-from stele.tserver import maintenance
+from stele.tserver import formation, maintenance
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.node import Node
+from stele.wal import LogOptions
 from tests.consensus.cluster import wait_until
-from tests.tserver.local import LocalCluster
+from tests.tserver.local import SCHEMA, LocalCluster
 from tests.tserver.test_maintenance import at_rest, with_files
 
 
@@ -122,3 +124,26 @@ async def test_a_store_waits_the_longer_for_its_age_the_more_a_flush_writes_agai
         clocked.time_ms = begun + passed
         await loops.flush_due()
         assert (replica.machine.applied == replica.machine.flushed) is due
+
+
+async def test_a_small_volume_s_log_is_held_by_no_store_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was flushed for the log's sake once it held 256 MiB, however small the volume."""
+    options = partial(LogOptions, segment_bytes=128 << 10, low_space_bytes=1 << 20, anchor_bytes_max=1 << 20)
+    monkeypatch.setattr(formation, "LogOptions", options)
+    cluster = await LocalCluster(tmp_path, nodes=1).start()
+    try:
+        node = cluster.running["node-0"]
+        async with cluster.client() as client:
+            quiet = await client.create_table("quiet", SCHEMA, replication_factor=1)
+            await quiet.put({"id": 1, "name": "n"})
+            (machine,) = [r.machine for r in node.replicas if r.machine is not None]
+            busy = await client.create_table("busy", SCHEMA, replication_factor=1)
+            for number in range(8):
+                await wait_until(lambda: node.log.wanted_sequence() is None)
+                await busy.put({"id": number, "name": "n" * (100 << 10)})
+            await (await at_rest(node)).flush_due()
+            assert machine.applied == machine.flushed
+    finally:
+        await cluster.close()

@@ -46,6 +46,11 @@ class LogSpace:
         self._others_bytes = 0
         self._credit_bytes = HELD_BYTES
 
+    @property
+    def held_max(self) -> int:
+        """How many bytes of the log the unflushed entries of one replica may hold."""
+        return min(HELD_BYTES, self._node_log.anchor_bytes_max // HELD_SHARE)
+
     async def collect(self) -> None:
         """One round.
 
@@ -85,9 +90,8 @@ class LogSpace:
     async def _write_again(self) -> None:
         """What no flush lets go of, where it holds too much: as of a group without a majority, whose entries are not committed.
         The segments that held it go with a later collection, once it is synced."""
-        most = min(HELD_BYTES, self._node_log.anchor_bytes_max // HELD_SHARE)
-        self._earn(most)
-        pins = [pin for pin in self._node_log.pins() if pin.bytes > most]
+        self._earn()
+        pins = [pin for pin in self._node_log.pins() if pin.bytes > self.held_max]
         self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}
         for pin in pins:
             replica = self._replicas.by_key(pin.key)
@@ -101,13 +105,13 @@ class LogSpace:
             ):
                 await self._move(pin, replica)
 
-    def _earn(self, most: int) -> None:
+    def _earn(self) -> None:
         """As much may be written again as others have written."""
         others = self._node_log.stats.bytes_written - self._written_again_bytes
         if others > self._others_bytes:
             self._credit_bytes += others - self._others_bytes
             self._others_bytes = others
-        self._credit_bytes = min(self._credit_bytes, most)
+        self._credit_bytes = min(self._credit_bytes, self.held_max)
 
     async def _move(self, pin: Pin, replica: Replica) -> None:
         done = partial(self._under_way.discard, pin.key)

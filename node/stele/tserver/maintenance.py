@@ -57,8 +57,6 @@ COMPACTION_REST_MS = 30_000
 """How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
 SEGMENTS_KEPT = 2
 """Of the log: merges leave space for so many more."""
-LOG_BYTES_FLUSH = 256 << 20
-"""An unflushed store that holds more of the log than this is flushed, so that the log can be collected."""
 
 T = TypeVar("T")
 
@@ -140,7 +138,8 @@ class Maintenance:
         self._since = {key: since for key, since in self._since.items() if key in left}
         self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
         left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
-        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > LOG_BYTES_FLUSH}
+        held_max = self._node.log_space.held_max
+        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > held_max}
         flushed = await self._flush_largest(left)
         for looked, (key, replica) in enumerate(tuple(left.items()), 1):
             await _give_way(looked)
