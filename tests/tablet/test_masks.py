@@ -88,6 +88,26 @@ def test_what_is_larger_than_all_may_be_is_not_kept_and_drives_nothing_out(tmp_p
     assert _masks(small) is kept and 0 < cache.bytes <= 1_000
 
 
+def test_of_a_tablet_that_is_written_to_only_the_last_are_kept(tmp_path: Path) -> None:
+    """Those of before a write, or a merge, are never asked for again, and drove out other tablets'."""
+    cache = MaskCache(1 << 20)
+    quiet, busy = (_overlapping(tmp_path / name, cache) for name in ("quiet", "busy"))
+    kept = _masks(quiet)
+    sizes = []
+    for number in range(3, 30):
+        busy.apply(write_entry(number, block_of([_row(number, number)], RowOp.UPSERT)))
+        with busy.view() as view:
+            assert len(rows_in(view)) == 100
+        sizes.append(cache.bytes)
+    assert max(sizes) < 3 * sizes[0] and _masks(quiet) is kept
+    flush(busy)
+    with busy.view() as view:
+        rows_in(view)
+    busy.close()
+    quiet.close()
+    assert cache.bytes == 0
+
+
 @pytest.mark.parametrize("bytes_max", [0, 500, 1 << 20])
 @pytest.mark.parametrize("seed", range(2))
 def test_scans_give_the_same_rows_whatever_is_kept(

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ _GROUP_BYTES = 128
 Masks = list[list["pa.BooleanArray | None"]]
 """Per source and group, a bit a row: which rows are the newest version of their key and no delete; None: all of them."""
 
+Names = tuple[Hashable, ...]
+"""Of the sources, which come newest first."""
+
 _SERIALS = itertools.count(1)
 
 
@@ -36,10 +39,10 @@ class MaskCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._masks: OrderedDict[tuple[int, Hashable], tuple[Masks, int]] = OrderedDict()
+        self._masks: OrderedDict[tuple[int, Names], tuple[Masks, int]] = OrderedDict()
         self.bytes = 0
 
-    def get(self, serial: int, names: Hashable) -> Masks | None:
+    def get(self, serial: int, names: Names) -> Masks | None:
         """What was put under these, None if it is not there any more."""
         with self._lock:
             found = self._masks.get((serial, names))
@@ -48,23 +51,30 @@ class MaskCache:
             self._masks.move_to_end((serial, names))
             return found[0]
 
-    def put(self, serial: int, names: Hashable, masks: Masks) -> None:
-        """Keep masks that are not there, and let go of those that were not asked for longest."""
+    def put(self, serial: int, names: Names, masks: Masks) -> None:
+        """Keep masks that are not there, and let go of those that were not asked for longest. Those under `serial` that share
+        a source with them go first: no source is in two clusters at once, so they are of before a write, or a merge.
+        """
         size = sum(_GROUP_BYTES + (0 if mask is None else mask.nbytes) for of in masks for mask in of)
         with self._lock:
-            if size > self._bytes_max or (serial, names) in self._masks:
+            if (serial, names) in self._masks:
+                return
+            self._drop(key for key in self._masks if key[0] == serial and not set(key[1]).isdisjoint(names))
+            if size > self._bytes_max:
                 return
             self._masks[serial, names] = masks, size
             self.bytes += size
             while self.bytes > self._bytes_max:
-                _, (_, gone) = self._masks.popitem(last=False)
-                self.bytes -= gone
+                self._drop(itertools.islice(self._masks, 1))
 
     def forget(self, serial: int) -> None:
         """Let go of all that was put under `serial`."""
         with self._lock:
-            for key in [key for key in self._masks if key[0] == serial]:
-                self.bytes -= self._masks.pop(key)[1]
+            self._drop(key for key in self._masks if key[0] == serial)
+
+    def _drop(self, keys: Iterable[tuple[int, Names]]) -> None:
+        for key in list(keys):
+            self.bytes -= self._masks.pop(key)[1]
 
 
 MASKS = MaskCache(BYTES_MAX)
