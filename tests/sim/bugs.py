@@ -85,7 +85,7 @@ class ChangesAtAnyTime(RaftCore):
 
 PLANTED = (
     (ForgetsItsVote, Weather.DUEL, 71, 20),
-    (CommitsOldTerms, Weather.FIGURE_8, 161, 20),
+    (CommitsOldTerms, Weather.FIGURE_8, 341, 20),
     (CountsItsUndurableCopy, Weather.FIGURE_8, 171, 20),
     (AnswersBeforeItsDisk, Weather.STORM, 261, 20),
     (VotesForShorterLogs, Weather.MIXED, 1, 20),

@@ -62,4 +62,4 @@ def test_groups_come_to_rest() -> None:
 def test_who_rests_though_its_leader_is_silent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QuietGroups, "lives", lambda groups, node_id: True)
     with pytest.raises(SimulationFailure, match="at rest without a leader"):
-        World(draw_plan(70, clocks=False)).run()
+        World(draw_plan(54, clocks=False)).run()
