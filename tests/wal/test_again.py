@@ -216,12 +216,12 @@ def test_while_others_append_it_never_drops_what_they_did() -> None:
     try:
         twin = []
         rng = random.Random(1)
-        for term in range(1, 300):
+        for term in range(1, 121):
             at = rng.randint(max(1, len(twin) - 3), len(twin) + 1)
             new = tuple(entry(term, at + i) for i in range(rng.randint(1, 5)))
             stream.append_entries(new)
             twin[at - 1 :] = new
-            if term % 50 == 0:
+            if term % 40 == 0:
                 settle(log)
     finally:
         stop.set()
