@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,10 +207,11 @@ def test_while_others_append_it_never_drops_what_they_did() -> None:
     stream = stream_of(log)
     settle(log)
     stop = threading.Event()
+    tries: list[int] = []
 
     def again() -> None:
         while not stop.is_set():
-            stream.write_again(MAX)
+            tries.append(stream.write_again(MAX))
 
     beside = threading.Thread(target=again)
     beside.start()
@@ -219,6 +221,8 @@ def test_while_others_append_it_never_drops_what_they_did() -> None:
         for term in range(1, 121):
             at = rng.randint(max(1, len(twin) - 3), len(twin) + 1)
             new = tuple(entry(term, at + i) for i in range(rng.randint(1, 5)))
+            while len(tries) < term:
+                time.sleep(0)
             stream.append_entries(new)
             twin[at - 1 :] = new
             if term % 40 == 0:
