@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,29 +206,31 @@ def test_while_others_append_it_never_drops_what_they_did() -> None:
     log = open_log(files)
     stream = stream_of(log)
     settle(log)
-    stop = threading.Event()
-    tries: list[int] = []
+    terms, go = range(1, 301), threading.Semaphore(0)
 
     def again() -> None:
-        while not stop.is_set():
-            tries.append(stream.write_again(MAX))
+        for _ in terms:
+            go.acquire()
+            stream.write_again(MAX)
 
+    interval = sys.getswitchinterval()
     beside = threading.Thread(target=again)
     beside.start()
     try:
+        sys.setswitchinterval(1e-5)
         twin = []
         rng = random.Random(1)
-        for term in range(1, 121):
+        for term in terms:
             at = rng.randint(max(1, len(twin) - 3), len(twin) + 1)
             new = tuple(entry(term, at + i) for i in range(rng.randint(1, 5)))
-            while len(tries) < term:
-                time.sleep(0)
+            go.release()
             stream.append_entries(new)
             twin[at - 1 :] = new
-            if term % 40 == 0:
+            if term % 50 == 0:
                 settle(log)
     finally:
-        stop.set()
+        sys.setswitchinterval(interval)
+        go.release(len(terms))
         beside.join()
     settle(log)
     assert loaded(stream).entries == tuple(twin)
