@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OpId, ReplicaId
 from stele.wal import Log
+from stele.wal.stream import StreamLog
 from tests.wal.simfs import SimFile, SimFiles
 from tests.wal.support import (
     SMALL,
@@ -199,6 +201,30 @@ def test_entries_that_a_new_leader_replaces_while_they_are_read_are_not_brought_
     assert stream.write_again(MAX)
     log.turn()
     assert [e.term for e in loaded(open_still(files).stream(key())).entries] == [1] * 9 + [2] * 31
+
+
+def test_entries_that_come_once_the_others_were_read_are_written_again_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or what is written behind them would void them."""
+    files = SimFiles()
+    log = open_still(files, replace(SMALL, cache_bytes_max=0))
+    fill(log, 40)
+    stream = log.stream(key())
+    read = StreamLog.read_entries
+
+    def read_and_more(of: StreamLog, first_index: int, bytes_max: int) -> list[Entry]:
+        found = read(of, first_index, bytes_max)
+        of.append_entries((entry(1, 41), entry(2, 42)))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamLog, "read_entries", read_and_more)
+        assert stream.write_again(MAX)
+    log.turn()
+    whole = [OpId(1, index) for index in range(1, 42)] + [OpId(2, 42)]
+    assert [e.opid for e in loaded(stream).entries] == whole
+    assert [e.opid for e in loaded(open_still(files).stream(key())).entries] == whole
 
 
 def test_while_others_append_it_never_drops_what_they_did() -> None:
