@@ -13,7 +13,7 @@ from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Retryable
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.raft.events import ChangeType
-from tests.consensus.cluster import Group, TestNode, wait_until
+from tests.consensus.cluster import WAIT_S, Group, TestNode, wait_until
 
 
 class DirectFrames:
@@ -102,3 +102,25 @@ def member_type(replica: Replica, replica_id: int) -> MemberType | None:
     """What a replica knows another of its group to be; None: no member."""
     peer = replica.committed_config.peer(replica_id)
     return peer.member_type if peer is not None else None
+
+
+async def young_member(
+    group: Group, leader: Replica, target: TestNode
+) -> tuple[DirectSource, TabletCopy, OpId]:
+    """Replica 4 as a witness in the place of a voter that was demoted; its rows wait for `hold` of the source. And its start."""
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    begun = leader.committed_opid
+    source = DirectSource(group.node_of(leader))
+    source.hold = Event()
+    copy = await target.manager.start_copy(
+        order(group, source.node, 4, witness=True, witness_start=begun), source
+    )
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
+    await wait_until(lambda: copy.progress.state == "Fetching")
+    victim = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    peer = Peer(target.node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    return source, copy, begun

@@ -23,7 +23,7 @@ from stele.raft.effects import Role
 from stele.raft.events import ChangeType
 from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.copies import DirectSource, add, installed, member_type, order, start
+from tests.consensus.copies import DirectSource, add, installed, member_type, order, start, young_member
 
 
 async def test_a_copy_joins_as_pre_follower_and_is_promoted(group_of: MakeGroup) -> None:
@@ -310,21 +310,7 @@ async def test_rows_that_do_not_meet_the_log_at_once_are_brought_again(group_of:
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(100)))
     leader = await group.leader()
-    for replica in group.replicas():
-        await group.caught_up(replica)
-    begun = leader.committed_opid
-    source = DirectSource(group.node_of(leader))
-    source.hold = Event()
-    copy = await nodes[3].manager.start_copy(
-        order(group, source.node, 4, witness=True, witness_start=begun), source
-    )
-    assert copy is not None and await copy.wait_prepared(WAIT_S)
-    await wait_until(lambda: copy.progress.state == "Fetching")
-    victim = next(r for r in group.replicas() if r is not leader)
-    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
-    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    source, copy, begun = await young_member(group, leader, nodes[3])
     await group.write(rows([1000]))
     witness = nodes[3].replicas.get(group.tablet_id)
     await wait_until(lambda: witness.committed_opid >= leader.committed_opid)

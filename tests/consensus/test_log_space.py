@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
 
 from stele.consensus import replica as replica_module
 from stele.consensus.replica import Replica, ReplicaState
-from stele.model.config import MemberType, Peer
 from stele.model.errors import Retryable
-from stele.model.ids import ReplicaId
 from stele.raft.effects import Role
-from stele.raft.events import ChangeType
 from stele.tserver import log_space
 from stele.wal.cache import EntryCache
 from stele.wal.format import GROUP_HEADER_BYTES
-from tests.consensus.cluster import WAIT_S, Group, TestNode, rows, table, wait_until
+from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
-from tests.consensus.copies import DirectSource, installed, order
+from tests.consensus.copies import installed, young_member
 
 HELD = 4 << 20
 """Four segments."""
@@ -134,21 +130,7 @@ async def test_a_witness_without_rows_holds_no_log_but_its_own_and_brings_them_u
     group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(100)))
     leader = await group.leader()
-    for replica in group.replicas():
-        await group.caught_up(replica)
-    begun = leader.committed_opid
-    source = DirectSource(group.node_of(leader))
-    source.hold = Event()
-    copy = await nodes[3].manager.start_copy(
-        order(group, source.node, 4, witness=True, witness_start=begun), source
-    )
-    assert copy is not None and await copy.wait_prepared(WAIT_S)
-    await wait_until(lambda: copy.progress.state == "Fetching")
-    victim = next(r for r in group.replicas() if r is not leader)
-    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
-    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    source, copy, _ = await young_member(group, leader, nodes[3])
     for number in range(1000, 1010):
         await group.write(rows([number]))
     witness = nodes[3].replicas.get(group.tablet_id)

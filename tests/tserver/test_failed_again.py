@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from stele.client.admin import cluster_view
 from stele.consensus.superblock import SUPERBLOCK
 from stele.driver.executor import Executor
@@ -23,6 +21,8 @@ from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster, count, fill
+
+NODES = 4  # of the cluster
 
 POLICY = Policy(dead_after_ms=600_000, unreached_after_ms=600_000)
 
@@ -64,16 +64,6 @@ async def seen(cluster: LocalCluster, tablet_id: str) -> tuple[ClusterView, Tabl
     tablet = view.tablet(TabletId(tablet_id))
     assert tablet is not None
     return view, tablet
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    """A master and four nodes."""
-    made = LocalCluster(tmp_path, nodes=4)
-    try:
-        yield await made.start()
-    finally:
-        await made.close()
 
 
 async def test_a_sound_replica_is_not_given_up_while_its_node_opens_others(cluster: LocalCluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,7 @@ from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
 from tests.tserver.test_maintenance import at_rest, with_files
 
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    made = LocalCluster(tmp_path, nodes=1)
-    try:
-        yield await made.start()
-    finally:
-        await made.close()
+NODES = 1  # of the cluster
 
 
 class FullFiles(Files):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -24,14 +24,7 @@ from stele.tserver.node import Node
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
 
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    made = LocalCluster(tmp_path, nodes=1)
-    try:
-        yield await made.start()
-    finally:
-        await made.close()
+NODES = 1  # of the cluster
 
 
 class Refusing(Compactor):

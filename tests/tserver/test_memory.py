@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from stele.tserver.memory import LEAST_BYTES, MemoryShares, memory_limit
 from stele.tserver.node import Node
 from stele.tserver.scan import Scans
 from tests.tserver.local import SCHEMA, LocalCluster
+
+NODES = 1  # of the cluster
 
 MIB = 1 << 20
 MACHINE = f"MemTotal:       {8 << 20} kB\nMemFree:        100 kB\n"
@@ -84,15 +86,6 @@ def test_shares_fit_into_small_limits_and_are_the_defaults_in_large_ones() -> No
         assert min(shares.budget_bytes, shares.stores_bytes) >= LEAST_BYTES
     assert MemoryShares.of(512 * MIB, 100 * MIB).budget_bytes == 100 * MIB
     assert MemoryShares.of(0) == most
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    made = LocalCluster(tmp_path, nodes=1)
-    try:
-        yield await made.start()
-    finally:
-        await made.close()
 
 
 async def begun(node: Node, scans: Scans) -> Iterator[pa.RecordBatch]:
