@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from stele.consensus import replica as replica_module
+from stele.consensus import replica_log
 from stele.consensus.replica import Replica, ReplicaState
 from stele.model.errors import Retryable
 from stele.raft.effects import Role
@@ -28,7 +28,7 @@ ROUNDS = 60
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_space, "HELD_BYTES", HELD)
-    monkeypatch.setattr(replica_module, "LOG_KEPT_MS", 0)
+    monkeypatch.setattr(replica_log, "LOG_KEPT_MS", 0)
 
 
 async def maintain(node: TestNode) -> None:

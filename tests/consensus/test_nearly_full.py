@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.consensus import replica
+from stele.consensus import replica_log
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
@@ -87,7 +87,7 @@ async def test_where_there_is_space_the_log_waits_for_a_replica_that_is_away(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than it waits for a copy: nothing has to be copied when it is back."""
-    monkeypatch.setattr(replica, "LOG_KEPT_MS", 0)
+    monkeypatch.setattr(replica_log, "LOG_KEPT_MS", 0)
     group, nodes = await group_of()
     await group.write(rows([1]))
     await group.caught_up(nodes[2].replicas.get(group.tablet_id))

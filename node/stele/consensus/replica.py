@@ -1,7 +1,7 @@
 """One replica at work: raft core, its stream in the log, a state machine and the node's transport, glued together.
 
 Made by the tablet manager (and, for the catalog, by a master); lives on the node's event loop. Owns the replica's life
-cycle, its proposals, its timestamps and its listeners. Opens no sockets and decides no membership.
+cycle and its listeners, and says what each effect of the core means. Opens no sockets and decides no membership.
 
 Invariant: nothing is answered to a client that is not committed and applied here, and a replica that is FAILED or
 STOPPED answers nothing.
@@ -9,8 +9,6 @@ STOPPED answers nothing.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,41 +16,32 @@ from typing import Any
 from stele.consensus.applier import Applier
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica_base import ReplicaState
-from stele.consensus.replica_read import ReadPart
+from stele.consensus.replica_members import MemberPart
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.status import replica_status
 from stele.consensus.superblock import Superblock
 from stele.consensus.timestamps import decode_ceiling
-from stele.consensus.whole import Whole
-from stele.model.config import Configuration, Peer, decode_configuration
+from stele.model.config import decode_configuration
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, error_for, of_later_program
-from stele.model.ids import NodeId, OpId, ReplicaId
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
+from stele.model.ids import NodeId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
 from stele.raft.events import (
     Applied,
-    ChangeType,
-    Compacted,
     DataArrived,
     Fitness,
     InitialState,
     PeerFailed,
-    ProposeChange,
     Received,
     ReportFailed,
     Start,
-    TransferLeadership,
 )
 from stele.raft.messages import Message, UpdateRequest
-from stele.raft.status import PeerState
 from stele.rpc.proto import common_pb2
-from stele.tablet.files import translate
 from stele.tablet.machine import Outcome, StateMachine
 
-LOG_KEPT_MS = 120_000
-"""How long flushed entries stay for a peer to come."""
 RoleListener = Callable[[Role, int, ReplicaId | None], None]
 
 _PEER_IS: dict[type, tuple[str, str]] = {
@@ -61,21 +50,15 @@ _PEER_IS: dict[type, tuple[str, str]] = {
 }
 
 
-class Replica(ReadPart):
+class Replica(MemberPart):
     """A running replica. `machine` is None while a young witness has no rows yet."""
 
     def __init__(
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
     ) -> None:
         super().__init__(superblock, directory, host, options)
-        self._flushed_marks: deque[tuple[int, int]] = deque()
-        self._configs: list[Configuration] = []
         self._node_of: dict[ReplicaId, NodeId] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._role_listeners: list[RoleListener] = []
-        self._flushing = asyncio.Lock()
-        self._flushes = Whole()
-        self.needs_copy: dict[ReplicaId, str] = {}
         self.last_applied_ms = 0
         self.committed_elsewhere = 0
         """What a leader last said to be committed since this replica FAILED, and so acknowledges nothing."""
@@ -197,117 +180,12 @@ class Replica(ReadPart):
         if self._runtime is not None:
             self._runtime.post(Fitness(fit))
 
-    # --- membership and leadership
-
-    async def change_config(self, change_type: ChangeType, peer: Peer, cas_opid_index: int) -> Configuration:
-        """Change one member; returns the committed configuration.
-
-        Raises:
-            Retryable: NOT_LEADER, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
-            Rejected: CAS_FAILED, UNSAFE_CHANGE.
-        """
-        self.check_leader()
-        context = next(self._contexts)
-        config: Configuration = await self._ask(
-            context, ProposeChange(context, change_type, peer, cas_opid_index)
-        )
-        return config
-
-    async def transfer_leadership(self, target: ReplicaId | None = None) -> None:
-        """Hand leadership to `target`, or to the most advanced voter.
-
-        Raises:
-            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
-            Rejected: the target cannot lead.
-        """
-        self.check_leader()
-        context = next(self._contexts)
-        now_ms = self._runtime.now_ms() if self._runtime is not None else 0
-        await self._ask(context, TransferLeadership(context, target, now_ms))
-
-    async def _ask(self, context: int, event: ProposeChange | TransferLeadership) -> Any:
-        if self._runtime is None:
-            raise self._not_leader()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._answers[context] = future
-        self._runtime.post(event)
-        return await asyncio.shield(future)
-
     def add_role_listener(self, listener: RoleListener) -> None:
         """Call `listener(role, term, leader)` at each change, and once now."""
         self._role_listeners.append(listener)
         listener(self.role, self.term, self.leader)
 
-    def config_at(self, index: int) -> Configuration:
-        """The configuration that was in force at a log index at or above the last flush."""
-        for config in reversed(self._configs):
-            if config.opid_index <= index:
-                return config
-        return self._configs[0]
-
-    def _remember(self, config: Configuration) -> None:
-        self._configs = [c for c in self._configs if c.opid_index < config.opid_index][-15:]
-        self._configs.append(config)
-
-    # --- flushing, the log's beginning, a witness's rows
-
-    async def flush(self) -> OpId:
-        """Write what is in memory to synced files and let the log go up to there; what the store holds then.
-
-        A flush once begun belongs to the replica: cancelling ends only the waiting, or the store would wait for ever
-        for the end of a flush that nobody finishes.
-
-        Raises:
-            Retryable: DISK_FULL, NOT_READY for a replica without rows.
-        """
-        return await self._flushes.run(self._flush())
-
-    async def _flush(self) -> OpId:
-        async with self._flushing:
-            machine = self.machine
-            if machine is None or not self.running:
-                raise Retryable("this replica holds no rows to flush", code=Code.NOT_READY)
-            job = machine.begin_flush()
-            if job is not None:
-                await self.host.in_thread(job.write)
-                machine.finish_flush(job)
-                self.stream.set_flushed(machine.flushed.index)
-            return machine.flushed
-
-    def anchor_log(self, now_ms: int) -> None:
-        """Hold the log for peers that lag, and for a while for a copy that is not yet a peer.
-
-        The log bounds what an anchor may hold, and gives up what the disk has no space for; past that a peer needs a copy.
-        What this replica itself still needs is held without an anchor, and what it has flushed a majority has committed.
-        """
-        core, machine = self.core, self.machine
-        if core is None or machine is None:
-            return
-        status = core.status()
-        behind = min((p.match_index for p in status.peers), default=status.all_replicated_index)
-        self._flushed_marks.append((now_ms, machine.flushed.index))
-        while len(self._flushed_marks) > 1 and self._flushed_marks[1][0] <= now_ms - LOG_KEPT_MS:
-            self._flushed_marks.popleft()
-        wanted = min(behind, self._flushed_marks[0][1])
-        self.stream.anchor("peers", max(wanted, self.stream.start.index) + 1, gives_way=True)
-
-    def log_collected(self, start: OpId) -> None:
-        """The log up to and including `start` is gone."""
-        if self._runtime is not None:
-            self._runtime.post(Compacted(start))
-
-    def log_reaches(self, opid: OpId) -> bool:
-        """Whether this replica's log holds the committed entry `opid` durably.
-
-        Raises:
-            Retryable: it never will, because the replica does not run, or its log begins later.
-        """
-        core = self.core
-        if core is None or not self.running:
-            raise Retryable(f"the replica does not take part: {self.error or self.state.name}")
-        if opid.index < core.log.start.index:
-            raise Retryable(f"the log begins after {core.log.start}, the copy ends at {opid}; copy anew")
-        return core.log.durable_index >= opid.index and core.log.term_at(opid.index) == opid.term
+    # --- a witness's rows
 
     async def data_arrived(self, machine: StateMachine) -> None:
         """The rows of a young witness are here: bring them up to the log, then tell the leader."""
@@ -348,24 +226,6 @@ class Replica(ReadPart):
             fx.RoleChanged(Role.NON_PARTICIPANT, self.term, None, f"its core has ended: {error}")
         )
 
-    async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from the log, read in a thread; none if they were collected, which the core may not know yet.
-
-        Raises:
-            Retryable: the system has no descriptor or memory for it just now.
-            Corrupt: the disk does not give what was written.
-        """
-        try:
-            return tuple(await self.host.in_thread(self.stream.read_entries, first_index, bytes_max))
-        except Rejected as exc:
-            if exc.code is not Code.NOT_FOUND:
-                raise
-            return ()
-        except OSError as exc:
-            raise translate(exc, "reading the log") from exc
-        except MemoryError as exc:
-            raise Retryable("reading the log: no memory just now; give the node more, or try again") from exc
-
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""
         match effect:
@@ -392,10 +252,7 @@ class Replica(ReadPart):
             case fx.ChangeRefused(context, code, message) | fx.TransferFailed(context, code, message):
                 self._answer(context, None, self._error(code, message))
             case fx.PeerNeedsCopy(replica_id, cause):
-                if replica_id not in self.needs_copy:
-                    self._log.warning("peer needs a copy", peer=replica_id, cause=cause)
-                    self.needs_copy[replica_id] = cause
-                    self.host.changed(self)  # the masters hear of it from this leader alone
+                self._needs_copy(replica_id, cause)
             case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):
                 ill, again = _PEER_IS[type(effect)]
                 if well:
@@ -403,21 +260,6 @@ class Replica(ReadPart):
                 else:
                     self._log.warning(ill, peer=replica_id)
                 self.host.changed(self)
-
-    def _error(self, code: Code, message: str) -> SteleError:
-        if code is Code.NOT_LEADER:
-            return self._not_leader()
-        return error_for(code, message)
-
-    def _answer(self, context: int, value: Any, error: SteleError | None) -> None:
-        future = self._answers.pop(context, None)
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-            future.exception()  # whoever asked may have gone
 
     def _committed(self, entries: tuple[Entry, ...]) -> None:
         self._ceilings_committed(entries)
@@ -460,30 +302,11 @@ class Replica(ReadPart):
             listener(self.role, self.term, self.leader)
         self.host.changed(self)
 
-    def _config_changed(self, config: Configuration, committed: bool, cause: str) -> None:
-        if committed:
-            self.committed_config = config
-        else:
-            self.config = config
-        if committed and self.config.opid_index <= config.opid_index:
-            self.config = config
-        self._remember(config)
-        self._log.info("configuration", index=config.opid_index, committed=committed, cause=cause)
-        self.host.changed(self)
-
     def _refresh_state(self) -> None:
         """Leave CONFIGURING once there is a leader, and an entry of its term known committed."""
         core = self.core
         if core is not None and self.state is ReplicaState.CONFIGURING and core.term_committed:
             self.state = ReplicaState.RUNNING
-            self.host.changed(self)
-
-    def _forget_copied(self) -> None:
-        """Peers that are gone, or whose acknowledgement came after all: believed to lack entries they would be replaced."""
-        peers = self.core.status().peers if self.core is not None else ()
-        lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
-        if not self.needs_copy.keys() <= lacking:
-            self.needs_copy = {peer: cause for peer, cause in self.needs_copy.items() if peer in lacking}
             self.host.changed(self)
 
     def _failed(self, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """What every part of a replica stands on: identity, state, who leads, what runs beneath.
 
-A replica is one object in layers, each a class that knows the layers below: base, writes, reads, replica.
+A replica is one object in layers, each a class that knows the layers below: base, writes, reads, log, membership, replica.
 
 Invariant: state, role, term and configurations change only where the core or bootstrap says so.
 """
@@ -19,7 +19,7 @@ from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.superblock import Superblock
 from stele.model.config import Configuration, Peer
-from stele.model.errors import Code, NotLeader, Retryable, SteleError
+from stele.model.errors import Code, NotLeader, Retryable, SteleError, error_for
 from stele.model.ids import OPID_NONE, ReplicaId, TabletId
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
@@ -123,3 +123,8 @@ class ReplicaBase:
         if self.running and self.leader is None and silent_ms > self.options.raft.election_max_ms:
             return Retryable(f"{where} has had no leader for {silent_ms} ms", code=Code.NO_QUORUM)
         return NotLeader(f"{where} is {self.role.name}, and knows no leader yet")
+
+    def _error(self, code: Code, message: str) -> SteleError:
+        if code is Code.NOT_LEADER:
+            return self._not_leader()
+        return error_for(code, message)
