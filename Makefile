@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 SEEDS  ?= 1000
 ROUNDS ?= 20
-JOBS   ?= 2
+JOBS   ?= 3
 
 DOCKER ?= docker
 TAG    ?= dev
@@ -54,8 +54,11 @@ lint: venv
 types: venv
 	MYPYPATH=node:operator:pipeline:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
 
+# Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
+# processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
+unit: export PYTHONDONTWRITEBYTECODE =
 unit: venv
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
 sim: venv ## the simulator alone; SEEDS=10000 for more, SEED=n for one and its story
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

@@ -1,10 +1,12 @@
 """What holds for all tests: examples of hypothesis take as long as they take, on machines of any speed, and a run that
-is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does."""
+is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does. What takes
+long begins first, so that no worker is left alone with it at the end."""
 
 import os
 import signal
 from types import FrameType
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("stele", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,3 +22,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 signal.signal(signal.SIGTERM, _interrupt)
+
+LONGEST = ("chaos", "power", "docs", "badinput", "spark", "operator", "master", "tserver", "linear", "driver")
+"""Folders of tests, those first whose files take longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in order of their folders; beyond these as they were."""
+    rank = {folder: n for n, folder in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
