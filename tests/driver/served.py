@@ -123,6 +123,7 @@ class Served:
         return mpb.GetClusterViewResponse(
             nodes=[
                 mpb.NodeViewPB(
+                    formed=True,
                     node_id=id_to_pb(n.node_id),
                     registration=mpb.NodeRegistrationPB(
                         address=self.address, machine=n.machine, zone=n.zone, role=n.role

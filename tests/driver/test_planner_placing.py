@@ -61,6 +61,12 @@ def test_a_node_whose_log_would_refuse_entries_is_no_target() -> None:
     assert isinstance(plan(replace(view, nodes=without_inodes), POLICY)[0], Blocked)
 
 
+def test_a_node_that_the_catalog_does_not_know_as_formed_is_no_target() -> None:
+    view = one_dead()[0].view()
+    unformed = tuple(replace(n, formed=False) for n in view.nodes)
+    assert isinstance(plan(replace(view, nodes=unformed), POLICY)[0], Blocked)
+
+
 def test_no_place_left() -> None:
     cluster, _ = one_dead(machines=3)
     assert story(cluster) == ["Blocked:NoTarget"]

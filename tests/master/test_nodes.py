@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from stele.driver.wire import view_from_pb
 from stele.master.liveness import Liveness
 from stele.master.service import MasterService
 from stele.model.errors import Code, Rejected
@@ -14,6 +15,7 @@ from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
+    claimed,
     no_formation,
     one_tablet,
     ready,
@@ -115,3 +117,28 @@ async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> 
         assert (await w.leader.RegisterNode(register, None)).formed
         other = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="master")
         assert isinstance(await refused(w.leader.RegisterNode(other, None)), Rejected)
+
+
+async def test_a_node_holds_nothing_before_its_row_says_that_it_is_formed(tmp_path: Path) -> None:
+    """It was heard, and given a replica at once. Its volume lost then, it was told to format another under the same id: with that
+    it might have voted twice in a term."""
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        row, epoch = await one_tablet(w), await claimed(w)
+        w.add_nodes(1)
+        node = next(reversed(w.nodes))
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node")
+        asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(node))
+        begin = pb.BeginIntentRequest(epoch=epoch, intent=asked)
+        await w.leader.RegisterNode(register, None)
+        async with w.lead.locks.hold(tables=(f"node/{node}",)):
+            await w.beat()
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            seen = view_from_pb(view).node(node)
+            assert seen is not None and seen.ever_heard and not seen.formed
+            assert node not in {c.node_id for c in w.lead.candidates()}
+            assert (await refused(w.leader.BeginIntent(begin, None))).code is Code.NOT_READY
+        await w.beat_until(lambda: w.catalog.nodes[node].formed)
+        assert (await w.leader.RegisterNode(register, None)).formed, "its volume is lost, not new"
+        assert node in {c.node_id for c in w.lead.candidates()}
+        assert (await w.leader.BeginIntent(begin, None)).intent.replica_id == 4

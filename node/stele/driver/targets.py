@@ -1,6 +1,6 @@
 """Where a new replica goes. Called by planner; pure.
 
-Invariant: never a machine that a member of the tablet is on, never a node that is not ACTIVE and heard.
+Invariant: never a machine that a member of the tablet is on, never a node that is not ACTIVE, formed and heard.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Load:
 def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> bool:
     if node.role != role or node.state is not NodeState.ACTIVE or node.node_id in policy.lost:
         return False
-    if not node.ever_heard or is_dead(node, policy):
+    if not node.formed or not node.ever_heard or is_dead(node, policy):
         return False
     return has_room(node, bytes_needed, policy)
 

@@ -47,7 +47,8 @@ class DataState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead.
+    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead. `formed`: the catalog
+    knows that its volume is formatted, and will not have another formatted under its id.
     `disk_low`: it said that it refuses writes for want of space. `clock_ahead_us`: of what most clocks say, by its own last
     word; 0 where it did not tell."""
 
@@ -65,6 +66,7 @@ class NodeView:
     disk_used_bytes: int = 0
     disk_low: bool = False
     clock_ahead_us: int = 0
+    formed: bool = True
 
     @property
     def host(self) -> str:

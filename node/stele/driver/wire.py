@@ -65,6 +65,7 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeView:
         disk_used_bytes=pb.disk_used_bytes,
         disk_low=pb.disk_low,
         clock_ahead_us=pb.wall_ahead_us,
+        formed=pb.formed,
     )
 
 

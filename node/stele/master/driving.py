@@ -77,7 +77,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
     Raises:
         Rejected: STALE_EPOCH; NOT_FOUND; CHANGE_IN_PROGRESS, the tablet has an intent; INVALID_ARGUMENT, the target
             cannot take it.
-        Retryable: CAS_FAILED, the target's row changed meanwhile.
+        Retryable: CAS_FAILED, the target's row changed meanwhile; NOT_READY, the target is not `formed` yet.
     """
     asked = request.intent
     tablet_id = TabletId(id_from_pb(asked.tablet_id))
@@ -134,6 +134,11 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
         raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is no {role} that the catalog knows")
     if target.state != "ACTIVE":
         raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is {target.state}, expected ACTIVE")
+    if not target.formed:
+        raise Retryable(
+            f"intent on tablet {tablet_id}: that target {node_id} has a volume is not on record yet; try again",
+            code=Code.NOT_READY,
+        )
     if _newest_config(lead, tablet_id).peer_on(node_id) is not None:
         raise Rejected(f"intent on tablet {tablet_id}: target {node_id} holds a replica of it already")
     return target

@@ -132,7 +132,8 @@ class Leadership:
         return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
 
     def candidates(self) -> list[Candidate]:
-        """Live ACTIVE nodes, with the replicas that configurations give them."""
+        """Live ACTIVE nodes, with the replicas that configurations give them. Of a node whose row is not `formed` yet a lost volume
+        would be made anew under the same id, without what it has voted for."""
         counts: dict[str, int] = {}
         for tablet_id in self.catalog.current:
             for peer in self.catalog.tablets[tablet_id].config.peers:
@@ -140,7 +141,7 @@ class Leadership:
         return [
             Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0), self._is_full(n))
             for n in self.catalog.nodes.values()
-            if n.role == "node" and n.state == "ACTIVE" and self.is_alive(n)
+            if n.role == "node" and n.state == "ACTIVE" and n.formed and self.is_alive(n)
         ]
 
     def _is_full(self, node: NodeRecord) -> bool:

@@ -15,7 +15,7 @@ from stele.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ACTIVE node. `machine` is never empty: the node's own id where none was stated. `full`: its disk has hardly
+    """A live ACTIVE node that is formed. `machine` is never empty: the node's own id where none was stated. `full`: its disk has hardly
     room for another replica."""
 
     node_id: NodeId
