@@ -15,10 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import grpc
 import structlog
 
-from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource, whole
 from stele.consensus.ports import HostedReplica
@@ -26,31 +24,15 @@ from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
-from stele.rpc import server as rpc_server
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
-from stele.rpc.client_stream import ClientStreams
-from stele.rpc.flight import FlightServer
 from stele.rpc.flight_client import FlightConnections
-from stele.rpc.http import HttpServer, standard_routes
 from stele.rpc.identity import PeerBook
 from stele.rpc.inbound import PeerInbound
 from stele.rpc.listener import StreamListener
 from stele.rpc.peers import PeerTransport
 from stele.rpc.proto import consensus_pb2, tserver_pb2
-from stele.rpc.proto.consensus_pb2_grpc import (
-    add_ConsensusServiceServicer_to_server,
-    add_TabletCopyServiceServicer_to_server,
-)
-from stele.rpc.proto.tserver_pb2_grpc import (
-    add_TabletServerAdminServiceServicer_to_server,
-    add_TabletServerServiceServicer_to_server,
-)
-from stele.rpc.resolve import join_address, split_address
-from stele.tserver.admin_service import AdminService
-from stele.tserver.consensus_service import ConsensusService
 from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
-from stele.tserver.copy_service import CopyFiles, TabletCopyService
 from stele.tserver.facts import NodeFacts
 from stele.tserver.fences import Fences
 from stele.tserver.formation import Formation, holds, open_log, take_volume
@@ -66,8 +48,7 @@ from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.reads import READS_AT_ONCE
 from stele.tserver.replicas import Replicas
-from stele.tserver.scan import Scans
-from stele.tserver.tablet_service import TabletService
+from stele.tserver.servers import AddService, Servers
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Fate, Volume, volume_old
 from stele.tserver.wall_clock import WallClock
@@ -80,8 +61,6 @@ log = structlog.get_logger("stele.tserver")
 T = TypeVar("T")
 VETTING_S = 3.0
 """How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
-
-AddService = Callable[["Node", grpc.aio.Server], None]
 
 
 class Node:
@@ -120,7 +99,7 @@ class Node:
         self.scan_memory = ScanMemory(memory.stores_bytes)
         self.stopping = False
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._extra_services = extra_services
+        self._servers = Servers(self, extra_services)
         self._extra_ready = extra_ready
         self.health: NodeHealth
         self._loop = asyncio.get_running_loop()
@@ -134,9 +113,6 @@ class Node:
         self.wall_clock = WallClock(self.node_id)
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
-        self._server: grpc.aio.Server | None = None
-        self._http: HttpServer | None = None
-        self._flight: Any = None
 
     # --- Host
 
@@ -220,7 +196,6 @@ class Node:
         record = self.volume.record
         self.facts = NodeFacts(self.options, self.volume)
         self.fences = Fences(self.volume, self.in_thread)
-        host, _ = split_address(self.options.listen)
         self.pool = ChannelPool(self.facts.identity)
         await self.in_thread(self._open_log)
         self.log.attach(self._loop, await self.in_thread(kernel_sync, self.volume.wal_directory))
@@ -264,7 +239,7 @@ class Node:
         )
         self.inbound = PeerInbound(self.transport, self.budget, self.streams)
         await self.watch.measure()
-        await self._serve(host)
+        await self._servers.start()
         self.heartbeater.start(record.masters)
         self._ticker = Ticker(self.clock, self._tick, self._look)
         log.info("memory", **self.options.memory.in_mib())
@@ -274,49 +249,6 @@ class Node:
     def _open_log(self) -> None:
         """Noted by the thread that opens it: whoever waits may be cancelled, and the log is to be closed all the same."""
         self.log = open_log(self.volume, self.options, self._dispatch)
-
-    async def _serve(self, host: str) -> None:
-        facts, identity = self.facts, self.facts.identity
-        tablets = TabletService(
-            self.node_id,
-            self.replicas,
-            self.wall_clock,
-            in_read_thread=self.in_read_thread,
-            status=self.status,
-            open_stream=lambda request: clients.introduce(request),
-        )
-        clients = ClientStreams(identity, self.book, self.budget, self.streams, tablets.answer)
-        admin = AdminService(self.node_id, self.replicas, self.manager, self.fences)
-        consensus = ConsensusService(
-            identity,
-            self.inbound,
-            self.replicas,
-            self.manager,
-            self.fences,
-            copy_source=self.copy_source,
-            changed=self.changed_key,
-        )
-        copies = TabletCopyService(facts, self.replicas, self.sessions)
-        server = rpc_server.make_server(identity, self.book, self.budget)
-        add_TabletServerServiceServicer_to_server(tablets, server)
-        add_TabletServerAdminServiceServicer_to_server(admin, server)
-        add_ConsensusServiceServicer_to_server(consensus, server)
-        add_TabletCopyServiceServicer_to_server(copies, server)
-        for add in self._extra_services:
-            add(self, server)
-        port = await rpc_server.bind(server, self.options.listen)
-        if not self.options.advertise:
-            identity.address = join_address(host, port)
-        await self.streams.listen(host, self.options.stream_port)
-        scans = Scans(facts, self.replicas, self.scan_memory)
-        files = CopyFiles(identity, self.book, self.sessions)
-        self._flight = FlightServer(host, self.options.flight_port, self.cluster_id, scans, files)
-        advertised, _ = split_address(identity.address)
-        facts.flight_address = join_address(advertised, self._flight.port)
-        self._http = HttpServer(standard_routes(self.health, metrics.REGISTRY))
-        facts.http_port = await self._http.start(host, self.options.http_port)
-        await server.start()
-        self._server = server
 
     async def _open_replicas(self) -> None:
         try:
@@ -385,11 +317,7 @@ class Node:
         if hand_over and not self.failed.done():
             await self.replicas.hand_over_leadership(HAND_OVER_S)
         await self.heartbeater.close()
-        if self._server is not None:
-            await rpc_server.stop(self._server, 0.2)
-        await self.streams.close()
-        if self._flight is not None:
-            await self._loop.run_in_executor(None, self._flight.close)
+        await self._servers.stop_serving()
         await self.manager.close()
         await self.sessions.close()
         if self._ticker is not None:
@@ -397,8 +325,7 @@ class Node:
         await self.transport.close()
         await self.pool.close()
         self.flight_connections.close()
-        if self._http is not None:
-            await self._http.close()
+        await self._servers.close()
         self._read_threads.shutdown(wait=False, cancel_futures=True)
         await self._give_back()
 
