@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,7 +141,7 @@ def test_merged_files_have_their_names_on_the_disk_before_the_manifest_lists_the
             super().replace(source, target)
 
     files = Telling()
-    store.options = replace(store.options, files=files)
+    store._contents.files = files
     store.install_compaction(compaction.run_job(job, files))
     assert done == ["names are synced", "MANIFEST is replaced", "names are synced"]
 
@@ -159,11 +158,10 @@ def test_a_merge_whose_end_failed_may_be_planned_again(tmp_path: Path) -> None:
         def sync_directory(self, directory: Path) -> None:
             raise MemoryError
 
-    options = store.options
-    store.options = replace(options, files=Lacking())
+    store._contents.files, files = Lacking(), store._contents.files
     with pytest.raises(MemoryError):
         store.install_compaction(result)
-    store.options = options
+    store._contents.files = files
     assert store.files == before and {p.name for p in path.glob("rows-*")} == set(before)
     again = store.plan_compaction(full=True)
     assert again is not None

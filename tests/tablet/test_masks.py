@@ -39,7 +39,7 @@ def _overlapping(home: Path, cache: MaskCache, rows: int = 100) -> TabletStore:
 
 
 def _masks(store: TabletStore) -> object:
-    return store._live.of(store._state.files)
+    return store._live.of(store._contents.state.files)
 
 
 def test_a_mask_takes_a_bit_a_row(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_mask_takes_a_bit_a_row(tmp_path: Path) -> None:
     with store.view() as view:
         assert sum(batch.num_rows for batch in view.scan()) == 4_000
     assert 4_000 // 8 <= cache.bytes < 4_000 // 4
-    newer, older = store._live.of(store._state.files)
+    newer, older = store._live.of(store._contents.state.files)
     assert newer == [None] and older[0] is not None and older[0].to_pylist() == [False, True] * 2_000
     store.close()
     assert cache.bytes == 0

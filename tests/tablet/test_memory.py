@@ -126,7 +126,7 @@ def test_rows_that_are_large_together_are_not_joined(tmp_path: Path) -> None:
             put(store, block_of([{"k": number, "v": value}], RowOp.UPSERT, NAMES))
         else:
             put(store, block_of([{"k": number, "v": value}], RowOp.INSERT, NAMES))
-    sizes = [chunk.batch.nbytes for chunk in store._state.active.chunks]
+    sizes = [chunk.batch.nbytes for chunk in store._contents.state.active.chunks]
     assert max(sizes) <= 33 << 20
     with store.view() as view:
         assert sum(batch.num_rows for batch in view.scan()) == 200

@@ -177,8 +177,8 @@ def test_what_is_judged_is_what_a_merge_frees(tablet: Tablet) -> None:
     tablet.write(np.arange(ROWS // 4), delete=True)
     tablet.now_us += HOUR_US
     store, size = tablet.store, tablet.store.bytes_on_disk
-    found = judge(store._state.files, store.history_mark)
-    store._judged = replace(found, share=1.0)
+    found = judge(store._contents.state.files, store.history_mark)
+    store._merges.judged = replace(found, share=1.0)
     job = store.plan_reclaim()
     assert job is not None
     store.install_compaction(run_job(job))
@@ -197,7 +197,7 @@ def test_of_many_row_groups_some_are_looked_at(tablet: Tablet, monkeypatch: pyte
         return keys(file, group)
 
     monkeypatch.setattr(ColumnFile, "keys", counted)
-    found = judge(tablet.store._state.files, tablet.store.history_mark)
+    found = judge(tablet.store._contents.state.files, tablet.store.history_mark)
     assert len(looked) <= 2 * reclaim._RANGES and 0.45 < found.share < 0.55
 
 

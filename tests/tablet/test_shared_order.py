@@ -135,7 +135,7 @@ def test_a_slow_scan_holds_of_flushed_memory_what_was_put_in_order_for_it(
     monkeypatch.setattr(order, "GROUP_ROWS", 64)
     store = _filled(tmp_path / "t")
     view = store.view()
-    table = weakref.ref(store._state.active)
+    table = weakref.ref(store._contents.state.active)
     scan = view.scan(ORDERED, last=True)
     first = next(scan)
     flush(store)

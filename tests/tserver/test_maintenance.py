@@ -144,7 +144,7 @@ async def test_a_merge_that_lacked_memory_is_made_later(
         lacking = node._maintenance._compactor = Lacking()
     else:
         lacking = LackingFiles()
-        store.options = replace(store.options, files=lacking)
+        store._contents.files = lacking
     await with_room(node, 1 << 30)
     await wait_until(lambda: len(store.files) == 1)
     assert lacking.lacked > 1
