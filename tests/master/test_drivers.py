@@ -109,6 +109,42 @@ async def test_an_order_that_waits_for_a_lock_is_refused_if_its_driver_loses_the
         assert w.catalog.intents[row.tablet_id].epoch == epoch
 
 
+async def test_an_order_that_comes_behind_another_claim_in_the_log_is_refused(tmp_path: Path) -> None:
+    """That claim was proposed, and not applied, when the order was looked at: the next driver, which had its answer, then saw
+    the cluster as it was before the order."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row, epoch, asked = await healing(w)
+        node, taken = hex_of(asked.target_node), pb.IntentPB()
+        taken.CopyFrom(asked)
+        taken.replica_id = 4
+        spare = next(n for n in w.nodes if n != node and row.config.peer_on(n) is None)
+        fresh = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(spare))
+
+        def orders(epoch: int) -> list[tuple[str, object]]:
+            state = pb.SetNodeStateRequest(epoch=epoch, node_id=id_to_pb(node), state=pb.DRAINING)
+            return [
+                ("SetNodeState", state),
+                ("BeginIntent", pb.BeginIntentRequest(epoch=epoch, intent=taken)),
+                ("EndIntent", end(row, epoch, 9)),
+                ("BeginIntent", pb.BeginIntentRequest(epoch=epoch, intent=fresh)),
+            ]
+
+        for number in range(4):
+            if number == 3:
+                await w.leader_call("EndIntent", end(row, epoch, 9))
+            before = dict(w.catalog.intents)
+            method, late = orders(epoch)[number]
+            epoch, error = await asyncio.gather(claimed(w), refused(w.leader_call(method, late)))
+            assert error.code is Code.STALE_EPOCH
+            assert w.catalog.intents == before and w.catalog.nodes[node].state == "ACTIVE"
+        renewal = pb.ClaimDriverRequest(holder="d1", ttl_ms=1, epoch=epoch)
+        _, begun = await asyncio.gather(
+            w.leader.ClaimDriver(renewal, None), w.leader_call(method, orders(epoch)[3][1])
+        )
+        assert begun.intent.replica_id == 5 and begun.intent.epoch == epoch, "its own claim, renewed"  # type: ignore[attr-defined]
+
+
 async def test_intents(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)

@@ -2,21 +2,23 @@
 
 The caller has made sure of the leadership (Master.confirmed_lead): what is refused, or found to be done, may need no batch.
 
-Invariant: an order that names an epoch changes something only if that one is in force once it holds its locks. Intents always
+Invariant: an order that names an epoch changes something only if that one is in force where the batch stands in the log. Intents always
 name one; a node's state does, but for an administrator's order (epoch 0); to make a node known takes none, as that gives it nothing to
 do. An intent ends only in the batch that records a committed configuration which decides it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stele.master.leadership import Leadership
 from stele.master.port import drop, insert, put, swap, unchanged
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord
 from stele.model.config import Configuration
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
+from stele.model.kvop import KeyOperation
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
 from stele.rpc.proto import master_pb2
 
@@ -64,6 +66,23 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
         raise _stale(epoch, lead.catalog.claim)
 
 
+async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
+    """Commit what a driver orders under its locks. The claim may have been proposed anew and not be applied yet: then the batch
+    comes to nothing, and if that was its own driver, who has but renewed it, is proposed again.
+
+    Raises:
+        Rejected: STALE_EPOCH. Else as `Leadership.commit`.
+    """
+    while True:
+        check_epoch(lead, epoch)
+        claim = lead.catalog.claim
+        try:
+            return await lead.commit([unchanged(claim), *batch])
+        except SteleError as exc:
+            if exc.code is not Code.CAS_FAILED or lead.catalog.claim == claim:
+                raise
+
+
 def _stale(epoch: int, claim: ClaimRecord) -> Rejected:
     return Rejected(
         f"driver epoch {epoch} is not the one in force ({claim.epoch}, {claim.holder or 'nobody'}); claim anew",
@@ -98,7 +117,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
                 expires_us=asked.expires_us,
                 config_index=max(present.config_index, config_index),
             )
-            await lead.commit([swap(present, taken)])
+            await _commit(lead, request.epoch, [swap(present, taken)])
             return taken
         if asked.replica_id:
             raise Rejected(
@@ -122,7 +141,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
             asked.reason,
         )
         counted = replace(tablet, next_replica_id=tablet.next_replica_id + 1)
-        await lead.commit([swap(tablet, counted), insert(intent), unchanged(target)])
+        await _commit(lead, request.epoch, [swap(tablet, counted), insert(intent), unchanged(target)])
         return intent
 
 
@@ -182,7 +201,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
         batch = [drop(intent)]
         if recorded != tablet:
             batch.append(swap(tablet, recorded))
-        await lead.commit(batch)
+        await _commit(lead, request.epoch, batch)
     lead.look_at(tablet_id)
 
 
@@ -234,7 +253,11 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
             raise Rejected(f"node {node_id} is {node.state} and cannot become {state}")
         if state == "RETIRED":
             check_unnamed(lead, node_id)
-        await lead.commit([swap(node, replace(node, state=state, reason=request.reason))])
+        batch = [swap(node, replace(node, state=state, reason=request.reason))]
+        if request.epoch:
+            await _commit(lead, request.epoch, batch)
+        else:
+            await lead.commit(batch)
 
 
 def check_unnamed(lead: Leadership, node_id: str) -> None:
