@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from stele_local.objects import find, quantity, without
-from stele_local.status import Cause, invalid, not_offered
+from stele_local.status import Cause, forbidden, invalid, not_offered
 
 Json = dict[str, Any]
 PVC_PROTECTION = "kubernetes.io/pvc-protection"
@@ -60,9 +60,12 @@ def _pod(obj: Json) -> None:
     if not spec.get("containers"):
         name = obj["metadata"].get("name", "")
         raise invalid("Pod", "", name, [Cause("FieldValueRequired", "Required value", "spec.containers")])
-    for word in ("initContainers", "ephemeralContainers", "topologySpreadConstraints", "schedulingGates"):
+    for word in ("initContainers", "ephemeralContainers", "schedulingGates"):
         if spec.get(word):
             raise not_offered(f"spec.{word} of a Pod")
+    if runtime := spec.get("runtimeClassName"):  # there are none here
+        why = f'pod rejected: RuntimeClass "{runtime}" not found'
+        raise forbidden("pods", "", obj["metadata"].get("name", ""), why)
     for container in spec["containers"]:
         container.setdefault("resources", {})
         container.setdefault("terminationMessagePath", "/dev/termination-log")

@@ -1,15 +1,16 @@
 """Where a pod runs. Level-triggered: each pass tries every pod without a machine.
 
-Knows: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim, required pod
-anti-affinity (both ways). Left out: resources, preferences but an even spread, topologySpreadConstraints."""
+Knows: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim, required pod affinity and
+anti-affinity (that both ways), topologySpreadConstraints that must hold. Left out: resources, preferences but an even spread."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from stele_local.controllers import Recorder
-from stele_local.kinds import NODE, POD, PV, PVC
+from stele_local.kinds import NAMESPACE, NODE, POD, PV, PVC
 from stele_local.machines import Machines, condition, set_condition
 from stele_local.objects import find
 from stele_local.registry import Registry
@@ -30,7 +31,8 @@ class Scheduler:
 
     def step(self) -> None:
         for pod in self._registry.store.objects(POD.key):
-            if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]:
+            spec, going = pod["spec"], "deletionTimestamp" in pod["metadata"]
+            if not spec.get("nodeName") and not going and spec["schedulerName"] == "default-scheduler":
                 self._place(pod)
 
     def _place(self, pod: Json) -> None:
@@ -70,18 +72,14 @@ class Scheduler:
         return found
 
     def _objection(self, pod: Json, claims: list[Json], node: Json) -> str:
-        spec, labels = pod["spec"], node["metadata"].get("labels") or {}
+        spec = pod["spec"]
         if find(node, "spec", "unschedulable") and not _tolerates(spec, _CORDONED):
             return "node(s) were unschedulable"
-        for taint in find(node, "spec", "taints", default=[]):
-            if taint["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(spec, taint):
-                return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
+        for taint in _not_borne(spec, node):
+            return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
         if condition(node, "Ready") != "True":
             return "node(s) were not ready"
-        if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
-            return "node(s) didn't match Pod's node affinity/selector"
-        terms = find(spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms")
-        if terms is not None and not any(_term_holds(term, node) for term in terms):
+        if not selected(spec, node):
             return "node(s) didn't match Pod's node affinity/selector"
         for claim in claims:
             volume = self._registry.find(PV, "", claim["spec"].get("volumeName", ""))
@@ -90,23 +88,85 @@ class Scheduler:
             )
             if chosen and chosen != node["metadata"]["name"]:
                 return "node(s) didn't match PersistentVolume's node affinity"
-        return self._anti_affinity(pod, node)
+        return self._uneven(pod, node) or self._affinity(pod, node) or self._anti_affinity(pod, node)
+
+    def _placed(self) -> Iterator[tuple[Json, Json]]:
+        """Pods that have machines and have not ended, each with its machine."""
+        machines = {n["metadata"]["name"]: n for n in self._nodes()}
+        for pod in self._registry.store.objects(POD.key):
+            machine = machines.get(pod["spec"].get("nodeName", ""))
+            if machine is not None and find(pod, "status", "phase") not in ("Succeeded", "Failed"):
+                yield pod, machine
+
+    def _uneven(self, pod: Json, node: Json) -> str:
+        """What topologySpreadConstraints say against it."""
+        for rule in pod["spec"].get("topologySpreadConstraints") or ():
+            if rule["whenUnsatisfiable"] != "DoNotSchedule":
+                continue
+            here = _labels(node).get(rule["topologyKey"])
+            if here is None:
+                return "node(s) didn't match pod topology spread constraints (missing required label)"
+            count = self._spread(pod, rule)
+            least = min(count.values()) if len(count) >= rule.get("minDomains", 1) else 0
+            itself = matches_selector(rule.get("labelSelector"), _labels(pod))
+            if count[here] + itself - least > rule["maxSkew"]:
+                return "node(s) didn't match pod topology spread constraints"
+        return ""
+
+    def _spread(self, pod: Json, rule: Json) -> dict[str, int]:
+        """Pods that a constraint counts, in each place that a machine for the pod is in."""
+        key, spec = rule["topologyKey"], pod["spec"]
+        able = [
+            n
+            for n in self._nodes()
+            if (rule.get("nodeAffinityPolicy") == "Ignore" or selected(spec, n))
+            and (rule.get("nodeTaintsPolicy") != "Honor" or not _not_borne(spec, n))
+        ]
+        count = {_labels(n)[key]: 0 for n in able if key in _labels(n)}
+        for other, machine in self._placed():
+            same = other["metadata"]["namespace"] == pod["metadata"]["namespace"]
+            stays = same and "deletionTimestamp" not in other["metadata"]
+            place = _labels(machine).get(key)
+            if stays and place in count and matches_selector(rule.get("labelSelector"), _labels(other)):
+                count[place] += 1
+        return count
+
+    def _affinity(self, pod: Json, node: Json) -> str:
+        for term in find(pod["spec"], "affinity", "podAffinity", _REQUIRED, default=[]):
+            key, here = term["topologyKey"], _labels(node).get(term["topologyKey"])
+            others = [_labels(m).get(key) for other, m in self._placed() if self._selects(term, pod, other)]
+            # Where there is none yet, one that is of those itself may be the first.
+            first = not others and self._selects(term, pod, pod)
+            if here is None or (here not in others and not first):
+                return "node(s) didn't match pod affinity rules"
+        return ""
 
     def _anti_affinity(self, pod: Json, node: Json) -> str:
-        machines = {n["metadata"]["name"]: n["metadata"].get("labels") or {} for n in self._nodes()}
-        here = machines[node["metadata"]["name"]]
-        for other in self._registry.store.objects(POD.key):
-            where = machines.get(other["spec"].get("nodeName", ""))
-            if where is None or find(other, "status", "phase") in ("Succeeded", "Failed"):
-                continue
+        here = _labels(node)
+        for other, machine in self._placed():
+            where = _labels(machine)
             for one, with_ in ((pod, other), (other, pod)):
                 for term in find(one["spec"], "affinity", "podAntiAffinity", _REQUIRED, default=[]):
                     key = term["topologyKey"]
-                    if here.get(key) == where.get(key) is not None and _selects(term, one, with_):
+                    if here.get(key) == where.get(key) is not None and self._selects(term, one, with_):
                         if one is pod:
                             return "node(s) didn't match pod anti-affinity rules"
                         return "node(s) didn't satisfy existing pods anti-affinity rules"
         return ""
+
+    def _selects(self, term: Json, owner: Json, other: Json) -> bool:
+        """Whether a term of `owner` speaks of `other`."""
+        spaces = set(term.get("namespaces") or ())
+        if (selector := term.get("namespaceSelector")) is not None:
+            found = self._registry.store.objects(NAMESPACE.key)
+            spaces |= {
+                space["metadata"]["name"] for space in found if matches_selector(selector, _labels(space))
+            }
+        elif not spaces:
+            spaces = {owner["metadata"]["namespace"]}
+        return other["metadata"]["namespace"] in spaces and matches_selector(
+            term.get("labelSelector"), _labels(other)
+        )
 
     def _bind(self, pod: Json, claims: list[Json], machine: str) -> None:
         for claim in claims:
@@ -152,16 +212,26 @@ def _bears(toleration: Json, taint: Json) -> bool:
     return toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
 
 
-def _term_holds(term: Json, node: Json) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    fields = {"metadata.name": node["metadata"]["name"]}
-    return matches_selector({"matchExpressions": term.get("matchExpressions")}, labels) and matches_selector(
-        {"matchExpressions": term.get("matchFields")}, fields
-    )
+def _labels(obj: Json) -> Json:
+    return obj["metadata"].get("labels") or {}
 
 
-def _selects(term: Json, owner: Json, other: Json) -> bool:
-    namespaces = term.get("namespaces") or [owner["metadata"]["namespace"]]
-    if other["metadata"]["namespace"] not in namespaces:
+def _not_borne(spec: Json, node: Json) -> list[Json]:
+    """Taints of the machine that keep such a pod off it."""
+    taints = find(node, "spec", "taints", default=[])
+    return [t for t in taints if t["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(spec, t)]
+
+
+def selected(spec: Json, node: Json) -> bool:
+    """Whether a pod's nodeSelector and node affinity let it on the machine."""
+    if any(_labels(node).get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    return matches_selector(term.get("labelSelector"), other["metadata"].get("labels") or {})
+    terms = find(spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms")
+    return terms is None or any(_term_holds(term, node) for term in terms)
+
+
+def _term_holds(term: Json, node: Json) -> bool:
+    """One that says nothing holds nowhere."""
+    labels, fields = term.get("matchExpressions"), term.get("matchFields")
+    named = matches_selector({"matchExpressions": fields}, {"metadata.name": node["metadata"]["name"]})
+    return bool(labels or fields) and named and matches_selector({"matchExpressions": labels}, _labels(node))

@@ -14,6 +14,7 @@ Test = Callable[[Json], bool]
 _SET = re.compile(r"([\w./-]+)\s+(in|notin)\s*\(([^)]*)\)")
 _EQUAL = re.compile(r"([\w./-]+)\s*(==|=|!=)\s*([\w.-]*)")
 _EXISTS = re.compile(r"(!?)\s*([\w./-]+)")
+_WHOLE = re.compile(r"-?[0-9]+")
 
 
 def _labels(obj: Json) -> Mapping[str, str]:
@@ -52,22 +53,30 @@ def _exists(key: str, wanted: bool) -> Test:
 
 
 def matches_selector(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """A LabelSelector object (matchLabels, matchExpressions); None matches nothing, an empty one everything."""
+    """A LabelSelector object (matchLabels, matchExpressions) or a term of a node affinity; None matches nothing, an empty one
+    everything, an operator that there is not nothing."""
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
-    for rule in selector.get("matchExpressions") or ():
-        value, values = labels.get(rule["key"]), rule.get("values") or ()
-        held = {
-            "In": value in values,
-            "NotIn": value not in values,
-            "Exists": value is not None,
-            "DoesNotExist": value is None,
-        }[rule["operator"]]
-        if not held:
+    return all(_requirement_holds(rule, labels) for rule in selector.get("matchExpressions") or ())
+
+
+def _requirement_holds(rule: Json, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(rule["key"]), rule.get("values") or ()
+    if rule["operator"] in ("Gt", "Lt"):
+        numbers = [value or "", *values]
+        if len(numbers) != 2 or not all(map(_WHOLE.fullmatch, numbers)):
             return False
-    return True
+        more = int(numbers[0]) - int(numbers[1])
+        return more > 0 if rule["operator"] == "Gt" else more < 0
+    held = {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }
+    return held.get(rule["operator"], False)
 
 
 def parse_fields(text: str, selectable: tuple[str, ...], custom: bool) -> Test:

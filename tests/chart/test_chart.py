@@ -99,6 +99,15 @@ def test_the_operator_runs_restricted_with_probes_and_a_limit() -> None:
     assert container["resources"]["limits"]["memory"]
 
 
+def test_the_operators_pod_is_placed_as_it_is_said() -> None:
+    said = {"schedulerName": "volcano", "runtimeClassName": "kata", "priorityClassName": "high"}
+    rack = "topologySpreadConstraints[0].topologyKey=rack"
+    spec = of(rendered(*(f"{k}={v}" for k, v in said.items()), rack), "Deployment")[0]["spec"]["template"][
+        "spec"
+    ]
+    assert said.items() <= spec.items() and spec["topologySpreadConstraints"] == [{"topologyKey": "rack"}]
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [

@@ -19,7 +19,17 @@ DOCUMENT = "docs/kubernetes.md"
 NEW = "stele/node:NEW"
 
 
-FIELDS = ("nodeSelector", "tolerations", "priorityClassName", "podLabels", "podAnnotations")
+FIELDS = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "topologySpreadConstraints",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "podLabels",
+    "podAnnotations",
+)
 
 
 def test_each_field_of_the_pods_is_in_the_document() -> None:
@@ -33,7 +43,8 @@ def test_pods_have_nothing_of_what_is_not_given() -> None:
     assert pods
     for pod in pods:
         spec = pod["spec"]
-        assert not {"imagePullSecrets", "nodeSelector", "priorityClassName", "serviceAccountName"} & set(spec)
+        ours = {"tolerations", "affinity"}  # whose content is below, and in the operator's own tests
+        assert not {"imagePullSecrets", "serviceAccountName", *FIELDS} - ours & set(spec)
         keys = {t["key"] for t in spec["tolerations"]}
         assert keys == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
 

@@ -13,9 +13,11 @@ from stele_local import processes
 from stele_local.cluster import LocalCluster
 from stele_local.kinds import EVENT, NODE, POD, PV, PVC
 from stele_local.registry import DeleteOptions
+from stele_local.status import ApiError
 from tests.local.conftest import claim, condition, container_status, pod, until
 
 Json = dict[str, Any]
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def _node_ready(cluster: LocalCluster, name: str) -> str:
@@ -172,6 +174,68 @@ def _tolerates(*tolerations: dict[str, str]) -> dict[str, Any]:
     return {"tolerations": list(tolerations)}
 
 
+async def _placed_one_by_one(cluster: LocalCluster, cases: dict[str, tuple[Json, str]]) -> None:
+    """Pods of these specs are made, and each is given its machine, or the empty one is said to be: none."""
+    for name, (spec, machine) in cases.items():
+        cluster.registry.create(POD, "default", pod(name, **spec))
+        await until(partial(_is_scheduled, cluster, name, "True" if machine else "False"), name)
+        assert cluster.registry.get(POD, "default", name)["spec"].get("nodeName", "") == machine, name
+
+
+def _asks(**one: Any) -> Json:
+    terms = [{"matchExpressions": [{"key": "cores", **one}]}]
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}
+
+
+def _beside(selector: Json | None, **more: Any) -> Json:
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector, **more}
+    return {"affinity": {"podAffinity": {REQUIRED: [term]}}}
+
+
+def _even(**more: Any) -> Json:
+    rule = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+    spread = {**rule, "labelSelector": {"matchLabels": {"app": "x"}}, **more}
+    return {"topologySpreadConstraints": [spread], "nodeSelector": {"cores": "16"}}
+
+
+async def test_what_a_pod_says_of_machines_and_other_pods_is_kept_to(cluster: LocalCluster) -> None:
+    """A term that holds nowhere, or that is none, keeps no other pod from its machine."""
+    await until(lambda: len(cluster.registry.list(NODE)) == 3, "all machines are there")
+    for name, cores in (("n1", "4"), ("n2", "many"), ("n3", "16")):
+        cluster.registry.patch(NODE, "", name, {"metadata": {"labels": {"cores": cores}}})
+    mine, other = {"matchLabels": {"app": "x"}}, {"matchLabels": {"app": "y"}}
+    kinds = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}
+    cluster.registry.create(POD, "default", pod("another-scheduler", schedulerName="volcano"))
+    cases: dict[str, tuple[Json, str]] = {
+        "first-of-its-kind": ({**_beside(mine), "nodeSelector": {"cores": "16"}}, "n3"),
+        "beside-it": (_beside(kinds), "n3"),
+        "beside-nobody": (_beside(other), ""),
+        "beside-none": (_beside(None), ""),
+        "beside-one-elsewhere": (_beside(mine, namespaces=["web"]), ""),
+        "beside-one-anywhere": (_beside(mine, namespaceSelector={}), "n3"),
+        "more": (_asks(operator="Gt", values=["4"]), "n3"),
+        "less": (_asks(operator="Lt", values=["16"]), "n1"),
+        "no-number": (_asks(operator="Gt", values=["x"]), ""),
+        "no-operator": (_asks(operator="Like", values=["x"]), ""),
+        "even": (_even(), "n3"),  # there is one machine for it
+        "uneven": (_even(nodeAffinityPolicy="Ignore"), ""),
+        "less-uneven": (_even(nodeAffinityPolicy="Ignore", maxSkew=9), "n3"),
+        "wished": (_even(nodeAffinityPolicy="Ignore", whenUnsatisfiable="ScheduleAnyway"), "n3"),
+        "too-few-places": (_even(minDomains=4), ""),
+        "no-place": (_even(topologyKey="rack"), ""),
+        "tainted-machines-do-not-count": (_even(nodeAffinityPolicy="Ignore", nodeTaintsPolicy="Honor"), "n3"),
+    }
+    *before, last = cases.items()
+    await _placed_one_by_one(cluster, dict(before))
+    for name in ("n1", "n2"):
+        taint = {"key": "spot", "effect": "NoSchedule"}
+        cluster.registry.patch(NODE, "", name, {"spec": {"taints": [taint]}})
+    await _placed_one_by_one(cluster, dict([last]))
+    assert not condition(cluster, "another-scheduler", "PodScheduled")
+    with pytest.raises(ApiError, match='forbidden: pod rejected: RuntimeClass "kata" not found'):
+        cluster.registry.create(POD, "default", pod("kept", runtimeClassName="kata"))
+
+
 async def test_taints_keep_pods_off_that_do_not_tolerate_them(cluster: LocalCluster) -> None:
     await until(lambda: len(cluster.registry.list(NODE)) == 3, "all machines are there")
     for name, taint in (
@@ -194,11 +258,7 @@ async def test_taints_keep_pods_off_that_do_not_tolerate_them(cluster: LocalClus
             "n3",
         ),
     }
-    for name, (spec, _) in cases.items():
-        cluster.registry.create(POD, "default", pod(name, **spec))
-    for name, (_, machine) in cases.items():
-        await until(partial(_is_scheduled, cluster, name, "True" if machine else "False"), name)
-        assert cluster.registry.get(POD, "default", name)["spec"].get("nodeName", "") == machine, name
+    await _placed_one_by_one(cluster, cases)
     told = next(
         c["message"]
         for c in cluster.registry.get(POD, "default", "none")["status"]["conditions"]
@@ -211,10 +271,9 @@ async def test_a_pod_takes_no_machine_that_its_affinity_names_and_the_next_one_t
     cluster: LocalCluster,
 ) -> None:
     apart = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
     off = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2")]
-    affinity = {"podAntiAffinity": {required: [apart]}}
-    kept = affinity | {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchFields": off}]}}}
+    affinity = {"podAntiAffinity": {REQUIRED: [apart]}}
+    kept = affinity | {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": off}]}}}
     for index in range(3):
         cluster.registry.create(POD, "default", pod(f"p{index}", affinity=affinity))
     await until(lambda: condition(cluster, "p2") == "True", "each machine has a pod")

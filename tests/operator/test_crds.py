@@ -113,6 +113,55 @@ async def test_defaults_are_filled_in(kube: Kube) -> None:
     await kube.delete("TabletCluster", "default", "bare", made["metadata"]["uid"], "")
 
 
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+}
+TERM = {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname", "namespaceSelector": {}}
+ONE = {"key": "disk", "operator": "In", "values": ["ssd", ""]}
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {
+                    "matchExpressions": [
+                        {"key": "cores", "operator": "Gt", "values": ["8"]},
+                        {"key": "gpu", "operator": "DoesNotExist"},
+                    ],
+                    "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}],
+                }
+            ]
+        },
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 100, "preference": {"matchExpressions": [ONE]}}
+        ],
+    },
+    "podAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "rack", "namespaces": ["web"], "labelSelector": {"matchExpressions": [ONE]}}
+        ]
+    },
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}],
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": TERM}],
+    },
+}
+"""Of its selectors some are empty, and select all, and some absent, and select none."""
+
+
+def machines(**one: Any) -> Json:
+    """An affinity that requires one thing of a machine's labels."""
+    terms = [{"matchExpressions": [{"key": "disk", "operator": "In", **one}]}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def others(**one: Any) -> Json:
+    """An affinity that requires something of other pods."""
+    term = {"topologyKey": "rack", **one}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_kubernetes_takes_of_pods_is_taken_and_nothing_is_filled_in(kube: Kube) -> None:
     """An operator that knows none of these fields would else be told of them in every cluster."""
@@ -120,7 +169,14 @@ async def test_what_kubernetes_takes_of_pods_is_taken_and_nothing_is_filled_in(k
     role = {
         "nodeSelector": {"disk": "ssd", "node.kubernetes.io/instance-type": "m5.4xlarge", "empty": ""},
         "tolerations": [{"key": "gpu"}, {"key": "acme.org/x", "operator": "Exists", "effect": "NoExecute"}],
+        "affinity": AFFINITY,
+        "topologySpreadConstraints": [
+            {**SPREAD, "labelSelector": {}, "minDomains": 2, "nodeTaintsPolicy": "Honor"},
+            {**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"},
+        ],
         "priorityClassName": "tablets.high",
+        "runtimeClassName": "kata",
+        "schedulerName": "volcano",
         "podLabels": {"app.kubernetes.io/part-of": "flights", "x" * 253 + "/" + "y" * 63: "z"},
         "podAnnotations": {"prometheus.io/scrape": "true", "Note_1": "any text: {}"},
     }
@@ -131,7 +187,8 @@ async def test_what_kubernetes_takes_of_pods_is_taken_and_nothing_is_filled_in(k
     assert {name: made["spec"]["masters"][name] for name in role} == taken
     assert not role.keys() & made["spec"]["nodes"].keys()
     assert not {"imagePullSecrets", "serviceAccountName"} & made["spec"].keys()
-    empty = {"nodeSelector": {}, "tolerations": [], "podLabels": {}, "podAnnotations": {}}
+    empty = {"nodeSelector": {}, "tolerations": [], "affinity": {"podAffinity": {}}, "podLabels": {}}
+    empty |= {"podAnnotations": {}, "topologySpreadConstraints": []}
     patch = {"spec": {"nodes": empty, "imagePullSecrets": []}}
     now = await kube.patch("TabletCluster", "default", "fields", patch)
     assert {name: now["spec"]["nodes"][name] for name in empty} == empty
@@ -221,6 +278,68 @@ BAD: list[tuple[str, str, Any, str]] = [
         "must not be one of Kubernetes' own",
     ),
     ("cluster", "spec.nodes.tolerations", [{"key": f"t{n}"} for n in range(17)], "at most 16 items"),
+    ("cluster", "spec.nodes.affinity", machines(), "In and NotIn need values"),
+    ("cluster", "spec.nodes.affinity", machines(operator="Exists", values=["x"]), "take no values"),
+    (
+        "cluster",
+        "spec.nodes.affinity",
+        machines(operator="Gt", values=["4", "5"]),
+        "one value, a whole number",
+    ),
+    ("cluster", "spec.nodes.affinity", machines(operator="Lt", values=["4Gi"]), "one value, a whole number"),
+    ("cluster", "spec.nodes.affinity", machines(operator="Like", values=["x"]), '"DoesNotExist"'),
+    ("cluster", "spec.nodes.affinity", machines(key="a b", values=["x"]), "matchExpressions[0].key"),
+    (
+        "cluster",
+        "spec.masters.affinity",
+        machines(key="topology.kubernetes.io/zone", values=["z1"]),
+        "zones chooses zones",
+    ),
+    (
+        "cluster",
+        "spec.masters.affinity",
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}},
+        "should have at least 1 properties",
+    ),
+    (
+        "cluster",
+        "spec.masters.affinity",
+        {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 101, "preference": {}}]
+            }
+        },
+        "weight",
+    ),
+    ("cluster", "spec.masters.affinity", others(topologyKey=""), "topologyKey"),
+    (
+        "cluster",
+        "spec.masters.affinity",
+        others(labelSelector={"matchLabels": {"a b": "x"}}),
+        "matchLabels: a key",
+    ),
+    (
+        "cluster",
+        "spec.masters.affinity",
+        others(labelSelector={"matchExpressions": [{"key": "app", "operator": "Gt", "values": ["1"]}]}),
+        'Unsupported value: "Gt"',
+    ),
+    ("cluster", "spec.nodes.topologySpreadConstraints", [{}], "topologySpreadConstraints[0].maxSkew"),
+    ("cluster", "spec.nodes.topologySpreadConstraints", [{**SPREAD, "maxSkew": 0}], "[0].maxSkew"),
+    (
+        "cluster",
+        "spec.nodes.topologySpreadConstraints",
+        [SPREAD, {**SPREAD, "maxSkew": 2}],
+        "Duplicate value",
+    ),
+    (
+        "cluster",
+        "spec.nodes.topologySpreadConstraints",
+        [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}],
+        "minDomains is for DoNotSchedule only",
+    ),
+    ("cluster", "spec.nodes.runtimeClassName", "Kata", "spec.nodes.runtimeClassName"),
+    ("cluster", "spec.masters.schedulerName", "my scheduler", "spec.masters.schedulerName"),
     ("cluster", "spec.nodes.podLabels", {"stele.dev/role": "x"}, "podLabels must not name stele.dev/"),
     ("cluster", "spec.nodes.podLabels", {"app.kubernetes.io/managed-by": "x"}, "podLabels must not name"),
     ("cluster", "spec.nodes.podLabels", {"team": "data & co"}, "spec.nodes.podLabels.team"),

@@ -15,7 +15,7 @@ from stele_operator.plan import make_plan
 from stele_operator.plan.actions import CreatePod, DeletePod
 from stele_operator.plan.fates import State
 from stele_operator.plan.findings import Kind
-from stele_operator.plan.manifests import spec_hash
+from stele_operator.plan.manifests import pod, spec_hash
 from stele_operator.plan.observation import Role, Taint
 from stele_operator.plan.status import restart_pending
 from tests.operator.cluster import Bench, bench
@@ -25,6 +25,8 @@ from tests.operator.worlds import check, made, node_of
 
 Json = dict[str, Any]
 SSD = {"disk": "ssd"}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEDICATED = {"key": "stele", "operator": "Equal", "value": "nodes", "effect": "NoSchedule"}
 OURS = [
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
@@ -42,6 +44,21 @@ def world_of(spec: Json, labels: Json | None = None, taints: Json | None = None,
     return world
 
 
+def asks(*terms: Json) -> Json:
+    """An affinity for machines of which one of the terms holds."""
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
+
+
+def label(key: str, operator: str, *values: str) -> Json:
+    """A term that says something of one label."""
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def name(operator: str, value: str) -> Json:
+    """A term that says something of the machine's name."""
+    return {"matchFields": [{"key": "metadata.name", "operator": operator, "values": [value]}]}
+
+
 def pods(world: World, role: str) -> list[Json]:
     """Pods of a role."""
     return [p for p in world.of("Pod") if p["metadata"]["labels"]["stele.dev/role"] == role]
@@ -51,6 +68,13 @@ def where(world: World, role: str) -> set[str]:
     """Machines of a role's pods; the empty one of those that have none."""
     return {p["spec"].get("nodeName", "") for p in pods(world, role)}
 
+
+EVEN = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/rack",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {},  # all: not the same as none
+}
 
 # -- what pods are told
 
@@ -67,18 +91,29 @@ def test_each_field_is_in_the_pods_it_is_said_of() -> None:
                 "tolerations": [{"key": "gpu", "operator": "Exists"}, {"key": "stele", "value": "nodes"}],
                 "podLabels": {"cost.example.org/centre": "42"},
                 "podAnnotations": {"sidecar.istio.io/inject": "false"},
+                "topologySpreadConstraints": [EVEN],
+                "runtimeClassName": "kata",
+                "schedulerName": "volcano",
             },
         }
     )
     world.run()
     for role in ("master", "node"):
-        for pod in pods(world, role):
-            spec, metadata = pod["spec"], pod["metadata"]
+        for raw in pods(world, role):
+            spec, metadata = raw["spec"], raw["metadata"]
             assert spec["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
             assert spec["serviceAccountName"] == "tablets"
             assert spec["automountServiceAccountToken"] is False
             assert spec["priorityClassName"] == ("high" if role == "master" else "higher")
             assert "nodeSelector" not in spec
+            others = {
+                "topologySpreadConstraints": [EVEN],
+                "runtimeClassName": "kata",
+                "schedulerName": "volcano",
+            }
+            assert {name: spec.get(name) for name in others} == (
+                dict.fromkeys(others) if role == "master" else others
+            )
             more = [
                 {"key": "gpu", "operator": "Exists"},
                 {"key": "stele", "operator": "Equal", "value": "nodes"},
@@ -95,6 +130,54 @@ def test_each_field_is_in_the_pods_it_is_said_of() -> None:
                 None if role == "master" else "false"
             )
     check(world)
+
+
+def test_what_an_affinity_says_holds_beside_the_operators_own_terms() -> None:
+    """Terms for machines are said with "or": the zone, and who is to be left where it is, must be in each."""
+    here = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "kubernetes.io/hostname"}
+    better = [{"weight": 5, "preference": label("disk", "In", "nvme")}]
+    weighed = [{"weight": 9, "podAffinityTerm": here}]
+    terms = [label("disk", "Exists"), name("NotIn", "n1"), {}]
+    part = {
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}, PREFERRED: better},
+        "podAffinity": {PREFERRED: weighed},
+        "podAntiAffinity": {REQUIRED: [here], PREFERRED: weighed},
+    }
+    spec = TabletClusterSpec.model_validate({"nodes": {"affinity": part}})
+    shared = TabletClusterSpec.model_validate({"nodes": {"affinity": part, "machineSpread": "Preferred"}})
+
+    def told(spec: TabletClusterSpec, zone: str, *off: str) -> Json:
+        seen = made().observe()
+        claim = replace(next(c for c in seen.claims if c.role == "node"), zone=zone)
+        found: Json = pod(seen.cluster, spec, claim, "stele/node:test", [], [], off)["spec"]["affinity"]
+        return found
+
+    ours = told(TabletClusterSpec(), "")["podAntiAffinity"][REQUIRED]
+    assert told(spec, "") == {
+        "nodeAffinity": {
+            REQUIRED: {"nodeSelectorTerms": [label("disk", "Exists") | {}, name("NotIn", "n1"), {}]},
+            PREFERRED: better,
+        },
+        "podAffinity": {PREFERRED: weighed},
+        "podAntiAffinity": {REQUIRED: [*ours, here], PREFERRED: weighed},
+    }
+    zone = label("topology.kubernetes.io/zone", "In", "z1")["matchExpressions"]
+    off = name("NotIn", "n2")["matchFields"]
+    disk, not_n1 = label("disk", "Exists")["matchExpressions"], name("NotIn", "n1")["matchFields"]
+    assert told(spec, "z1", "n2")["nodeAffinity"] == {
+        REQUIRED: {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [*disk, *zone], "matchFields": off},
+                {"matchFields": [*not_n1, *off], "matchExpressions": zone},
+                {},  # no machine meets it; with more in it some would
+            ]
+        },
+        PREFERRED: better,
+    }
+    (own,) = told(TabletClusterSpec.model_validate({"nodes": {"machineSpread": "Preferred"}}), "")[
+        "podAntiAffinity"
+    ][PREFERRED]
+    assert told(shared, "")["podAntiAffinity"] == {REQUIRED: [here], PREFERRED: [own, *weighed]}
 
 
 def test_labels_and_notes_of_the_operator_win() -> None:
@@ -114,7 +197,14 @@ AS_BEFORE: list[tuple[Json, Role, str]] = [
     ({"nodes": {"resources": {"requests": {"memory": "2Gi"}}}}, "node", "14d2cc0b836540cb"),
     ({"nodes": {"machineSpread": "Preferred"}}, "node", "016265402a61d132"),
 ]
-NOTHING: Json = {"nodeSelector": {}, "tolerations": [], "podLabels": {}, "podAnnotations": {}}
+NOTHING: Json = {
+    "nodeSelector": {},
+    "tolerations": [],
+    "affinity": {"podAffinity": {}},
+    "topologySpreadConstraints": [],
+    "podLabels": {},
+    "podAnnotations": {},
+}
 
 
 @pytest.mark.parametrize(("spec", "role", "before"), AS_BEFORE, ids=["masters", "nodes", "memory", "shared"])
@@ -132,6 +222,10 @@ CHANGES: list[tuple[str, Json, int]] = [
     ("nodeSelector", {"nodes": {"replicas": 5, "nodeSelector": SSD}}, 5),
     ("tolerations", {"masters": {"tolerations": [{"key": "stele", "operator": "Exists"}]}}, 3),
     ("priorityClassName", {"nodes": {"replicas": 5, "priorityClassName": "high"}}, 5),
+    ("affinity", {"nodes": {"replicas": 5, "affinity": asks(name("NotIn", "n9"))}}, 5),
+    ("topologySpreadConstraints", {"masters": {"topologySpreadConstraints": [EVEN]}}, 3),
+    ("runtimeClassName", {"masters": {"runtimeClassName": "kata"}}, 3),
+    ("schedulerName", {"nodes": {"replicas": 5, "schedulerName": "volcano"}}, 5),
     ("podLabels", {"masters": {"podLabels": {"team": "data"}}}, 3),
     ("podAnnotations", {"nodes": {"replicas": 5, "podAnnotations": {"note": "x"}}}, 5),
 ]
@@ -176,6 +270,37 @@ def test_members_go_where_node_selector_and_tolerations_let_them() -> None:
 
 BARRED: list[tuple[str, Json, Json]] = [
     ("labels", {"nodeSelector": SSD}, {"labels": {"n2": SSD, "n3": SSD}}),
+    ("a name", {"affinity": asks(name("NotIn", "n1"))}, {}),
+    ("another name", {"affinity": asks(name("In", "n2"))}, {}),
+    ("a term that says nothing", {"affinity": asks({}, name("In", "n2"))}, {}),
+    (
+        "another value",
+        {"affinity": asks(label("disk", "In", "ssd", "nvme"))},
+        {"labels": {"n1": {"disk": "hdd"}, "n2": SSD}},
+    ),
+    ("this value", {"affinity": asks(label("disk", "NotIn", "ssd"))}, {"labels": {"n1": SSD}}),
+    ("any value", {"affinity": asks(label("disk", "DoesNotExist"))}, {"labels": {"n1": SSD}}),
+    ("no value", {"affinity": asks(label("disk", "Exists"))}, {"labels": {"n2": SSD}}),
+    (
+        "as many",
+        {"affinity": asks(label("cores", "Gt", "8"))},
+        {"labels": {"n1": {"cores": "8"}, "n2": {"cores": "9"}}},
+    ),
+    (
+        "too many",
+        {"affinity": asks(label("cores", "Lt", "9"))},
+        {"labels": {"n1": {"cores": "9"}, "n2": {"cores": "8"}}},
+    ),
+    (
+        "no number",
+        {"affinity": asks(label("cores", "Lt", "9"))},
+        {"labels": {"n1": {"cores": "x"}, "n2": {"cores": "8"}}},
+    ),
+    (
+        "one of two that must hold",
+        {"affinity": asks({**name("NotIn", "n3"), **label("disk", "Exists")})},
+        {"labels": {"n2": SSD, "n3": SSD}},
+    ),
     ("a taint", {}, {"taints": {"n1": (Taint("gpu", "", "NoSchedule"),)}}),
     ("a taint that evicts", {}, {"taints": {"n1": (Taint("gpu", "", "NoExecute"),)}}),
     (
@@ -191,6 +316,12 @@ BARRED: list[tuple[str, Json, Json]] = [
 ]
 FREE: list[tuple[str, Json, Json]] = [
     ("a wish", {}, {"taints": {"n1": (Taint("gpu", "", "PreferNoSchedule"),)}}),
+    ("one of two terms", {"affinity": asks(label("disk", "Exists"), name("In", "n1"))}, {}),
+    (
+        "a machine that would be better",
+        {"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": name("In", "n2")}]}}},
+        {},
+    ),
     (
         "any value",
         {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
@@ -252,6 +383,14 @@ def test_a_selector_that_no_machine_carries_is_told_before_a_pod_waits_for_it() 
     assert stalled.reason == "NoMachineSelected"
     assert stalled.message == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine carries"
     assert {m.state for m in plan.members} == {State.READY}, "nothing that runs is touched"
+    world.cluster["spec"]["nodes"] |= {"affinity": asks(label("cores", "Gt", "8"), name("In", "n9"))}
+    (both,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
+    terms = "cores Gt 8 or metadata.name In n9"
+    asked = f"nodes.nodeSelector and nodes.affinity ask for arch=x, disk=sdd, and for {terms}"
+    assert both.message == f"{asked}, which no machine carries"
+    del world.cluster["spec"]["nodes"]["nodeSelector"]
+    (alone,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
+    assert alone.message == f"nodes.affinity asks for {terms}, which no machine carries"
     world.machines_known = False
     assert not [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
 
@@ -285,6 +424,24 @@ def test_members_on_machines_that_the_selector_leaves_out_are_named_and_stay() -
     status, reason, message = conditions(world)["Reconciling"]
     assert (status, reason) == ("False", "Misplaced") and "RestartPending" not in reason
     assert "made from an older spec" in message
+    world.cluster["spec"]["nodes"] |= {"nodeSelector": {}, "affinity": asks(name("NotIn", "n1"))}
+    (told,) = [f for f in world.run().findings if f.reason == "Misplaced"]
+    assert f"{node_of(world, 'n1')} (on machine n1, which nodes.affinity leaves out)" in told.message
+
+
+def test_a_scheduler_that_places_nothing_is_named() -> None:
+    """Nobody else would: such a pod has no condition."""
+    world = World({"nodes": {"replicas": 3}})
+    world.run()
+    world.cluster["spec"]["nodes"] |= {"replicas": 4, "schedulerName": "volcano"}
+    world.machines = world.machines[:3]
+    world.run()
+    waits = world.objects["Pod", "flights-node-3"]
+    waits["status"] = {"phase": "Pending"}
+    for seconds, told in ((1, ""), (60, "volcano (nodes.schedulerName) has not placed it")):
+        world.now_s += seconds
+        found = [f.message for f in make_plan(world.observe()).findings if f.reason == "NodePending"]
+        assert [told in message for message in found] == [True] * bool(told)
 
 
 def test_one_whose_machine_is_left_out_since_is_made_anew_elsewhere_once_its_claim_is_deleted() -> None:

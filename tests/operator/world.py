@@ -15,6 +15,7 @@ from typing import Any
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
+from stele_local.scheduler import selected
 from stele_operator import observe
 from stele_operator.act import Outcome, refusals
 from stele_operator.plan import Observation, Plan, make_plan
@@ -58,9 +59,14 @@ def merged(there: Any, patch: Any) -> Any:
 
 
 def suits(spec: Json, machine: Machine) -> bool:
-    """What Kubernetes makes of a pod's nodeSelector and tolerations."""
-    asked = spec.get("nodeSelector", {})
-    if {name: machine.labels.get(name) for name in asked} != asked:
+    """What Kubernetes makes of a pod's nodeSelector, node affinity and tolerations."""
+    node = {
+        "metadata": {
+            "name": machine.name,
+            "labels": {**machine.labels, "topology.kubernetes.io/zone": machine.zone},
+        }
+    }
+    if not selected(spec, node):
         return False
     for taint in machine.taints:
         borne = [
@@ -259,17 +265,13 @@ class World:
         role = raw["metadata"]["labels"]["stele.dev/role"]
         claim = self.objects["PersistentVolumeClaim", raw["metadata"]["name"]]
         pinned = claim["metadata"]["annotations"].get("volume.kubernetes.io/selected-node")
-        terms = (
-            raw["spec"]["affinity"].get("nodeAffinity", {}).get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
-        )
-        barred = {rule["values"][0] for rule in terms[0].get("matchFields", ())}
         taken = {
             p["spec"].get("nodeName")
             for p in self.of("Pod")
             if p["metadata"]["labels"]["stele.dev/role"] == role
         }
         for machine in self.machines:
-            free = machine.name not in taken | barred and pinned in (None, machine.name)
+            free = machine.name not in taken and pinned in (None, machine.name)
             if machine.ready and free and suits(raw["spec"], machine):
                 raw["spec"]["nodeName"] = machine.name
                 if not self.volumes_move:

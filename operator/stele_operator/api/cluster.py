@@ -8,37 +8,23 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from stele_operator.api.scalars import (
-    KEY_LENGTH,
-    LABEL_KEY,
-    Duration,
-    LabelValue,
-    ObjectName,
-    Quantity,
-    TaintKey,
-    Zone,
+from stele_operator.api.base import Model, rule, with_rules
+from stele_operator.api.pods import (
+    FROM_THEN,
+    AffinityOfPods,
+    NodeSelector,
+    PodAnnotations,
+    PodLabels,
+    PriorityClass,
+    PullSecret,
+    RuntimeClass,
+    SchedulerName,
+    SpreadOfPods,
+    Tolerations,
 )
-
-
-def rule(cel: str, message: str, **more: str) -> dict[str, str]:
-    """One CEL validation rule of the API server, with the sentence it answers."""
-    return {"rule": cel, "message": message, **more}
-
-
-def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
-    """The schema extension that carries CEL rules."""
-    return {"x-kubernetes-validations": list(rules)}
-
-
-class Model(BaseModel):
-    """Base of all parts of a custom resource: unknown fields are faults. Where the API server has them all the same, they
-    are of later definitions, and observe leaves them out. So a field that is added must be one that an older operator may
-    overlook; what it must not is another value of a field that is there.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+from stele_operator.api.scalars import Duration, ObjectName, Quantity, Zone
 
 
 class DeletionPolicy(StrEnum):
@@ -150,130 +136,6 @@ class NodeResources(Resources):
     model_config = ConfigDict(json_schema_extra=_at_least("512Mi", "nodes"))
 
 
-def _keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
-    """The keys are as those of labels; a schema alone says nothing of the keys of a map."""
-    return with_rules(
-        rule(
-            f"self.all(key, key.matches('{LABEL_KEY}') && key.matches('{KEY_LENGTH}'))",
-            f"{field}: a key is a name of letters, digits, '-', '_' and '.', 63 characters at most, that begins and ends with a "
-            "letter or digit, or such a name behind a DNS name in lower case and a slash",
-        ),
-        *more,
-    )
-
-
-_NOT_OURS = rule(
-    "self.all(key, !key.startsWith('stele.dev/') && key != 'app.kubernetes.io/managed-by')",
-    "podLabels must not name stele.dev/... or app.kubernetes.io/managed-by: the operator, Services and budgets find pods by these",
-)
-_NO_NOTES_OF_OURS = rule(
-    "self.all(key, !key.startsWith('stele.dev/'))",
-    "podAnnotations must not name stele.dev/...: the operator notes there what a pod was made from",
-)
-
-
-class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
-class TolerationOperator(StrEnum):
-    """How a toleration looks at a taint's value."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class Toleration(Model):
-    """A taint of machines that pods bear, for as long as it is there."""
-
-    # What Kubernetes itself puts on a machine says that it is down, cordoned or short of something. A pod that bears these, as
-    # one that bears everything does, is placed on a machine that is off, and its member is lost for good.
-    model_config = ConfigDict(
-        json_schema_extra=with_rules(
-            rule(
-                "self.operator != 'Exists' || !has(self.value) || self.value == ''",
-                "tolerations: with operator Exists any value is tolerated, and none may be given",
-            ),
-            rule(
-                "!self.key.startsWith('node.kubernetes.io/') && !self.key.startsWith('node.cloudprovider.kubernetes.io/')",
-                "tolerations: key must not be one of Kubernetes' own, node.kubernetes.io/... and "
-                "node.cloudprovider.kubernetes.io/...: pods stay on machines that are not ready or unreachable as it is, and must "
-                "not be put on such machines, nor on cordoned ones",
-            ),
-        )
-    )
-
-    key: TaintKey = Field(description="Key of the taint. Not one of Kubernetes' own, node.kubernetes.io/...")
-    operator: TolerationOperator = Field(
-        default=TolerationOperator.EQUAL,
-        description="Equal: of this value only. Exists: of any value.",
-    )
-    value: LabelValue | None = Field(
-        default=None, description="Value of the taint. Absent: the empty one; with Exists any."
-    )
-    effect: TaintEffect | None = Field(default=None, description="Effect of the taint. Absent: all.")
-
-
-class PullSecret(Model):
-    """A Secret of the same namespace."""
-
-    name: ObjectName = Field(description="Name of the Secret, of type kubernetes.io/dockerconfigjson.")
-
-
-_FROM_THEN = "A change counts for pods made from then on; running ones show as RestartPending."
-
-NodeSelector = Annotated[
-    dict[str, LabelValue],
-    Field(
-        max_length=16,
-        json_schema_extra=_keys(
-            "nodeSelector",
-            rule(
-                "!('topology.kubernetes.io/zone' in self)",
-                "nodeSelector must not name topology.kubernetes.io/zone: zones chooses zones, and one for each pod",
-            ),
-        ),
-        description="Labels, and their values, that a machine must have to be given such pods. Zones are chosen by `zones`. "
-        + _FROM_THEN,
-    ),
-]
-Tolerations = Annotated[
-    list[Toleration],
-    Field(
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Taints of machines that do not keep such pods away. " + _FROM_THEN,
-    ),
-]
-PriorityClass = Annotated[
-    ObjectName,
-    Field(
-        description="PriorityClass of such pods, which must exist when one is made. Absent: the default one of the Kubernetes "
-        "cluster. " + _FROM_THEN
-    ),
-]
-PodLabels = Annotated[
-    dict[str, LabelValue],
-    Field(
-        max_length=16,
-        json_schema_extra=_keys("podLabels", _NOT_OURS),
-        description="Labels of such pods, beside the operator's own. " + _FROM_THEN,
-    ),
-]
-PodAnnotations = Annotated[
-    dict[str, Annotated[str, Field(max_length=4096)]],
-    Field(
-        max_length=16,
-        json_schema_extra=_keys("podAnnotations", _NO_NOTES_OF_OURS),
-        description="Annotations of such pods, beside the operator's own. " + _FROM_THEN,
-    ),
-]
-
-
 class Masters(Model):
     """The masters, which keep the catalog."""
 
@@ -294,7 +156,11 @@ class Masters(Model):
     )
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
+    affinity: AffinityOfPods | None = None
+    topologySpreadConstraints: SpreadOfPods | None = None
     priorityClassName: PriorityClass | None = None
+    runtimeClassName: RuntimeClass | None = None
+    schedulerName: SchedulerName | None = None
     podLabels: PodLabels | None = None
     podAnnotations: PodAnnotations | None = None
 
@@ -324,7 +190,11 @@ class Nodes(Model):
     )
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
+    affinity: AffinityOfPods | None = None
+    topologySpreadConstraints: SpreadOfPods | None = None
     priorityClassName: PriorityClass | None = None
+    runtimeClassName: RuntimeClass | None = None
+    schedulerName: SchedulerName | None = None
     podLabels: PodLabels | None = None
     podAnnotations: PodAnnotations | None = None
 
@@ -398,13 +268,13 @@ class TabletClusterSpec(Model):
     imagePullSecrets: Annotated[list[PullSecret], Field(max_length=16)] | None = Field(
         default=None,
         description="Secrets, in the namespace of the TabletCluster, with which machines pull the image. "
-        + _FROM_THEN,
+        + FROM_THEN,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     serviceAccountName: ObjectName | None = Field(
         default=None,
         description="ServiceAccount, in the namespace of the TabletCluster, of all pods; it must exist when one is made, and "
-        "none is given its token. Absent: default. " + _FROM_THEN,
+        "none is given its token. Absent: default. " + FROM_THEN,
     )
     zones: Annotated[list[Zone], Field(max_length=16)] = Field(
         default_factory=list,

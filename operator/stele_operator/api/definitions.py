@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX, GROUP, VERSION
-from stele_operator.api.cluster import TabletClusterSpec, rule
+from stele_operator.api.base import rule
+from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.api.scalars import CLUSTER_NAME
 from stele_operator.api.structural import structural_schema

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from stele_operator.api.cluster import DeletionPolicy, Model, rule, with_rules
+from stele_operator.api.base import Model, rule, with_rules
+from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.api.scalars import CLUSTER_NAME, ColumnName
 
 COLUMN_TYPE = (

@@ -1,6 +1,6 @@
 """docs/resources.md, from the definitions: every field that a user or the operator writes. Called by generate.py; pure.
 
-Invariant: a field of the schema is a line here, with the words of its description.
+Invariant: a field of the schema is a line here, with the words of its description; but for parts of Kubernetes' own types.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any
 from stele_operator.api.definitions import definitions
 
 Json = dict[str, Any]
+
+_AS_IN_PODS = ("affinity", "topologySpreadConstraints")
+"""Hundreds of lines that Kubernetes' documents have, too."""
 
 _HEAD = """# TabletCluster and TabletGroup, field by field
 
@@ -46,6 +49,8 @@ def _fields(schema: Json, prefix: str) -> Iterator[tuple[str, Json, bool]]:
     for name, field in schema.get("properties", {}).items():
         path = f"{prefix}{name}"
         yield path, field, prefix.startswith("spec") and name in schema.get("required", ())
+        if name in _AS_IN_PODS:
+            continue
         if field.get("type") == "array":
             yield from _fields(field["items"], f"{path}[].")
         elif "x-kubernetes-preserve-unknown-fields" not in field:

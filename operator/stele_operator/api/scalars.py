@@ -113,8 +113,8 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_N
 LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
 """Value of a label or a taint; may be empty."""
 
-TaintKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
-"""Key of a taint."""
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
+"""Key of a label or a taint."""
 
 Zone = Annotated[str, Field(min_length=1, max_length=63)]
 """A value of the machines' label topology.kubernetes.io/zone."""

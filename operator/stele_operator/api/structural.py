@@ -61,6 +61,3 @@ def _fill_defaults(schema: dict[str, Any]) -> None:
             child["default"] = []
     if "items" in schema:
         _fill_defaults(schema["items"])
-    for child in schema.get("properties", {}).values():
-        if "items" in child:
-            _fill_defaults(child["items"])

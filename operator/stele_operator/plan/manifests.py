@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 
 from stele_operator.api import API_VERSION
+from stele_operator.api.base import Model
 from stele_operator.api.cluster import DeletionPolicy, Resources, Storage, TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
@@ -21,6 +22,8 @@ RENDER_REVISION = 2
 """Raised when a new operator renders pods in a way that they should be made anew for."""
 _GRACE_S = 30  # 10 s to hand leaders over, the rest for the log's last sync on a slow disk
 _DATA = "/data"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def owner(cluster: ClusterObject) -> Json:
@@ -133,10 +136,20 @@ def _asked(spec: TabletClusterSpec, role: Role) -> Json:
         "imagePullSecrets": [secret.model_dump() for secret in spec.imagePullSecrets or ()],
         "serviceAccountName": spec.serviceAccountName,
         "nodeSelector": part.nodeSelector,
-        "tolerations": [t.model_dump(mode="json", exclude_none=True) for t in part.tolerations or ()],
+        "tolerations": [_as_said(t) for t in part.tolerations or ()],
+        "affinity": {name: said for name, said in _as_said(part.affinity).items() if said},
+        "topologySpreadConstraints": [_as_said(c) for c in part.topologySpreadConstraints or ()],
         "priorityClassName": part.priorityClassName,
+        "runtimeClassName": part.runtimeClassName,
+        "schedulerName": part.schedulerName,
     }
     return {name: value for name, value in dumped.items() if value}
+
+
+def _as_said(part: Model | None) -> Json:
+    """Without what is not given. What is empty stays: an empty selector selects all, an absent one nothing."""
+    said: Json = part.model_dump(mode="json", exclude_none=True) if part is not None else {}
+    return said
 
 
 def pod(
@@ -243,7 +256,9 @@ def pod(
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "affinity": _affinity(cluster.name, spec, role, member.zone, keeps_off),
+            "affinity": _affinity(
+                cluster.name, spec, role, member.zone, keeps_off, asked.get("affinity", {})
+            ),
             "tolerations": tolerations,
             "containers": [container],
             "volumes": [
@@ -272,17 +287,22 @@ def _probe(path: str, period_s: int, failures: int) -> Json:
     }
 
 
-def _affinity(cluster: str, spec: TabletClusterSpec, role: Role, zone: str, keeps_off: Sequence[str]) -> Json:
+def _affinity(
+    cluster: str, spec: TabletClusterSpec, role: Role, zone: str, keeps_off: Sequence[str], asked: Json
+) -> Json:
+    """What is asked for, and ours beside it: both must hold."""
     term = {
         "labelSelector": {"matchLabels": {naming.LABEL_CLUSTER: cluster, naming.LABEL_ROLE: role}},
         "topologyKey": naming.LABEL_HOST,
     }
     spread: Json = (
-        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        {_REQUIRED: [term]}
         if never_share(spec, role)
-        else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+        else {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
     )
-    affinity: Json = {"podAntiAffinity": spread}
+    more = asked.get("podAntiAffinity", {})
+    apart = {word: [*spread.get(word, ()), *more.get(word, ())] for word in (_REQUIRED, _PREFERRED)}
+    affinity: Json = {**asked, "podAntiAffinity": {word: terms for word, terms in apart.items() if terms}}
     where: Json = {}
     if zone:
         where["matchExpressions"] = [{"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}]
@@ -292,10 +312,18 @@ def _affinity(cluster: str, spec: TabletClusterSpec, role: Role, zone: str, keep
             {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in keeps_off
         ]
     if where:
-        affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [where]}
-        }
+        machines = asked.get("nodeAffinity", {})
+        terms = machines.get(_REQUIRED, {}).get("nodeSelectorTerms")
+        # One of the terms must hold: ours is a part of each.
+        both = [_both(term, where) for term in terms] if terms else [where]
+        affinity["nodeAffinity"] = {**machines, _REQUIRED: {"nodeSelectorTerms": both}}
     return affinity
+
+
+def _both(term: Json, where: Json) -> Json:
+    if not term:
+        return term  # no machine meets it; with more in it some would
+    return {word: [*term.get(word, ()), *where.get(word, ())] for word in {**term, **where}}
 
 
 def peers_service(cluster: ClusterObject) -> Json:

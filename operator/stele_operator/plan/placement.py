@@ -6,19 +6,17 @@ machine that another may come back to.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import assert_never
 
-from stele_operator.api.cluster import (
-    MachineSpread,
-    Masters,
-    Nodes,
-    TabletClusterSpec,
-    TaintEffect,
-    Toleration,
-    TolerationOperator,
-)
+from stele_operator.api.affinity import FieldOperator, NodeOperator, NodeRequirement, NodeTerm
+from stele_operator.api.cluster import MachineSpread, Masters, Nodes, TabletClusterSpec
+from stele_operator.api.pods import TaintEffect, Toleration, TolerationOperator
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.observation import ROLES, Claim, Machine, Observation, Role, Taint
+
+_WHOLE = re.compile("-?[0-9]{1,18}")
 
 
 def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
@@ -34,24 +32,45 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
 
 
 def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
-    """Roles whose nodeSelector leaves them no machine at all, or none in a zone of the spec; empty when machines cannot be
-    read. Whether a machine is up does not count, nor its taints: pods may be given tolerations by others, too."""
+    """Roles whose nodeSelector and affinity leave them no machine at all, or none in a zone of the spec; empty when machines
+    cannot be read. Whether a machine is up does not count, nor its taints: pods may be given tolerations by others, too."""
     if o.machines is None:
         return ()
     faults = []
     for role in ROLES:
-        asked = ", ".join(f"{k}={v}" for k, v in sorted((part_of(spec, role).nodeSelector or {}).items()))
+        asked = _asked(spec, role)
         there = {m.zone for m in o.machines if selects(spec, role, m)}
         known = {m.zone for m in o.machines}
         if asked and not there:
-            faults.append(f"{role}s.nodeSelector asks for {asked}, which no machine carries")
+            faults.append(f"{asked}, which no machine carries")
         elif asked:
             faults += [
-                f"{role}s.nodeSelector asks for {asked}, which no machine in zone {zone} carries"
+                f"{asked}, which no machine in zone {zone} carries"
                 for zone in spec.zones
                 if zone in known - there
             ]
     return tuple(faults)
+
+
+def _asked(spec: TabletClusterSpec, role: Role) -> str:
+    """What machines a role asks for, and by which fields; empty where any will do."""
+    part, fields, wanted = part_of(spec, role), [], []
+    if part.nodeSelector:
+        fields.append(f"{role}s.nodeSelector")
+        wanted.append(", ".join(f"{k}={v}" for k, v in sorted(part.nodeSelector.items())))
+    if terms := _terms(part):
+        fields.append(f"{role}s.affinity")
+        wanted.append(" or ".join(map(_in_words, terms)))
+    return (
+        f"{' and '.join(fields)} {'asks' if len(fields) == 1 else 'ask'} for {', and for '.join(wanted)}"
+        if fields
+        else ""
+    )
+
+
+def _in_words(term: NodeTerm) -> str:
+    requirements = (*(term.matchExpressions or ()), *(term.matchFields or ()))
+    return " and ".join(" ".join((r.key, r.operator, *(r.values or ()))) for r in requirements) or "nothing"
 
 
 def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
@@ -67,9 +86,9 @@ def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member
             faults.append(f"{member.name} (in zone {zone})")
         if member.pod is None or not member.pod.machine:
             continue
-        if machine is not None and not selects(spec, member.role, machine):
+        if machine is not None and (field := _leaves_out(part_of(spec, member.role), machine)):
             faults.append(
-                f"{member.name} (on machine {machine.name}, which {member.role}s.nodeSelector leaves out)"
+                f"{member.name} (on machine {machine.name}, which {member.role}s.{field} leaves out)"
             )
         if not never_share(spec, member.role):
             continue
@@ -135,8 +154,51 @@ def admits(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
 
 
 def selects(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
-    """Whether the machine has the labels that the role's nodeSelector asks for."""
-    return (part_of(spec, role).nodeSelector or {}).items() <= machine.labels.items()
+    """Whether the machine is one of those that the role's nodeSelector and affinity ask for."""
+    return not _leaves_out(part_of(spec, role), machine)
+
+
+def _leaves_out(part: Masters | Nodes, machine: Machine) -> str:
+    """The field that keeps pods of a role off the machine, whatever runs there; empty where none does."""
+    if not (part.nodeSelector or {}).items() <= machine.labels.items():
+        return "nodeSelector"
+    terms = _terms(part)
+    return "affinity" if terms and not any(_meets(machine, term) for term in terms) else ""
+
+
+def _terms(part: Masters | Nodes) -> list[NodeTerm]:
+    """Terms of which a machine must meet one; empty where any will do."""
+    nodes = part.affinity.nodeAffinity if part.affinity is not None else None
+    required = nodes.requiredDuringSchedulingIgnoredDuringExecution if nodes is not None else None
+    return required.nodeSelectorTerms if required is not None else []
+
+
+def _meets(machine: Machine, term: NodeTerm) -> bool:
+    """As Kubernetes' scheduler judges it: a term that says nothing is met by no machine."""
+    labels, fields = term.matchExpressions or (), term.matchFields or ()
+    named = ((machine.name in r.values) is (r.operator is FieldOperator.IN) for r in fields)
+    return bool(labels or fields) and all(_holds(r, machine.labels) for r in labels) and all(named)
+
+
+def _holds(requirement: NodeRequirement, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(requirement.key), requirement.values or []
+    match requirement.operator:
+        case NodeOperator.IN:
+            return value in values
+        case NodeOperator.NOT_IN:
+            return value not in values
+        case NodeOperator.EXISTS:
+            return value is not None
+        case NodeOperator.DOES_NOT_EXIST:
+            return value is None
+        case NodeOperator.GT | NodeOperator.LT:
+            numbers = [value or "", *values]
+            if len(numbers) != 2 or not all(map(_WHOLE.fullmatch, numbers)):
+                return False
+            more = int(numbers[0]) - int(numbers[1])
+            return more > 0 if requirement.operator is NodeOperator.GT else more < 0
+        case _:
+            assert_never(requirement.operator)
 
 
 def _bars(taint: Taint) -> bool:

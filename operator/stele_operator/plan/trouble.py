@@ -27,10 +27,11 @@ from stele_operator.plan.observation import (
     Claim,
     Identity,
     Observation,
+    Pod,
     RefusedGrowth,
     Role,
 )
-from stele_operator.plan.placement import misplaced, selector_faults, zone_faults
+from stele_operator.plan.placement import misplaced, part_of, selector_faults, zone_faults
 from stele_operator.plan.rules import masters_differ
 
 Needing = Mapping[Role, tuple[TabletView, ...]]
@@ -94,8 +95,18 @@ def _waits(o: Observation, member: Member) -> str:
         return f"{member.why}{off}"
     if o.now_s - pod.unready_since_s < START_PATIENCE_S:
         return ""
-    why = member.why or f"kubectl describe pod {pod.name} may say why"
+    why = member.why or _unplaced(o, pod) or f"kubectl describe pod {pod.name} may say why"
     return f"its pod has not been ready for more than {START_PATIENCE_S:.0f} s: {why}"
+
+
+def _unplaced(o: Observation, pod: Pod) -> str:
+    """That nobody seems to place such pods: another scheduler was asked to, and nothing else would tell of it."""
+    name = part_of(o.cluster.spec, pod.role).schedulerName if o.cluster.spec is not None else None
+    return (
+        f"the scheduler {name} ({pod.role}s.schedulerName) has not placed it"
+        if name and not pod.machine
+        else ""
+    )
 
 
 def claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
@@ -179,8 +190,8 @@ def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, 
     if not faults:
         return []
     message = (
-        f"zones, nodeSelector and machineSpread count for new members; these stay where they are: {some(faults)}. To have one "
-        "made anew: delete its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
+        f"zones, nodeSelector, affinity and machineSpread count for new members; these stay where they are: {some(faults)}. To have "
+        "one made anew: delete its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
     )
     return [Finding(Kind.REMARK, "Misplaced", message)]
 
