@@ -15,6 +15,8 @@ from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OpId, ReplicaId
 from stele.wal import Log
+from stele.wal import stream as stream_module
+from stele.wal.handover import RECORD_COST_BYTES
 from stele.wal.stream import StreamLog
 from tests.wal.simfs import SimFile, SimFiles
 from tests.wal.support import (
@@ -135,7 +137,9 @@ def test_what_follows_takes_its_place_behind_it() -> None:
     assert [e.opid for e in loaded(open_still(files).stream(key())).entries] == want
 
 
-def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large() -> None:
+def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     files = SimFiles()
     log = pinned(files)
     stream = log.stream(key())
@@ -148,6 +152,14 @@ def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large() -> None:
     assert full.value.code is Code.DISK_FULL
     log.no_space = False
     assert not log.handover.queue
+    reads: list[int] = []
+    read = StreamLog.read_entries
+    with monkeypatch.context() as patched:
+        patched.setattr(stream_module, "_LOAD_BYTES", 1)
+        patched.setattr(StreamLog, "read_entries", lambda *at: reads.append(at[1]) or read(*at))
+        with pytest.raises(Rejected):
+            stream.write_again(300)
+    assert reads == [3, 4], "it reads no more than it would write"
     stream.set_flushed(12)
     assert stream.write_again(MAX) == 0
     log.tombstone(key())
@@ -164,6 +176,42 @@ def test_a_full_queue_does_not_hold_it_up() -> None:
     assert stream.write_again(MAX) > 900
     log.turn()
     assert [e.opid for e in loaded(stream).entries] == [OpId(1, 1)]
+
+
+class Looked(dict[int, Entry]):
+    """Entries in memory; counts the looks at them, and what of those written comes to be kept."""
+
+    looks = 0
+
+    def get(self, index: int, default: Entry | None = None) -> Entry | None:  # type: ignore[override]
+        self.looks += 1
+        return super().get(index, default)
+
+    def pop(self, index: int, default: Entry | None = None) -> Entry | None:  # type: ignore[override]
+        self.looks += 1
+        return super().pop(index, default)
+
+    def __contains__(self, index: object) -> bool:
+        self.looks += 1
+        return super().__contains__(index)
+
+
+def test_what_is_not_in_memory_is_not_looked_for_there_index_by_index() -> None:
+    """Each time with the log's lock held, which the event loop takes too: half a million entries may be written again at once."""
+    log = open_still(SimFiles(), replace(SMALL, cache_bytes_max=0))
+    stream = stream_of(log)
+    stream.append_entries(tuple(entry(1, index) for index in range(1, 5_001)))
+    log.turn()
+    stream.append_entries(entries((1, 5_001)))
+    state = log.states[key()]
+    state.cache = cache = Looked(state.cache)
+    assert len(cache) == 1 and stream.write_again(MAX)
+    log.turn()
+    assert not cache and len(log.states[key()].runs) == 1
+    state.raise_start(2_000)
+    stream.pop_entries(4_000)
+    assert [e.index for e in stream.read_entries(2_001, MAX)] == list(range(2_001, 4_000))
+    assert cache.looks < 20
 
 
 class Interrupted(SimFiles):
@@ -203,10 +251,23 @@ def test_entries_that_a_new_leader_replaces_while_they_are_read_are_not_brought_
     assert [e.term for e in loaded(open_still(files).stream(key())).entries] == [1] * 9 + [2] * 31
 
 
+@pytest.mark.parametrize("what", ["flushed", "removed"])
+def test_what_is_not_needed_any_more_once_it_was_read_is_not_written(what: str) -> None:
+    files = Interrupted()
+    log = open_still(files, replace(SMALL, cache_bytes_max=0))
+    stream = stream_of(log)
+    stream.append_entries(entries((1, 1), (1, 2), (1, 3)))
+    log.turn()
+    files.meanwhile(1, lambda: stream.set_flushed(2) if what == "flushed" else log.tombstone(key()))
+    assert stream.write_again(MAX) == 0 and not files.at
+    assert len(log.handover.queue) == (what == "removed")
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["in memory", "on the disk alone"])
 def test_entries_that_come_once_the_others_were_read_are_written_again_with_them(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    """Or what is written behind them would void them."""
+    """Or what is written behind them would void them. Where they are not at hand any more, nothing is written."""
     files = SimFiles()
     log = open_still(files, replace(SMALL, cache_bytes_max=0))
     fill(log, 40)
@@ -215,12 +276,20 @@ def test_entries_that_come_once_the_others_were_read_are_written_again_with_them
 
     def read_and_more(of: StreamLog, first_index: int, bytes_max: int) -> list[Entry]:
         found = read(of, first_index, bytes_max)
-        of.append_entries((entry(1, 41), entry(2, 42)))
+        if of.last_opid.index == 40:
+            of.append_entries((entry(1, 41), entry(2, 42)))
+            if gone:
+                log.turn()
         return found
 
     with monkeypatch.context() as patched:
         patched.setattr(StreamLog, "read_entries", read_and_more)
-        assert stream.write_again(MAX)
+        if gone:
+            assert stream.write_again(MAX) == 0
+        else:
+            with pytest.raises(Rejected, match="bytes in one append"):
+                stream.write_again(40 * (1_000 + RECORD_COST_BYTES))
+    assert stream.write_again(MAX)
     log.turn()
     whole = [OpId(1, index) for index in range(1, 42)] + [OpId(2, 42)]
     assert [e.opid for e in loaded(stream).entries] == whole

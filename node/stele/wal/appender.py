@@ -19,7 +19,7 @@ from stele.model.errors import Code, Corrupt, ensure
 from stele.model.ids import OpId
 from stele.wal.base import LogBase
 from stele.wal.format import RECORD, GroupKind, Kind, Record
-from stele.wal.handover import Checkpoint, Done, Item, LoopSide, Writer
+from stele.wal.handover import Again, Checkpoint, Done, Item, LoopSide, Writer
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
 from stele.wal.state import State, place
@@ -232,6 +232,7 @@ class Appender:
         tablet, replica = state.raw
         pack, kind_entry = RECORD.pack, int(Kind.ENTRY)
         pieces = group.pieces
+        cached = [] if type(entries) is Again else group.entries
         first, term = entries[0].index, entries[0].term
         for e in entries:
             payload = e.payload
@@ -242,7 +243,7 @@ class Appender:
             pieces.append(pack(kind_entry, e.kind, 0, length, tablet, replica, e.term, e.index, e.timestamp))
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
-            group.entries.append((state, e))
+            cached.append((state, e))
         group.count += len(entries)
         group.index.append((state, kind_entry, first, entries[-1].index, term))
 

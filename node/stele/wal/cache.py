@@ -27,8 +27,7 @@ class EntryCache:
         self.bytes = 0
 
     def add(self, written: Iterable[tuple[State, Entry]]) -> None:
-        """These were written, and are indexed; drop the oldest until the bound holds. Those that were read back and written
-        again are not kept: nobody reads them soon."""
+        """These were written, and are indexed; drop the oldest until the bound holds. Those that are void by now are not kept."""
         fifo = self._fifo
         for pair in written:
             if pair[0].cache.get(pair[1].index) is not pair[1]:

@@ -35,6 +35,12 @@ class Checkpoint:
         self.position: Position | None = None
 
 
+class Again(tuple[Entry, ...]):
+    """Entries that stood in the log before: of those that are in memory the cache has heard."""
+
+    __slots__ = ()
+
+
 Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | None, Done | None]
 """(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
 

@@ -9,6 +9,7 @@ voids all earlier ones at or above i, whatever the terms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stele.model.config import Configuration, decode_configuration
@@ -152,6 +153,21 @@ class State:
         at = self.runs.find(index)
         return None if at is None else self.runs[at].term
 
+    # The log's lock is held meanwhile: these look at each index, or at all that is in memory, whichever are fewer.
+
+    def next_cached(self, first: int, last: int) -> int:
+        """The lowest index from `first` to `last` whose entry is in memory, `last` + 1 if none is."""
+        if last - first < len(self.cache):
+            return next((index for index in range(first, last + 1) if index in self.cache), last + 1)
+        return min((index for index in self.cache if first <= index <= last), default=last + 1)
+
+    def _uncache(self, first: int, last: int) -> None:
+        indexes: Sequence[int] = range(first, last + 1)
+        if len(indexes) > len(self.cache):
+            indexes = [index for index in self.cache if first <= index <= last]
+        for index in indexes:
+            self.cache.pop(index, None)
+
     # --- hard state
 
     def hard_record(self, kind: int, term: int, who: int) -> None:
@@ -182,8 +198,7 @@ class State:
         self.cuts += 1
         from_index = max(from_index, self.start.index + 1)
         term = self.term_at(from_index - 1)
-        for index in range(from_index, self.last.index + 1):
-            self.cache.pop(index, None)
+        self._uncache(from_index, self.last.index)
         while self.configs and self.configs[-1][0] >= from_index:
             self.configs.pop()
         self.last = OpId(self.start.term if term is None else term, from_index - 1)
@@ -194,8 +209,7 @@ class State:
             self.cut(self.start.index + 1)
         if opid.index < self.start.index:
             return
-        for index in range(self.start.index + 1, min(opid.index, self.last.index) + 1):
-            self.cache.pop(index, None)
+        self._uncache(self.start.index + 1, min(opid.index, self.last.index))
         if opid.index >= self.last.index:
             self.last = opid
         self.start = opid

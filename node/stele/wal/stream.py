@@ -22,7 +22,7 @@ from stele.model.logrecord import (
 )
 from stele.wal.base import LogBase
 from stele.wal.format import Kind, Record
-from stele.wal.handover import RECORD_COST_BYTES, Done
+from stele.wal.handover import RECORD_COST_BYTES, Again, Done
 from stele.wal.reader import GroupReader, entries_of
 from stele.wal.runs import Run
 from stele.wal.segment import Segment
@@ -231,10 +231,8 @@ class StreamLog:
                         f"log {state.key}: entry {first_index} is neither in memory nor on disk",
                     )
                     run = state.runs[at]  # type: ignore[index]
-                    upto = first_index
-                    limit = min(run.last, state.last.index)
-                    while upto < limit and upto + 1 not in state.cache:
-                        upto += 1  # what is in memory may replace, unwritten, what the disk has
+                    # What is in memory may replace, unwritten, what the disk has.
+                    upto = state.next_cached(first_index, min(run.last, state.last.index)) - 1
                     segment = log.pin_segment(run.sequence)
                 try:
                     entries = self._read_run(reader, segment, run, first_index, upto)
@@ -288,7 +286,7 @@ class StreamLog:
                 size += len(entry.payload) + RECORD_COST_BYTES
             self._check_size(size, bytes_max)
             log.admit_again()
-            log.handover.push((state, tuple(entries), None, done), size)
+            log.handover.push((state, Again(entries), None, done), size)
         return size
 
     def set_flushed(self, index: int) -> None:
