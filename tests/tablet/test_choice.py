@@ -92,6 +92,7 @@ def test_files_of_about_one_size_are_merged() -> None:
     assert choose(few, 9, full=True) == few
     assert not choose([_file(1)], 9, full=True)
     assert choose([_file(1, deletes=1)], 9, full=True)
+    assert choose([_file(1, unique=False)], 9, full=True)
     assert not choose([_file(1, unique=False)], 4, full=True)  # its history is still wanted
 
 

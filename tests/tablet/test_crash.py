@@ -206,6 +206,8 @@ def test_a_flush_of_a_key_space_that_fails_is_due_again_at_once(tmp_path: Path, 
     with pytest.raises(Retryable):
         job.write()
     assert store.should_flush() and store.flushed == OpId(0, 0)
+    found = store.checkpoint(tmp_path / "copy")
+    assert found.opid == KeySpace.open(tmp_path / "copy").applied == OpId(0, 0)
     files.full = ""
     again = store.begin_flush()
     assert again is not None
@@ -375,6 +377,30 @@ def test_a_checkpoint_opens_as_a_store_and_keeps_its_files(tmp_path: Path) -> No
     copy = TabletStore.open(tmp_path / "copy")
     assert copy.applied == found.opid == store.applied
     assert all_rows(copy) == twin.at(store.last_timestamp)
+
+
+class Links(Stops):
+    """Looks, when a file is linked, whether somebody else might put another one in its place."""
+
+    machine: TabletStore | KeySpace
+
+    def link(self, source: Path, target: Path) -> None:
+        machine = self.machine
+        lock = machine._file_lock if isinstance(machine, KeySpace) else machine._contents.manifest_lock
+        assert lock.locked()
+        super().link(source, target)
+
+
+@pytest.mark.parametrize("table", [True, False], ids=["table", "key space"])
+def test_a_checkpoint_is_of_one_moment_and_survives_power_loss(tmp_path: Path, table: bool) -> None:
+    files = Links(0)
+    if table:
+        _store_with_everything(tmp_path)
+        files.machine = TabletStore.open(tmp_path / "t", StoreOptions(files=files))
+    else:
+        files.machine = KeySpace.create(tmp_path / "t", files=files)
+    found = files.machine.checkpoint(tmp_path / "copy")
+    assert found.files and not [path for path in files.unsynced if path.parent == tmp_path / "copy"]
 
 
 def test_a_key_space_survives_power_loss_at_every_step(tmp_path: Path) -> None:

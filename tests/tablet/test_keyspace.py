@@ -13,6 +13,7 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.writeop import BodyKind, encode
+from stele.tablet.checked import HEADER_BYTES, seal
 from stele.tablet.keyfile import FILE_NAME
 from stele.tablet.keyspace import KeySpace
 from tests.tablet.twin import START_US, header
@@ -73,6 +74,7 @@ def test_list_goes_by_prefix_and_page(tmp_path: Path) -> None:
     assert [k for k, _ in store.list(b"t/")] == [b"t/a", b"t/b", b"t/c"]
     assert [k for k, _ in store.list(b"t/", limit=2)] == [b"t/a", b"t/b"]
     assert [k for k, _ in store.list(b"t/", after=b"t/b")] == [b"t/c"]
+    assert [k for k, _ in store.list(b"t/b")] == [b"t/b"]
     assert len(store) == 5
 
 
@@ -145,8 +147,8 @@ def test_restart_comes_back_with_everything(tmp_path: Path) -> None:
     job.write()
     store.finish_flush(job)
     again = KeySpace.open(tmp_path / "k")
-    assert again.applied == again.flushed == OpId(2, 6)
-    assert again.max_ceiling == 99
+    assert again.applied == again.flushed == store.flushed == OpId(2, 6)
+    assert again.max_ceiling == 99 and again.last_timestamp == store.last_timestamp > 0
     assert again.checksum() == store.checksum()
     assert again.list() == store.list()
     assert again.changed_at(b"3") == 3
@@ -166,7 +168,7 @@ def test_a_batch_that_is_refused_changes_nothing_and_a_copy_is_as_far_as_its_fil
     found = store.checkpoint(tmp_path / "one")
     assert found.opid == OpId(1, 1) == KeySpace.open(tmp_path / "one").applied
     store.finish_flush(first)
-    assert not store.should_flush(), "nothing has come since"
+    assert not store.should_flush() and store.begin_flush() is None, "nothing has come since"
     cas = [KeyOperation(KeyOp.REPLACE, b"a", b"2"), KeyOperation(KeyOp.CAS, b"b", b"3", b"other")]
     assert store.apply(entry_of(2, cas)).code is Code.CAS_FAILED
     assert store.list() == [(b"a", b"1")] and store.changed_at(b"a") == 1
@@ -185,6 +187,9 @@ def test_no_damaged_byte_goes_unseen(tmp_path: Path) -> None:
             path.write_bytes(bad)
             with pytest.raises(Corrupt):
                 KeySpace.open(tmp_path / "k")
+    path.write_bytes(seal(b"STLONCE1", 1, good[HEADER_BYTES:]))  # whole, and another file
+    with pytest.raises(Corrupt):
+        KeySpace.open(tmp_path / "k")
 
 
 def test_operations_code_round_trip_and_faults() -> None:

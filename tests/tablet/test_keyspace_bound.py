@@ -13,7 +13,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.tablet.checked import PIECE_BYTES
 from stele.tablet.files import Files
-from stele.tablet.keyfile import FILE_NAME
+from stele.tablet.keyfile import FILE_NAME, _gathered
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.pairs import PAIR_BYTES
 from tests.tablet.test_keyspace import entry_of, replace_entry
@@ -189,6 +189,9 @@ def test_a_flush_and_a_check_go_by_small_pieces(tmp_path: Path) -> None:
     size = (tmp_path / "k" / FILE_NAME).stat().st_size
     assert sum(files.pieces) == size > 15 * PIECE_BYTES
     assert max(files.pieces) <= PIECE_BYTES and len(files.pieces) < 50, "neither large nor one for each key"
+    pairs = iter([b"v" * 400] * 2_000)
+    next(_gathered(pairs))
+    assert len(list(pairs)) > 1_000, "no piece waits for all"
     read: list[int] = []
     store.verify(read.append)
     assert sum(read) == size and max(read) <= PIECE_BYTES

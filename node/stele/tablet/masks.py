@@ -57,8 +57,6 @@ class MaskCache:
         """
         size = sum(_GROUP_BYTES + (0 if mask is None else mask.nbytes) for of in masks for mask in of)
         with self._lock:
-            if (serial, names) in self._masks:
-                return
             self._drop(key for key in self._masks if key[0] == serial and not set(key[1]).isdisjoint(names))
             if size > self._bytes_max:
                 return
