@@ -73,7 +73,9 @@ def test_what_is_under_way_counts(tmp_path: Path) -> None:
     store.reserve(second, [insert])
     _refused(store, _replace(b"c", 1))
     assert store.vet([KeyOperation(KeyOp.DELETE, b"03")]) == 0
-    assert store.vet([insert]) == 0, "sent again, or another's: one of them is done at most"
+    _refused(
+        store, KeyOperation(KeyOp.INSERT, b"b", b"v" * 99)
+    )  # the first may come to nothing, and this be done
     store.end_pending(second)  # it was never proposed
     assert store.vet([_replace(b"c", 100)]) == store.vet([insert]) == PAIR_BYTES + 100
     store.apply(entry_of(12, [_replace(b"a", 100)]))

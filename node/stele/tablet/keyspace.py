@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +75,9 @@ class KeySpaceFlush:
 
 @dataclass(slots=True)
 class _Claim:
-    """Of a batch that is not applied yet: the keys it changes alone, those it inserts, and the bytes that it adds."""
+    """Of a batch that is not applied yet: the keys it changes alone, and the bytes that it adds."""
 
     written: Sequence[bytes]
-    inserts: Sequence[bytes] = ()
     growth: int = 0
 
 
@@ -107,7 +105,6 @@ class KeySpace:
         self._pairs = pairs
         self._listeners: list[CommitListener] = []
         self._pending: dict[bytes, int] = {}
-        self._inserting: Counter[bytes] = Counter()
         self._growth = 0
         self._claims: dict[int, _Claim] = {}
         self._next_token = 1
@@ -247,8 +244,8 @@ class KeySpace:
             case KeyOp.REPLACE | KeyOp.CAS:
                 return size_of(operation.key, operation.value) - held
             case KeyOp.INSERT:
-                # Of several inserts of one key one is done at most; where a delete of it is under way, one may be.
-                there = operation.key in self._inserting or (old and operation.key not in self._pending)
+                # Where a delete of the key is under way, or another insert that may come to nothing, this one may be done.
+                there = old is not None and operation.key not in self._pending
                 return 0 if there else size_of(operation.key, operation.value)
             case KeyOp.CHECK:
                 return 0
@@ -287,9 +284,7 @@ class KeySpace:
         """
         claim = self._claims[token]
         claim.growth = self.vet(operations, header)
-        claim.inserts = [o.key for o in operations if o.op is KeyOp.INSERT]
         self._growth += claim.growth
-        self._inserting.update(claim.inserts)
 
     def end_pending(self, token: int) -> None:
         """The batch is applied, or known never to be."""
@@ -299,7 +294,6 @@ class KeySpace:
         for key in claim.written:
             del self._pending[key]
         self._growth -= claim.growth
-        self._inserting -= Counter(claim.inserts)
 
     def add_commit_listener(self, listener: CommitListener) -> None:
         """Call `listener` for each key that a committed batch changes, in the batch's order, from `apply`."""
