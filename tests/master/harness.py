@@ -24,6 +24,7 @@ from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
+from stele.tablet.keyspace import BYTES_MAX
 from stele.tserver.ticker import ReplicaClock
 from tests.consensus.cluster import WAIT_S
 from tests.master.memory_log import MemoryGroup
@@ -39,10 +40,10 @@ _EPOCH_US = 1_700_000_000_000_000
 class World:
     """Three masters; their clocks go no faster than the test does, and are moved by hand where a test needs it."""
 
-    def __init__(self, directory: Path, options: MasterOptions) -> None:
+    def __init__(self, directory: Path, options: MasterOptions, bytes_max: int = BYTES_MAX) -> None:
         self.shift_ms = 0
         self.wall_ahead_ms = 0
-        self.group = MemoryGroup(directory, MASTERS)
+        self.group = MemoryGroup(directory, MASTERS, bytes_max)
         self.pool = ChannelPool(Identity())
         self._clock = ReplicaClock()
         self.masters = {
@@ -190,9 +191,11 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def world(directory: Path, options: MasterOptions = OPTIONS) -> AsyncIterator[World]:
-    """Three masters, the first of them leading."""
-    w = World(directory, options)
+async def world(
+    directory: Path, options: MasterOptions = OPTIONS, *, bytes_max: int = BYTES_MAX
+) -> AsyncIterator[World]:
+    """Three masters, the first of them leading. `bytes_max`: of the catalog."""
+    w = World(directory, options, bytes_max)
     for master in w.masters.values():
         master.start()
     ticking = asyncio.create_task(w.tick())

@@ -13,19 +13,21 @@ from stele.model.errors import Code, NotLeader, Retryable, error_for
 from stele.model.ids import NodeId, ReplicaId
 from stele.model.kvop import KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.tablet.keyspace import KeySpace
+from stele.tablet.keyspace import BYTES_MAX, KeySpace
 
 
 class MemoryGroup:
     """The replicas of one catalog tablet. `elect` makes one of them lead; nobody does at first."""
 
-    def __init__(self, directory: Path, node_ids: Sequence[str]) -> None:
+    def __init__(self, directory: Path, node_ids: Sequence[str], bytes_max: int = BYTES_MAX) -> None:
         self.term = 0
         self.leader = ""
         self.entries: list[Entry] = []
         peers = tuple(Peer(NodeId(n), ReplicaId(i + 1), f"127.0.0.{i + 1}:1") for i, n in enumerate(node_ids))
         self.config = Configuration(-1, peers)
-        self.members = {n: MemoryLog(self, n, KeySpace.create(directory / n)) for n in node_ids}
+        self.members = {
+            n: MemoryLog(self, n, KeySpace.create(directory / n, bytes_max=bytes_max)) for n in node_ids
+        }
         self.lose_next: str = ""
         """What becomes of the next proposal: "" committed; "lost" or "unknown": the leader steps down, and it is
         dropped, or committed without an answer."""

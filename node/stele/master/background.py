@@ -31,6 +31,9 @@ log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
 """Looked at in one turn of the event loop, which takes some 4 ms, and changed in one batch, at most."""
+REPLACED_QUARTERS = 3
+"""Of the catalog, for new tablets in the place of such as nobody made: those come again and again where nodes do not answer. The
+last quarter is for what becomes of tablets and nodes that there are, which ends by itself."""
 REFUSED_TOLD = 8
 """Passes refused in a row, until it is told."""
 
@@ -45,6 +48,8 @@ class Background:
         self._swept_ms = 0
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
+        self._full = False
+        """Whether it was told that the catalog is full, and is still so."""
 
     async def run(self) -> None:
         """Look at what changed, and now and then at everything, until the leadership ends."""
@@ -78,6 +83,7 @@ class Background:
         lead = self._lead
         now = lead.now_ms()
         lead.liveness.awake(now)
+        lead.full = False
         await record_registrations(lead)
         sweep = now - self._swept_ms >= lead.options.sweep_ms
         if sweep:
@@ -100,6 +106,19 @@ class Background:
             await asyncio.sleep(0)  # a look that finds nothing due has waited for nothing
         if sweep:
             await self._forgetting.step()
+            self._tell_full()
+
+    def _tell_full(self) -> None:
+        """Once, until a sweep has left nothing undone."""
+        space = self._lead.log.key_space
+        if self._lead.full and not self._full and space is not None:
+            log.error(
+                "the catalog is full: rows of nodes and tablets are not written. Delete tables, and retire nodes that are silent: "
+                "rows of deleted tables go an hour later, once each node that is not RETIRED was heard",
+                bytes=space.held_bytes,
+                bytes_max=space.bytes_max,
+            )
+        self._full = self._lead.full
 
     async def _look_at(self, tablet_ids: list[str]) -> None:
         lead = self._lead
@@ -121,15 +140,13 @@ class Background:
     async def _follow_reports(self, tablet_ids: list[str]) -> None:
         lead = self._lead
         async with lead.locks.hold(tablets=tablet_ids):
-            batch: list[KeyOperation] = []
-            for tablet_id in tablet_ids:
-                row = lead.catalog.tablets[tablet_id]
-                changed = self._changed(row)
-                if changed != row:
-                    batch.append(swap(row, changed))
-                    _tell(row, changed)
-            if batch:
+            rows = [lead.catalog.tablets[t] for t in tablet_ids]
+            due = [(row, changed) for row in rows if (changed := self._changed(row)) != row]
+            if batch := lead.fitting([swap(row, changed) for row, changed in due]):
                 await lead.commit(batch)
+            for row, changed in due:
+                if lead.catalog.tablets.get(row.tablet_id) == changed:
+                    _tell(row, changed)
 
     def _changed(self, row: TabletRecord) -> TabletRecord:
         """The row as the newest reports would have it."""
@@ -207,7 +224,7 @@ class Background:
                         ),
                     )
                 )
-            if batch:
+            if batch := lead.fitting(batch):
                 await lead.commit(batch + [unchanged(lead.catalog.nodes[n]) for n in used])
 
     def _too_late(self, row: TabletRecord) -> bool:
@@ -227,8 +244,12 @@ class Background:
             fresh = TabletRecord(
                 TabletId(new_id()), row.table_id, row.ordinal, "PREPARING", row.partition, now_us
             )
+            batch = [swap(row, mark_of(row, "REPLACED", now_us)), insert(fresh)]
+            if not lead.has_room(batch, REPLACED_QUARTERS):
+                lead.full = True
+                return
             log.warning("tablet not created in time, replaced", tablet=tablet_id, by=fresh.tablet_id)
-            await lead.commit([swap(row, mark_of(row, "REPLACED", now_us)), insert(fresh)])
+            await lead.commit(batch)
         lead.look_at(fresh.tablet_id)
 
 

@@ -21,7 +21,7 @@ from stele.master.locks import Locks
 from stele.master.placement import Candidate
 from stele.master.port import CatalogLog
 from stele.master.records import NodeRecord
-from stele.model.errors import Code, NotLeader, Retryable, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOperation
 
@@ -71,6 +71,8 @@ class Leadership:
     """When this leader last granted the driver's claim; that of an earlier leader counts from here on."""
     claim_ttl_ms: int | None = None
     """How long it then lasts; None: an earlier leader granted it, and only that one knew."""
+    full: bool = False
+    """Whether, in this pass of the background, something was left undone since the catalog has no room for it."""
     _running: Whole = field(default_factory=Whole)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,28 @@ class Leadership:
             metrics.master_batches.labels(exc.code.name).inc()
             raise
         metrics.master_batches.labels(Code.OK.name).inc()
+
+    def has_room(self, operations: Sequence[KeyOperation], quarters: int = 4) -> bool:
+        """Whether the catalog, or so many quarters of it, would hold this batch too. What makes it no larger it always takes."""
+        space = self.log.key_space
+        if space is None:
+            return True  # who proposes is told
+        try:
+            growth = space.vet(operations)
+        except Rejected:
+            return False
+        return not growth or space.held_bytes + growth <= space.bytes_max * quarters // 4
+
+    def fitting(self, changes: Sequence[KeyOperation]) -> list[KeyOperation]:
+        """Those of these changes, each of a row of its own, that the catalog has room for: all, unless it is full."""
+        found = list(changes)
+        if not self.has_room(found):
+            found = []
+            for change in changes:
+                if self.has_room([*found, change]):
+                    found.append(change)
+            self.full = True
+        return found
 
     def check(self) -> None:
         """Raise NOT_LEADER unless this term of leading still goes on."""

@@ -31,6 +31,7 @@ async def record_registrations(lead: Leadership) -> None:
 async def _record(lead: Leadership, node_ids: list[str]) -> None:
     async with lead.locks.hold(tables=[f"node/{n}" for n in node_ids]):
         batch: list[KeyOperation] = []
+        news: list[NodeRecord] = []
         for node_id in node_ids:
             wanted = _wanted(lead, lead.liveness.nodes[node_id])
             if wanted is None:
@@ -38,11 +39,12 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
             present = lead.catalog.nodes.get(node_id)
             batch.append(insert(wanted) if present is None else swap(present, wanted))
             if present is None or replace(present, log_synced=wanted.log_synced) != wanted:
-                log.info(
-                    "node", node=node_id, role=wanted.role, address=wanted.address, machine=wanted.machine
-                )
-        if batch:
+                news.append(wanted)
+        if batch := lead.fitting(batch):
             await lead.commit(batch)
+        for row in news:
+            if lead.catalog.nodes.get(row.node_id) == row:
+                log.info("node", node=row.node_id, role=row.role, address=row.address, machine=row.machine)
 
 
 def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
