@@ -118,6 +118,7 @@ threading.Thread(target=read).start()
 
 
 async def test_a_thread_that_outlives_the_main_one_is_told_why_it_cannot_go_on(tmp_path: Path) -> None:
+    """Python has other words for it where the threads of an executor had been used."""
     program = """
 import threading
 import pyarrow as pa
@@ -125,6 +126,7 @@ from stele.client import Client
 from stele.model.errors import SteleError
 client = Client(masters)
 table = client.open_table("t")
+table.scan().count()
 def use():
     threading.main_thread().join()
     for name, call in {
@@ -162,9 +164,14 @@ threading.Thread(target=use).start()
 
 
 async def test_a_client_that_is_closed_as_the_program_exits_loses_no_row(tmp_path: Path) -> None:
+    """Nor does its event loop stand still while pyarrow, which is given the first row, looks for pandas."""
     program = """
-import atexit
+import atexit, sys, threading
 from stele.client import Client
+def audit(event, arguments):
+    if event == "import" and arguments[0] == "pandas":
+        print("pandas is looked for by", threading.current_thread().name)
+sys.addaudithook(audit)
 client = Client(masters)
 table = client.open_table("t")
 table.scan().count()

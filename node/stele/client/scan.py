@@ -75,7 +75,7 @@ class FlightPool(FlightConnections):
         """
         try:
             reading = begin(threads or self._threads, read, scan)
-        except RuntimeError:  # the threads have been told to end
+        except (Rejected, RuntimeError):  # the threads have been told to end
             if self.closed:
                 raise Closed() from None
             raise

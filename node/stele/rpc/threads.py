@@ -35,13 +35,13 @@ def begin(executor: Executor | None, call: Callable[..., T], *args: Any) -> asyn
     """`call(*args)` in a thread of `executor`, by default the event loop's.
 
     Raises:
-        Rejected: the main thread has ended.
-        RuntimeError: the executor was shut down.
+        Rejected: the main thread has ended, or the executor was shut down.
     """
     try:
         return asyncio.get_running_loop().run_in_executor(executor, call, *args)
     except RuntimeError as exc:
-        if "interpreter shutdown" not in str(exc):  # Python has no other word for it
+        # Python has no other word for it. An executor that has threads shuts itself down then.
+        if "interpreter shutdown" not in str(exc) and "after shutdown" not in str(exc):
             raise
         raise main_thread_ended() from exc
 
