@@ -6,9 +6,11 @@ Imports model and rpc only. Invariant: one stream to each node, however many tab
 from __future__ import annotations
 
 import asyncio
+import importlib
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -39,6 +41,7 @@ TIMEOUT_S = 30.0
 _LOCATE_AT_LEAST_S = 0.1
 _NEXT_STEPS = {"table": ("table", Advice.LIST_TABLES), "keyspace": ("key space", Advice.CREATE_KEYSPACE)}
 """Where there is none of a name: what it would be called, and what to do."""
+_pandas_sought = threading.Event()
 
 
 class AsyncClient:
@@ -151,7 +154,9 @@ class AsyncClient:
             replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
             table_id=id_to_pb(new_id()),
         )
-        return self._opened(await self._make(request, wait, timeout_s))
+        locations = await self._make(request, wait, timeout_s)
+        await _seek_pandas()
+        return self._opened(locations)
 
     async def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
@@ -205,7 +210,9 @@ class AsyncClient:
 
     async def open_table(self, name: str) -> AsyncTable:
         """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
-        return self._opened(await self._find(name, "table", self._timeout_s))
+        locations = await self._find(name, "table", self._timeout_s)
+        await _seek_pandas()
+        return self._opened(locations)
 
     def open_planned(self, plan: WritePlan) -> AsyncTable:
         """The table of a plan, without asking the masters: they are asked once its tablets are not where they were then. That
@@ -280,6 +287,20 @@ class AsyncClient:
         self._locations.add(locations)
         locations.take(answer)
         return locations
+
+
+async def _seek_pandas() -> None:
+    """pyarrow imports pandas, where it is installed, as it makes its first array, and takes up to seconds: here, in a thread,
+    the event loop goes on meanwhile."""
+    if not _pandas_sought.is_set():
+        await in_thread(_import_pandas)
+
+
+def _import_pandas() -> None:
+    with suppress(Exception):  # whatever it is, pyarrow meets it again, and has its own way with it
+        importlib.import_module("pandas")
+        importlib.import_module("pyarrow.pandas_compat")
+    _pandas_sought.set()
 
 
 @contextmanager
