@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+import structlog
 
+from stele.cli import app
 from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
 from stele.cli.processes import master_run, node_options, parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
 from stele.model.errors import Advice, Rejected, SteleError
 from stele.model.schema import Schema
+from stele.rpc import logging
 from stele.tserver import options
 from tests.client.commands import runner
 from tests.client.small import small_cluster
@@ -94,6 +101,32 @@ def test_exit_codes_are_those_of_the_processes() -> None:
     wanted = {value for name, value in vars(options).items() if name.startswith("EXIT_")}
     assert set(PROCESS_EXIT_CODES) == wanted
     assert all(f"{code} {EXIT_CODES[code]}" in listed(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130))
+
+
+def reader_left() -> TextIO:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return open(writing, "w", buffering=1)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [lambda: open("/dev/full", "w", buffering=1), reader_left, lambda: None],  # noqa: SIM115
+    ids=["full disk", "reader left", "closed"],
+)
+def test_what_cannot_be_told_ends_with_its_exit_code_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, stream: Callable[[], TextIO | None]
+) -> None:
+    """It was 1, which says no. Nor does a line of a node's log that nobody takes stop what the node is doing."""
+    monkeypatch.setattr(sys, "stderr", stream())
+    with pytest.raises(SystemExit) as ended:
+        app.run(["nonsense"])
+    logging.setup()
+    structlog.get_logger("stele.test").error("a line")
+    structlog.reset_defaults()
+    with contextlib.suppress(OSError):
+        sys.stderr.close()
+    assert ended.value.code == 2
 
 
 async def test_no_master_is_one_line_and_try_again_later() -> None:

@@ -10,7 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import click
 
@@ -67,6 +68,26 @@ _GROUPS = {
     ),
 }
 _COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the cluster: is every tablet as it should be?")}
+
+
+class _WhereItCan:
+    """Standard error. What cannot be written there, as on a full disk or where the reader has left, is dropped: the exit code
+    still tells, and a node whose log nobody takes goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Lazy(click.Group):
@@ -140,6 +161,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # closed by the shell (>&-)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
+    stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
+    sys.stderr = cast(TextIO, _WhereItCan(stderr))
     try:
         code = cli.main(arguments, prog_name="stele", standalone_mode=False)
     except click.exceptions.Abort:

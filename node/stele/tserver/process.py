@@ -8,6 +8,7 @@ it, once no thread of it is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import resource
@@ -56,8 +57,9 @@ def run_process(options: NodeOptions, make_node: Callable[[NodeOptions], Node] =
 def end_process(code: int) -> NoReturn:
     """End at once, after `run_process`: all that is ours is closed. The interpreter's own end would have Flight wait for
     its readers, of whom one may be stuck."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 
