@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -410,6 +411,8 @@ async def test_a_blocking_call_on_the_clients_own_thread_is_refused(tmp_path: Pa
             batches = table.scan().batches()
             next(batches)
             client.run(_end(batches))  # as the garbage collector may, wherever it runs
+            with pytest.raises(SystemExit, match=r"^5$"):
+                table.write_arrow(rows().slice(0, 5), on_rows=sys.exit)
             assert table.scan().count() == 5
 
     async def _end(batches: Iterator[pa.RecordBatch]) -> None:

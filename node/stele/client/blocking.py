@@ -60,7 +60,10 @@ class Client:
         # Entered again by whom it holds: the garbage collector may end a scan wherever memory is taken, in here too.
         self._lock = threading.RLock()
         self._closing = False
-        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="stele-client", daemon=True)
+        self._over = self._loop.create_future()  # of its thread alone
+        self._thread = threading.Thread(
+            target=_serve, args=(self._loop, self._over), name="stele-client", daemon=True
+        )
         self._thread.start()
         try:
             self.asynchronous = self.run(_make(masters, timeout_s, first_contact_s))
@@ -133,7 +136,7 @@ class Client:
             with self._lock:
                 first, self._closing = not self._closing, True
             if first:
-                call = Handover(self.asynchronous.close, self._loop)
+                call = Handover(self._close, self._loop)
                 call.hand_over()
                 call.wait()
             else:
@@ -223,16 +226,35 @@ class Client:
         """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
         return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
+    async def _close(self) -> None:
+        try:
+            await self.asynchronous.close()
+        finally:
+            self._end()  # whoever waited for it may have been interrupted, and once more before it could end the loop
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
     def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._end)
         self._thread.join()
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
     """The client's thread. What ends with the loop does so here: whoever closes the client may be interrupted."""
-    loop.run_forever()
-    loop.run_until_complete(_end_tasks())
+    _run(loop, over)
+    _run(loop, loop.create_task(_end_tasks()))
     loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Until it is done. SystemExit, as `on_rows` may raise it, asyncio gives to whoever waits for its task, and lets it out of
+    the loop as well, which others need."""
+    while not future.done():
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_until_complete(future)
 
 
 async def _end_tasks() -> None:
