@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import json
 import os
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from stele.cli.output import show_table
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.rows import python_rows
 from stele.model.schema import Schema
+from tests.client.commands import runner
 from tests.client.small import SmallCluster, small_cluster
 
 SPREAD = PartitionSchema((HashPartition((0,), 4),))
@@ -153,7 +155,7 @@ async def test_a_snapshot_without_a_zone_is_utc(tmp_path: Path) -> None:
     """As a time in --where is; it was the zone of whoever asked."""
     async with wide_table(tmp_path) as cluster:
         now = dt.datetime.now(dt.UTC).replace(tzinfo=None).isoformat()
-        for zone in ("UTC", "UTC-9", "UTC+9"):
+        for zone in ("UTC-9", "UTC+9"):
             line = f"TZ={zone} stele table scan wide --count --snapshot {now}"
             assert await shell(cluster, line) == (0, "300000\n", "")
 
@@ -173,7 +175,9 @@ async def test_rows_are_told_in_words_of_json_and_without_orders_to_the_terminal
         assert out.splitlines()[3] == r'3   a,"b"\r\n\x1b[31mc'
 
 
-async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
+async def test_what_cannot_be_written_or_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = tmp_path / "whole.parquet"
     parquet.write_table(
         pa.table({"id": np.arange(100_000), "text": [f"x{i}" for i in range(100_000)]}), whole
@@ -228,7 +232,10 @@ async def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> Non
                 "--hash id:²: expected NAME,...:BUCKETS",
             ),
         ):
-            ended, _, err = await shell(cluster, f"stele {line}")
+            if ">" in line or "/nowhere" in line:  # its standard output is given up: a process of its own
+                ended, _, err = await shell(cluster, f"stele {line}")
+            else:
+                ended, _, err = await runner(cluster, monkeypatch)(*shlex.split(line))
             assert (ended, "Traceback" in err) == (code, False), (line, err)
             assert told in err, err
 
