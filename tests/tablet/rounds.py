@@ -22,7 +22,8 @@ from stele.tablet.machine import Outcome
 from stele.tablet.memtable import SMALL_ROWS
 from stele.tablet.runs import Mask, Positions
 from stele.tablet.store import TabletStore
-from stele.tablet.writing import U64, Located, Rows, _small, complete, key_columns
+from stele.tablet.vetting import complete, key_columns
+from stele.tablet.writing import U64, Located, Rows, _small
 
 _PRESENT = "the key is present; use upsert to overwrite it"
 _ABSENT = "the key is absent"

@@ -20,7 +20,7 @@ from stele.tablet.exactly_once import DETAILS_BYTES_MAX, IDLE_US, OUTCOMES_MAX, 
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import Outcome
 from stele.tablet.store import TabletStore
-from stele.tablet.writing import CHECKED_ROWS_MAX
+from stele.tablet.vetting import CHECKED_ROWS_MAX
 from tests.tablet.test_keyspace import entry_of
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
 

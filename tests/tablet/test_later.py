@@ -20,7 +20,7 @@ from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import StateMachine
 from stele.tablet.store import TabletStore
-from stele.tablet.writing import vet
+from stele.tablet.vetting import vet
 from tests.tablet.twin import SCHEMA, START_US, block_of, flush, header, write_entry
 
 ROW = {"k": "a", "n": 1, "v": "x", "w": 2, "d": 0.5}

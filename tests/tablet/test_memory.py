@@ -24,7 +24,7 @@ from stele.tablet import store as store_module
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
-from stele.tablet.writing import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, vet
+from stele.tablet.vetting import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, vet
 from tests.model.packed import compressed_rows
 from tests.tablet.test_keyspace import replace_entry
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store

@@ -22,7 +22,8 @@ from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Outcome
 from stele.tablet.manifest import NAME as MANIFEST
 from stele.tablet.store import TabletStore
-from stele.tablet.writing import Located, vet
+from stele.tablet.vetting import vet
+from stele.tablet.writing import Located
 from tests.tablet.rounds import StoreByRounds
 from tests.tablet.twin import FOREVER, SCHEMA, START_US, compact, flush, header, new_store, rows_of
 

@@ -19,8 +19,8 @@ from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
 from stele.tablet.compaction import run_job
 from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
+from stele.tablet.vetting import vet
 from stele.tablet.view import View
-from stele.tablet.writing import vet
 
 SCHEMA = Schema.make(
     [

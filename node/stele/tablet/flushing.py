@@ -23,7 +23,7 @@ from stele.tablet.runs import Kept
 
 _ONCE_MAGIC, _ONCE_VERSION = b"STLONCE1", 1
 _RUN_BYTES = 64 << 20
-"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`writing.complete`)."""
+"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`vetting.complete`)."""
 
 
 class StoreFlush:

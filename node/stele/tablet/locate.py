@@ -17,8 +17,8 @@ from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.memtable import MemTable
-from stele.tablet.runs import Mask
-from stele.tablet.writing import U64, Located, gather
+from stele.tablet.runs import Mask, Positions, concat_batches
+from stele.tablet.writing import U64, Located
 
 _FIRST_FILE = 2  # sources 0 and 1 are memory
 
@@ -120,4 +120,10 @@ class StoreRows:
                 inside = places >> 32 == group
                 batch = file.batch(group, schema.columns, schema.to_arrow())
                 parts.append((members[inside], batch.take(pa.array(places[inside] & 0xFFFF_FFFF))))
-        return gather(parts)
+        return _gather(parts)
+
+
+def _gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:
+    """Batches whose rows belong at the given positions, as one batch in order."""
+    back = np.argsort(np.concatenate([places for places, _ in parts]))
+    return concat_batches([batch for _, batch in parts]).take(pa.array(back))

@@ -40,8 +40,9 @@ from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.merging import Merges
 from stele.tablet.progress import Progress
+from stele.tablet.vetting import vet
 from stele.tablet.view import View
-from stele.tablet.writing import vet, write_block
+from stele.tablet.writing import write_block
 
 _log = structlog.get_logger("stele.tablet")
 
@@ -241,7 +242,7 @@ class TabletStore:
         return Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
 
     def vet(self, block: bytes) -> bool:
-        """Check a block before it is proposed; whether it is plain (stele.tablet.writing.vet).
+        """Check a block before it is proposed; whether it is plain (stele.tablet.vetting.vet).
 
         Raises:
             Rejected: every fault of the block as a whole.

@@ -1,5 +1,5 @@
 """What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.apply;
-writes only to the memtable.
+writes only to the memtable. What a block may be is told in vetting.py.
 
 A small block goes row by row through dicts; a big one by columns, and as if each row saw what those before it did.
 
@@ -17,27 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
-from stele.model.block import DELETES, UPDATES, Block, RowError, RowOp, decode_block
-from stele.model.errors import Code, Rejected
+from stele.model.block import DELETES, UPDATES, Block, RowError, RowOp
+from stele.model.errors import Code
 from stele.model.hashing import hash_binary
-from stele.model.rows import missing_fault, null_faults
+from stele.model.rows import null_faults
 from stele.model.schema import Schema
 from stele.tablet.memtable import SMALL_ROWS
-from stele.tablet.runs import Mask, Positions, concat_batches
+from stele.tablet.runs import Mask, Positions
+from stele.tablet.vetting import UNCHECKED, all_unchecked, complete, key_columns
 
 U64 = npt.NDArray[np.uint64]
 
 _PRESENT = "the key is present; use upsert to overwrite it"
 _ABSENT = "the key is absent"
-_UNCHECKED = (RowOp.UPSERT, RowOp.DELETE_IGNORE)
-
-WHOLE_BYTES_MAX = 128 << 20
-"""A block whose rows take more once they have all columns is refused: 8,192 rows of the widest table without a value have
-room. An array of Arrow's holds 2 GiB."""
-CHECKED_ROWS_MAX = 8_192
-"""Rows of a block each of which may be refused by itself: what becomes of them is kept for retries."""
-NULLS_MAX = 8_192
-"""Of a block, in columns that are not nullable, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,105 +83,6 @@ def write_block(store: Rows, block: Block, time: int, size_bytes: int) -> tuple[
     return ()
 
 
-def vet(data: bytes | memoryview, schema: Schema) -> bool:
-    """Check a block that comes from outside, before it is proposed.
-
-    Returns: whether it is plain: upserts of whole rows, none of which can be refused, whatever the store holds.
-
-    Raises:
-        Rejected: as `decode_block` of untrusted bytes; a required column that rows to insert lack; TOO_LARGE, what it
-            would take to apply it.
-    """
-    block = decode_block(data, schema)
-    whole = block.column_ids == schema.column_ids
-    nulls = _nulls(block, schema)
-    _refuse_large(block, schema, nulls)
-    if not whole and (fault := missing_fault(block, schema)):
-        raise Rejected(f"block: {fault}")
-    if block.op is not RowOp.UPSERT or not block.rows or not whole or nulls:
-        return False
-    return key_bytes.length_bound(key_columns(block.batch, schema)) <= key_bytes.KEY_BYTES_MAX
-
-
-def _nulls(block: Block, schema: Schema) -> int:
-    """How many values are null that must not be."""
-    found = 0
-    for position, column_id in enumerate(block.column_ids):
-        if schema.by_id[column_id].nullable:
-            continue
-        array = block.batch.column(position)
-        if not array.null_count:
-            continue
-        if schema.is_key(column_id):
-            found += array.null_count
-        elif block.row_ops is not None:
-            found += int(np.count_nonzero(np.asarray(array.is_null()) & (block.row_ops < RowOp.DELETE)))
-        elif block.op not in DELETES:
-            found += array.null_count
-    return found
-
-
-def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
-    faults = []
-    if block.rows > CHECKED_ROWS_MAX and not _all_unchecked(block.op, block.row_ops):
-        faults.append(f"{block.rows} rows that are looked up; at most {CHECKED_ROWS_MAX}")
-    if nulls > NULLS_MAX:
-        faults.append(
-            f"{nulls} nulls in columns that are not nullable; at most {NULLS_MAX} are told one by one"
-        )
-    if len(block.column_ids) != len(schema.columns):
-        size = block.batch.nbytes + block.rows * _lacking_bits(block, schema) // 8
-        if size > WHOLE_BYTES_MAX:
-            faults.append(f"{size} bytes with the columns that it lacks; at most {WHOLE_BYTES_MAX}")
-    if faults:
-        raise Rejected(f"block: {'; '.join(faults)}: send fewer rows", code=Code.TOO_LARGE)
-
-
-def _all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
-    return op in _UNCHECKED if ops is None else bool(np.isin(ops, _UNCHECKED).all())
-
-
-def _lacking_bits(block: Block, schema: Schema) -> int:
-    """What the columns that a block lacks take for each of its rows, once it is whole."""
-    given = set(block.column_ids)
-    bits = 0
-    for column in schema.columns:
-        if int(column.id) in given:
-            continue
-        bits += 1  # whether it is null
-        if not (pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)):
-            bits += column.arrow.bit_width
-            continue
-        bits += 32
-        if column.default is not None and block.op not in DELETES:
-            value = column.default_scalar()
-            bits += 8 * value.as_buffer().size if value.is_valid else 0
-    return bits
-
-
-def complete(block: Block, schema: Schema) -> pa.RecordBatch:
-    """The block's rows with all columns of the schema, in its order; columns it lacks hold defaults or nulls, where those
-    of one type share their memory."""
-    if block.column_ids == schema.column_ids:
-        return block.batch
-    place = {column_id: at for at, column_id in enumerate(block.column_ids)}
-    nulls: dict[pa.DataType, pa.Array] = {}
-    arrays = []
-    for column in schema.columns:
-        at = place.get(int(column.id))
-        if at is not None:
-            arrays.append(block.batch.column(at))
-            continue
-        scalar = column.default_scalar() if column.default is not None and block.op not in DELETES else None
-        if scalar is not None:
-            arrays.append(pa.repeat(scalar, block.rows))
-            continue
-        if column.arrow not in nulls:
-            nulls[column.arrow] = pa.nulls(block.rows, column.arrow)
-        arrays.append(nulls[column.arrow])
-    return pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
-
-
 def _verdict(op: int, present: bool) -> tuple[bool, Code | None]:
     """(write the row, error code) of an operation on a key that is present or not."""
     if op == RowOp.INSERT:
@@ -233,7 +126,7 @@ def _small(
         if len(key) > key_bytes.KEY_BYTES_MAX:
             errors.append(_too_long(int(rows[at]), len(key)))
             continue
-        if op not in _UNCHECKED:
+        if op not in UNCHECKED:
             present = state.get(key)
             if present is None:
                 found = store.locate_one(key)
@@ -291,11 +184,6 @@ def _overlay(
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def key_columns(batch: pa.RecordBatch, schema: Schema) -> list[pa.Array]:
-    """The key columns of a whole batch."""
-    return [batch.column(position) for position in schema.key_positions]
-
-
 def _big(
     store: Rows,
     block: Block,
@@ -308,7 +196,7 @@ def _big(
     variable = any(
         pa.types.is_string(a.type) or pa.types.is_binary(a.type) for a in key_columns(batch, store.schema)
     )
-    unchecked = _all_unchecked(block.op, ops)
+    unchecked = all_unchecked(block.op, ops)
     if unchecked and not variable:
         store.put(batch, time, _deletes(block, ops, len(rows)), size_bytes, None)
         return []
@@ -453,9 +341,3 @@ def _last_before(which: Mask, begin: Positions) -> Positions:
     last = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     before = np.concatenate(([-1], last[:-1]))
     return np.where(before >= begin, before, -1)
-
-
-def gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:
-    """Batches whose rows belong at the given positions, as one batch in order."""
-    back = np.argsort(np.concatenate([places for places, _ in parts]))
-    return concat_batches([batch for _, batch in parts]).take(pa.array(back))
