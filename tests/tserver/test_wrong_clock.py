@@ -46,15 +46,15 @@ async def compared(client: AsyncClient) -> None:
     await until(known)
 
 
-async def leader_of(client: AsyncClient, cluster: Cluster) -> Member:
-    """Of the one tablet that there is beside the catalog."""
+async def leader_of(client: AsyncClient, cluster: Cluster, name: str) -> Member:
+    """Of the one tablet of a table."""
 
     async def led() -> bool:
         return all(t.led for t in (await health_of(client)).tablets)
 
     await until(led)
     health = await health_of(client)
-    return cluster.member(next(t.leader for t in health.tablets if t.table_name == "t"))
+    return cluster.member(next(t.leader for t in health.tablets if t.table_name == name))
 
 
 async def write_and_scan(client: AsyncClient, table: AsyncTable, ids: range) -> None:
@@ -66,84 +66,87 @@ async def write_and_scan(client: AsyncClient, table: AsyncTable, ids: range) -> 
     assert sorted(found) == list(range(ids.stop))
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
-async def test_a_leaders_clock_is_set_wrong_and_right_again(
-    tmp_path: Path, ahead_s: float, capsys: pytest.CaptureFixture[str]
+async def test_a_clock_is_set_wrong_and_right_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cluster for all stories: none leaves anything in the future or the past."""
+    async with (
+        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        await a_leaders_clock(cluster, client, "ahead", HOUR_S, capsys)
+        await a_leaders_clock(cluster, client, "behind", -HOUR_S, capsys)
+        await the_only_masters_clock(cluster, client)
+
+
+async def a_leaders_clock(
+    cluster: Cluster, client: AsyncClient, name: str, ahead_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An hour ahead: no client that had touched the tablet could scan anything. An hour behind: no new program could
     write, and no scan was served, for as long as it lasted."""
-    async with (
-        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        table = await client.create_table("t", SCHEMA)
-        await compared(client)
-        await write_and_scan(client, table, range(3))
-        wrong = await leader_of(client, cluster)
-        cluster.set_clock(wrong, ahead_s)
-        await write_and_scan(client, table, range(6))
-        async with AsyncClient(cluster.master_addresses) as other:
-            await write_and_scan(other, await other.open_table("t"), range(9))
+    table = await client.create_table(name, SCHEMA)
+    await compared(client)
+    await write_and_scan(client, table, range(3))
+    wrong = await leader_of(client, cluster, name)
+    cluster.set_clock(wrong, ahead_s)
+    await write_and_scan(client, table, range(6))
+    async with AsyncClient(cluster.master_addresses) as other:
+        await write_and_scan(other, await other.open_table(name), range(9))
 
-        async def told() -> bool:
-            return [n.node_id for n in (await health_of(client)).wrong_clocks] == [wrong.node_id]
+    async def told() -> bool:
+        return [n.node_id for n in (await health_of(client)).wrong_clocks] == [wrong.node_id]
 
-        await until(told)
+    await until(told)
 
-        async def leads_no_more() -> bool:
-            return await leader_of(client, cluster) is not wrong
+    async def leads_no_more() -> bool:
+        return await leader_of(client, cluster, name) is not wrong
 
-        await until(leads_no_more)
-        capsys.readouterr()
-        assert ksck.show(await health_of(client)) == 1
-        out = capsys.readouterr().out
-        told_s = re.search(
-            rf"node {wrong.node_id[:8]} \(.*\): its clock is ([0-9.]+) s (ahead of|behind) what most", out
-        )
-        assert told_s is not None and told_s[2] == ("ahead of" if ahead_s > 0 else "behind")
-        assert 3_590 < float(told_s[1]) < 3_610
-        assert "WARNING: 1 of 4 nodes and masters with a wrong clock, all tablets healthy\n" in out
+    await until(leads_no_more)
+    capsys.readouterr()
+    assert ksck.show(await health_of(client)) == 1
+    out = capsys.readouterr().out
+    told_s = re.search(
+        rf"node {wrong.node_id[:8]} \(.*\): its clock is ([0-9.]+) s (ahead of|behind) what most", out
+    )
+    assert told_s is not None and told_s[2] == ("ahead of" if ahead_s > 0 else "behind")
+    assert 3_590 < float(told_s[1]) < 3_610
+    assert "WARNING: 1 of 4 nodes and masters with a wrong clock, all tablets healthy\n" in out
 
-        async def measured() -> bool:
-            _, metrics = await cluster.http(wrong, "/metrics")
-            (gauge,) = [m for m in metrics.splitlines() if m.startswith("stele_clock_ahead_seconds ")]
-            return abs(float(gauge.split()[1]) - ahead_s) < 10
+    async def measured() -> bool:
+        _, metrics = await cluster.http(wrong, "/metrics")
+        (gauge,) = [m for m in metrics.splitlines() if m.startswith("stele_clock_ahead_seconds ")]
+        return abs(float(gauge.split()[1]) - ahead_s) < 10
 
-        await until(measured)
-        cluster.kill(wrong)
-        cluster.restart(wrong)  # the clock is as wrong as before
-        await cluster.wait_ready(wrong)
-        await write_and_scan(client, table, range(12))
-        await until(told)
-        cluster.set_clock(wrong, 0)
+    await until(measured)
+    cluster.kill(wrong)
+    cluster.restart(wrong)  # the clock is as wrong as before
+    await cluster.wait_ready(wrong)
+    await write_and_scan(client, table, range(12))
+    await until(told)
+    cluster.set_clock(wrong, 0)
 
-        async def well() -> bool:
-            return not (await health_of(client)).wrong_clocks
+    async def well() -> bool:
+        return not (await health_of(client)).wrong_clocks
 
-        await until(well)
-        await write_and_scan(client, table, range(15))
+    await until(well)
+    await write_and_scan(client, table, range(15))
 
 
-async def test_the_only_masters_clock_is_wrong(tmp_path: Path) -> None:
+async def the_only_masters_clock(cluster: Cluster, client: AsyncClient) -> None:
     """Nodes compare theirs with those of each other, through it; only the catalog waits."""
-    async with (
-        Cluster(tmp_path / "c", masters=1, nodes=3, clocks=True) as cluster,
-        AsyncClient(cluster.master_addresses) as client,
-    ):
-        table = await client.create_table("t", SCHEMA)
-        await compared(client)
-        master = cluster.masters[0]
-        cluster.set_clock(master, HOUR_S)
+    table = await client.create_table("t", SCHEMA)
+    master = cluster.masters[0]
+    cluster.set_clock(master, HOUR_S)
 
-        async def told() -> bool:
-            return [n.node_id for n in (await health_of(client)).wrong_clocks] == [master.node_id]
+    async def told() -> bool:
+        return [n.node_id for n in (await health_of(client)).wrong_clocks] == [master.node_id]
 
-        await until(told)
-        await write_and_scan(client, table, range(5))
-        with pytest.raises(SteleError, match=f"the clock of node {master.node_id[:8]} says"):
-            await client.create_table("u", SCHEMA, timeout_s=8)
-        cluster.set_clock(master, 0)
-        await client.create_table("u", SCHEMA)
+    await until(told)
+    await write_and_scan(client, table, range(5))
+    with pytest.raises(SteleError, match=f"the clock of node {master.node_id[:8]} says"):
+        await client.create_table("u", SCHEMA, timeout_s=8)
+    cluster.set_clock(master, 0)
+    await client.create_table("u", SCHEMA)
 
 
 async def test_what_was_stamped_in_the_future_ends_no_scan_of_the_present(tmp_path: Path) -> None:
