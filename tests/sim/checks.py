@@ -1,13 +1,14 @@
 """What must never happen, watched over a whole run. Told of facts by the world; drives nothing.
 
 Watches: one leader per term, leader completeness, state machine safety, one configuration step at a time, no
-acknowledged write lost, linearizable reads. The core's own state and steps are judged by `stele.raft.invariants`.
+acknowledged write lost, linearizable reads, timestamps that rise under ceilings, snapshots that never change. The core's own state and steps are judged by `stele.raft.invariants`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
+from stele.consensus.timestamps import decode_ceiling
 from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import ensure
@@ -19,7 +20,7 @@ from stele.raft.effects import Role
 class History:
     """The group's story as an all-knowing observer would tell it."""
 
-    def __init__(self, first_config: Configuration) -> None:
+    def __init__(self, first_config: Configuration, *, timed: bool = False) -> None:
         self.committed: list[Entry] = []
         """Entry i stands at index i + 1, as soon as any replica has handed it out."""
         self._handed_terms: list[int] = []
@@ -31,7 +32,15 @@ class History:
         """No read that begins now may miss this index."""
         self.acknowledged: list[OpId] = []
         self.reads = 0
+        self.snapshots = 0
+        self.timed = timed
         self._configs: list[tuple[int, Configuration]] = [(0, first_config)]
+        self._ceilings: list[tuple[int, int, int]] = []
+        """(index, term, ceiling) of each that is committed; they rise."""
+        self._last_time = 0
+        """Of the newest write with a timestamp."""
+        self._snapshot = 0
+        """The newest that was served: no entry to come may lie at or below it."""
 
     @property
     def committed_index(self) -> int:
@@ -64,6 +73,8 @@ class History:
             self._handed_terms.append(max(term, self._handed_terms[-1] if self._handed_terms else 0))
             if entry.kind is EntryKind.CONFIG:
                 self._check_config_step(entry)
+            if self.timed:
+                self._check_time(entry)
 
     def _check_config_step(self, entry: Entry) -> None:
         before, after = self.config, decode_configuration(entry.payload)
@@ -77,6 +88,31 @@ class History:
         self._configs.append((entry.index, after))
         for peer in after.peers:
             self.members[peer.replica_id] = True
+
+    def ceiling_at(self, index: int) -> int:
+        """The highest ceiling at or below a committed index, as a store holds it."""
+        return max((ceiling for at, _, ceiling in self._ceilings if at <= index), default=0)
+
+    def _check_time(self, entry: Entry) -> None:
+        """Timestamps rise along the log, under a ceiling of their own leader's; a snapshot that was served never changes."""
+        if entry.kind is EntryKind.CEILING:
+            self._ceilings.append((entry.index, entry.term, decode_ceiling(entry.payload)))
+        if entry.kind is not EntryKind.WRITE:
+            return
+        time = entry.timestamp
+        ensure(time > self._last_time, f"{entry.opid} has timestamp {time}, after {self._last_time}")
+        ensure(time > self._snapshot, f"{entry.opid} lies within the snapshot {self._snapshot} served before")
+        highest = max((c for _, term, c in self._ceilings if term == entry.term), default=0)
+        ensure(time <= highest, f"{entry.opid} has timestamp {time}, above the ceiling {highest} of its term")
+        self._last_time = time
+
+    def snapshot_served(self, snapshot: int, applied: int) -> None:
+        """A reader was given all of what is applied up to there as all that there will be at or below `snapshot`."""
+        behind = (e for e in self.committed[applied:] if e.kind is EntryKind.WRITE)
+        missing = [e.opid for e in behind if e.timestamp <= snapshot]
+        ensure(not missing, f"the snapshot {snapshot} lacks {missing}, committed before it was served")
+        self._snapshot = max(self._snapshot, snapshot)
+        self.snapshots += 1
 
     def elected(self, core: RaftCore, term: int) -> None:
         """Election safety; and leader completeness, unless the same turn ended the leadership (Raft figure 3)."""

@@ -37,7 +37,18 @@ class Clients:
             context = self.context()
             self._writes[(replica_id, context)] = context
             payload = context.to_bytes(8, "little") * world.rng.choice((1, 1, 4, 20))
-            world.replicas[replica_id].feed(Propose(context, EntryKind.WRITE, payload, context))
+            replica = world.replicas[replica_id]
+            if replica.stamping is not None:
+                replica.stamping.write(context, payload)
+            else:
+                replica.feed(Propose(context, EntryKind.WRITE, payload, context))
+
+    def snapshot(self, replica_id: int) -> None:
+        """Ask this replica for what was there a moment ago, is now or will be soon, by another node's clock."""
+        world = self._world
+        replica, by = world.replicas[replica_id], world.rng.choice(world.all_replicas())
+        if replica.stamping is not None:
+            replica.stamping.snapshot(by.wall_us() + world.rng.choice((-50_000, 0, 0, 200_000)))
 
     def read(self, replica_id: int) -> None:
         """Ask this replica for a linearizable read."""

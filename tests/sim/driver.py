@@ -40,18 +40,21 @@ class Driver:
         leaders = [r for r in self._world.all_replicas() if r.core is not None and r.core.role is Role.LEADER]
         return self._world.rng.choice(leaders) if leaders else None
 
-    def change(self) -> None:
-        """One change of a drawn kind, asked of a leader."""
-        leader = self.leader()
+    def change(self, leader: SimReplica | None = None, *, take_away: bool = False) -> None:
+        """One change of a drawn kind, asked of this or of any leader. `take_away`: another voter less."""
+        leader = leader or self.leader()
         if leader is None or leader.core is None:
             return
         rng = self._world.rng
         config = leader.core.config
         kinds = ["remove", "demote", "promote"]
-        if len(config.peers) < 6:
+        if take_away:
+            kinds = ["remove", "demote"]
+        elif len(config.peers) < 6:
             kinds += ["learner", "learner", "witness", "witness", "voter"]
         kind = rng.choice(kinds)
-        victim = rng.choice(config.peers)
+        others = [p for p in config.voters if p.replica_id != leader.replica_id]
+        victim = rng.choice(others if take_away and others else config.peers)
         match kind:
             case "remove":
                 self._propose(leader, ChangeType.REMOVE, victim)

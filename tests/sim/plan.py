@@ -50,6 +50,17 @@ class Plan:
     unfit_per_s: float = 0.0
     stays_unfit: bool = False
     failed_ms_max: float = 0.0  # 0: who FAILED has for good
+    reaches: tuple[
+        int, ...
+    ] = ()  # how many messages with entries of a leader arrive before it dies; (): it lives on
+    rushes_per_s: float = 0.0
+    clock_off_ms: float = 0.0  # how far wall clocks may be set wrong; 0: writes have no timestamps
+    vote_down_ms_max: float = 20.0  # how long who just voted stays away
+
+    @property
+    def directed(self) -> bool:
+        """Whether its trouble is of one kind, and fairer weather would take it away."""
+        return bool(self.reaches or self.rushes_per_s or self.vote_down_ms_max < 20.0)
 
 
 class Weather(Enum):
@@ -69,9 +80,10 @@ _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather
 
 def draw_plan(seed: int, weather: Weather | None = None, *, clocks: bool = True) -> Plan:
     """The world of this seed; its weather may be asked for. Without `clocks` it is what it was before any were wrong, and
-    before anybody came back that had FAILED."""
-    plan = _with_habits(_with_weather(seed, weather))
-    return _with_returns(_with_clocks(plan)) if clocks else plan
+    before anybody came back that had FAILED, and before any write had a timestamp."""
+    plan = _with_weather(seed, weather)
+    plan = plan if plan.directed else _with_habits(plan)
+    return _with_timestamps(_with_returns(_with_clocks(plan))) if clocks else plan
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -93,43 +105,65 @@ def _with_weather(seed: int, weather: Weather | None) -> Plan:
         alarms_per_s=rng.uniform(0.0, 5.0),
     )
     if weather is Weather.DUEL:
+        low = rng.randint(75, 125)
         return replace(
             plan,
             voters=3,
+            fault_ms=rng.randint(3000, 5000),
+            options=replace(plan.options, heartbeat_ms=25, election_min_ms=low, election_max_ms=low + 5),
+            delay_max_ms=plan.delay_min_ms + low * rng.uniform(0.1, 0.4),
+            vote_down_ms_max=5.0,
             crashes_per_s=rng.uniform(2.0, 6.0),
             crash_leader=1.0,
-            crash_after_vote=rng.uniform(0.3, 0.8),
+            crash_after_vote=rng.uniform(0.5, 1.0),
             crash_after_election=0.0,
             down_ms_max=rng.uniform(5.0, low),
             alarms_per_s=rng.uniform(0.0, 3.0),
             sync_ms=0.2,
             loss=0.0,
+            partitions_per_s=0.0,
+            slow_disks_per_s=0.0,
             changes_per_s=0.0,
             hinted=False,
         )
     if weather is Weather.FIGURE_8:
+        low = rng.randint(75, 125)
         return replace(
             plan,
             voters=rng.choice((3, 3, 5)),
-            options=replace(plan.options, batch_bytes_max=1, probe_bytes_max=1),
+            options=replace(
+                plan.options,
+                heartbeat_ms=25,
+                election_min_ms=low,
+                election_max_ms=rng.choice((low + 10, 2 * low)),
+                batch_bytes_max=1,
+                probe_bytes_max=1,
+            ),
+            delay_max_ms=plan.delay_min_ms + low * rng.uniform(0.01, 0.05),
+            reaches=(0, 0, 1, 2, 2, 3),
             crashes_per_s=0.0,
             crash_after_vote=0.0,
-            crash_after_election=rng.uniform(0.8, 1.0),
-            down_ms_max=low * rng.uniform(1.0, 4.0),
+            crash_after_election=0.0,
+            down_ms_max=low * rng.uniform(2.0, 6.0),
             alarms_per_s=0.0,
+            partitions_per_s=0.0,
+            stalls_per_s=0.0,
+            slow_disks_per_s=0.0,
             loss=0.0,
+            slow_message=0.0,
             changes_per_s=0.0,
-            sync_ms=rng.choice((0.2, 15.0, 80.0)),
+            sync_ms=rng.choice((0.2, 2.0, 15.0)),
         )
     if weather is Weather.CHURN:
         return replace(
             plan,
-            voters=rng.choice((2, 3, 4)),
+            voters=rng.choice((2, 3, 3, 4)),
             crash_after_vote=0.0,
             crash_after_election=rng.uniform(0.0, 0.3),
             crashes_per_s=rng.uniform(0.0, 1.0),
-            changes_per_s=rng.uniform(5.0, 15.0),
-            partitions_per_s=rng.uniform(0.5, 2.0),
+            changes_per_s=rng.choice((0.5, 0.5, 10.0)) * rng.uniform(0.5, 1.5),
+            partitions_per_s=rng.uniform(0.0, 1.0),
+            rushes_per_s=rng.uniform(0.7, 2.0),
         )
     return plan
 
@@ -192,6 +226,14 @@ def _with_clocks(plan: Plan) -> Plan:
     if rng.random() < 0.75:
         return plan
     return replace(plan, unfit_per_s=rng.uniform(0.1, 2.0), stays_unfit=rng.random() < 0.5)
+
+
+def _with_timestamps(plan: Plan) -> Plan:
+    """Writes and snapshots with timestamps, by clocks that are apart and step. Of a chance of its own."""
+    rng = random.Random(f"timestamps/{plan.seed}")
+    if rng.random() < 0.8 or plan.directed or plan.stays_unfit:
+        return plan
+    return replace(plan, clock_off_ms=rng.choice((20.0, 400.0, 2000.0)))
 
 
 def _with_returns(plan: Plan) -> Plan:

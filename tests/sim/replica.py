@@ -59,6 +59,7 @@ from stele.raft.ports import fold_records, persist_calls
 from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.disk import SimLog
 from tests.sim.resting import RestingNode, node_of
+from tests.sim.stamping import Stamping
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -103,6 +104,9 @@ class SimReplica:
         self._quiet_ms = 0
         self._reads_ready: list[tuple[int, int]] = []
         self._told_failed: dict[int, bool] = {}
+        # Timestamps
+        self.stamping: Stamping | None = None
+        self._wall_off_ms = 0.0
 
     # Time
 
@@ -116,6 +120,20 @@ class SimReplica:
 
     def _world_time(self, own_ms: int) -> float:
         return (own_ms + self._quiet_ms - self._offset) / self._rate + 0.01
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, as its node has them."""
+        return 1_700_000_000_000_000 + int(1000 * (self.world.now + self._wall_off_ms))
+
+    def step_clock(self, off_ms: float) -> None:
+        """The wall clock is set, right or wrong."""
+        self.world.trace("the clock of {} is off by {} ms", self.replica_id, int(off_ms))
+        self._wall_off_ms = off_ms
+
+    @property
+    def clock_fault(self) -> str:
+        """Why its node makes no timestamps; "" if it does."""
+        return "" if self._fit else "its clock is wrong"
 
     @property
     def quiet(self) -> bool:
@@ -181,6 +199,8 @@ class SimReplica:
         self.world.trace(
             "{} starts at term {} with log {}", self.replica_id, initial.term, self.core.log.last_opid
         )
+        if self.world.plan.clock_off_ms:
+            self.stamping = Stamping(self, loaded.entries, self.world.history.ceiling_at(self.applied))
         self.feed(Fitness(self._fit))
         self.feed(Start(self.now_ms()))
         self.active_ms = self.node_ms()
@@ -190,7 +210,7 @@ class SimReplica:
     def crash(self) -> None:
         """Power off: memory is gone, and what was not synced, mostly."""
         self.world.trace("{} crashes", self.replica_id)
-        self.core = self.node = None
+        self.core = self.node = self.stamping = None
         self._quiet_since = None
         self.life += 1
         self.log.crash(self.world.rng)
@@ -313,6 +333,8 @@ class SimReplica:
                 assert self.core is not None
                 if effect.entries:
                     self.active_ms = self.node_ms()
+                    if self.stamping is not None:
+                        self.stamping.appending(effect.entries)
                 voted = effect.hard_state is not None and self.core.voted_for not in (None, self.replica_id)
                 for call in persist_calls(self.log, effect, lambda: self._persisted(persist_id, voted)):
                     call()
@@ -329,6 +351,8 @@ class SimReplica:
                     world.clients.committed(self.replica_id, entry.opid)
                 self.feed(Applied(self.applied))
                 self._serve_reads()
+                if self.stamping is not None:
+                    self.stamping.committed(entries, self.core.term)
             case ReadReady(context, index):
                 self._reads_ready.append((context, index))
                 self._serve_reads()
@@ -336,19 +360,27 @@ class SimReplica:
                 self._told_failed.clear()
                 self.active_ms = self.node_ms()
                 world.trace("{} is {} of term {}: {}", self.replica_id, role.value, effect.term, effect.cause)
+                if self.stamping is not None:
+                    self.stamping.role_changed(role)
                 if role is Role.LEADER:
                     assert self.core is not None
                     world.history.elected(self.core, effect.term)
-                    world.elected(self)
+                    world.trouble.elected(self)
             case ReadLog(to, first_index, bytes_max):
                 self._read_log(to, first_index, bytes_max)
             case ProposalLost(opid):
                 world.history.lost(self.replica_id, opid)
                 world.clients.lost(self.replica_id, opid)
+                if self.stamping is not None:
+                    self.stamping.lost(opid)
             case Proposed(context, opid):
                 world.clients.proposed(self.replica_id, context, opid)
+                if self.stamping is not None:
+                    self.stamping.proposed(context, opid)
             case ProposalRefused() | ReadRefused() | TransferFailed() | ChangeRefused():
                 world.clients.over(self.replica_id, effect.context)
+                if self.stamping is not None:
+                    self.stamping.refused(effect.context)
                 if not isinstance(effect, ProposalRefused | ReadRefused):
                     world.trace("{} refuses {}: {}", self.replica_id, effect.context, effect.message)
             case TransferDone() | ChangeCommitted():
@@ -411,7 +443,7 @@ class SimReplica:
         self._durable_persist = persist_id
         self.feed(Persisted(persist_id))
         if voted:
-            self.world.voted(self)
+            self.world.trouble.voted(self)
         while self._waiting and self._waiting[0][0] <= persist_id:
             _, send = self._waiting.popleft()
             self.world.send(self.replica_id, send.to, send.message)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
+from stele.consensus.timestamps import Timestamps
 from stele.raft import RaftCore
 from stele.tserver.quiet import QuietGroups
-from tests.sim.bugs import PLANTED
+from tests.sim.bugs import PLANTED, PLANTED_TIMESTAMPS
 from tests.sim.plan import Weather, draw_plan
 from tests.sim.world import SimulationFailure, World
 
@@ -41,17 +43,30 @@ def test_a_seed_always_tells_the_same_story() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "weather", "first", "count"), PLANTED, ids=lambda v: getattr(v, "__name__", None)
+    ("bug", "weather", "first", "seeds"), PLANTED, ids=lambda v: getattr(v, "__name__", None)
 )
-def test_planted_bugs_are_caught(bug: type[RaftCore], weather: Weather, first: int, count: int) -> None:
-    """Within `count` seeds from `first`; the same seeds run clean with the sound core."""
-    for seed in range(first, first + count):
+def test_planted_bugs_are_caught(bug: type[RaftCore], weather: Weather, first: int, seeds: int) -> None:
+    """Within `seeds` seeds from `first`; the same seeds run clean with the sound core."""
+    for seed in range(first, first + seeds):
         try:
             World(draw_plan(seed, weather, clocks=False), bug).run()
         except SimulationFailure:
             World(draw_plan(seed, weather, clocks=False)).run()
             return
-    pytest.fail(f"{bug.__name__} went unseen through {count} seeds")
+    pytest.fail(f"{bug.__name__} went unseen through {seeds} seeds")
+
+
+@pytest.mark.parametrize(("bug", "first"), PLANTED_TIMESTAMPS, ids=lambda v: getattr(v, "__name__", None))
+def test_planted_bugs_of_timestamps_are_caught(bug: type[Timestamps], first: int) -> None:
+    timed = (plan for seed in count(first) if (plan := draw_plan(seed)).clock_off_ms and not plan.lull_ms)
+    for plan in islice(timed, 8):
+        try:
+            World(plan, timestamps_class=bug).run()
+        except SimulationFailure as failure:
+            assert "timestamp" in str(failure) or "snapshot" in str(failure)
+            World(plan).run()
+            return
+    pytest.fail(f"{bug.__name__} went unseen")
 
 
 def test_groups_come_to_rest() -> None:

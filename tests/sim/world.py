@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stele.consensus.timestamps import Timestamps
 from stele.model.config import Configuration
 from stele.model.errors import SteleError, ensure
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft import RaftCore
 from stele.raft.effects import Role
-from stele.raft.events import PeerFailed
 from stele.raft.invariants import check_group
 from stele.raft.messages import Message
 from stele.rpc.proto.consensus_pb2 import RestingPB
@@ -29,6 +29,7 @@ from tests.sim.clients import Clients
 from tests.sim.driver import Driver, sim_peer
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.replica import SimReplica
+from tests.sim.trouble import Trouble
 
 _HEAL_MS_MAX = 30_000
 _EVENTS_MAX = 400_000
@@ -61,16 +62,23 @@ class World:
     """One run. It remembers the newest `story_lines` of what happened; None: all."""
 
     def __init__(
-        self, plan: Plan, core_class: type[RaftCore] = RaftCore, *, story_lines: int | None = STORY_LINES
+        self,
+        plan: Plan,
+        core_class: type[RaftCore] = RaftCore,
+        *,
+        timestamps_class: type[Timestamps] = Timestamps,
+        story_lines: int | None = STORY_LINES,
     ) -> None:
         self.plan = plan
         self.core_class = core_class
+        self.timestamps_class = timestamps_class
         self.rng = random.Random(f"world/{plan.seed}")
         self.now = 0.0
         first = Configuration(-1, tuple(sim_peer(n) for n in range(1, plan.voters + 1)))
-        self.history = History(first)
+        self.history = History(first, timed=bool(plan.clock_off_ms))
         self.clients = Clients(self)
         self.driver = Driver(self)
+        self.trouble = Trouble(self)
         self.replicas: dict[int, SimReplica] = {}
         self.retired: dict[int, bool] = {}
         self.healing = False
@@ -78,7 +86,6 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._events = 0
-        self._blocked: dict[tuple[int, int], float] = {}
         self._story: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=story_lines)
         hint = ReplicaId(self.rng.randint(1, plan.voters)) if plan.hinted else None
         for peer in first.peers:
@@ -133,10 +140,8 @@ class World:
             self.at(self.now + delay, self._deliver, sender, to, message, quiet)
 
     def _deliver(self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
-        if self._blocked.get((sender, to), 0.0) > self.now:
-            return
         replica = self.replicas.get(to)
-        if replica is not None and replica.up:
+        if replica is not None and replica.up and self.trouble.lets_through(sender, to, message):
             replica.deliver(sender, message, quiet, replica.life)
 
     # The run
@@ -211,19 +216,23 @@ class World:
         self._often(plan.changes_per_s, self.driver.change)
         self._often(plan.transfers_per_s, self.driver.transfer)
         self._often(plan.flushes_per_s, self._flush)
-        self._often(plan.partitions_per_s, self._partition)
-        self._often(plan.crashes_per_s, self._crash)
-        self._often(plan.alarms_per_s, self._alarm)
-        self._often(plan.stalls_per_s, self._stall)
-        self._often(plan.slow_disks_per_s, self._slow_disk)
-        self._often(plan.unfit_per_s, self._unfit)
+        self._often(plan.partitions_per_s, self.trouble.partition)
+        self._often(plan.crashes_per_s, self.trouble.crash)
+        self._often(plan.rushes_per_s, self.trouble.rush)
+        self._often(plan.alarms_per_s, self.trouble.alarm)
+        self._often(plan.stalls_per_s, self.trouble.stall)
+        self._often(plan.slow_disks_per_s, self.trouble.slow_disk)
+        self._often(plan.unfit_per_s, self.trouble.unfit)
+        if plan.clock_off_ms:
+            self._often(2.0, self.trouble.step_clock)
+            self._often(10.0, self._snapshot)
         self._often(4.0, self._check_all)
         self._often(1.0, self.driver.tombstone_removed)
         if plan.rest_after_ms is not None:
             self._often(10.0, self._check_rests)
-            self._often(plan.rest_crashes_per_s, self._crash_at_rest)
+            self._often(plan.rest_crashes_per_s, self.trouble.crash_at_rest)
         if plan.failures:
-            self.at(self.rng.uniform(500.0, plan.fault_ms), self._fail_one)
+            self.at(self.rng.uniform(500.0, plan.fault_ms), self.trouble.fail_one)
 
     def _often(self, per_s: float, act: Callable[[], None]) -> None:
         """Let it happen at random moments, so many times a second."""
@@ -238,7 +247,7 @@ class World:
 
         self.at(self.now + self.rng.expovariate(per_s / 1000.0), happen)
 
-    def _some_up(self) -> SimReplica | None:
+    def some_up(self) -> SimReplica | None:
         up = [r for r in self.all_replicas() if r.up]
         return self.rng.choice(up) if up else None
 
@@ -251,7 +260,7 @@ class World:
 
     def _asked(self) -> SimReplica | None:
         """Whom a client asks: who leads, and now and then anybody. A node refuses for a replica that does not lead."""
-        target = self.driver.leader() if self.rng.random() < 0.9 else self._some_up()
+        target = self.driver.leader() if self.rng.random() < 0.9 else self.some_up()
         if target is None or self.plan.rest_after_ms is None:
             return target
         return target if target.core is not None and target.core.role is Role.LEADER else None
@@ -268,135 +277,29 @@ class World:
         if target is not None:
             self.clients.read(target.replica_id)
 
+    def _snapshot(self) -> None:
+        target = self._asked()
+        if target is not None:
+            self.clients.snapshot(target.replica_id)
+
     def _flush(self) -> None:
-        replica = self._some_up()
+        replica = self.some_up()
         if replica is not None and replica.core is not None and replica.has_data:
             bound = replica.core.all_replicated_index
             replica.flush(replica.applied if self.rng.random() < 0.3 else min(bound, replica.applied))
-
-    def _partition(self) -> None:
-        """Cut some replicas off, both ways or one."""
-        ids = list(self.replicas)
-        self.rng.shuffle(ids)
-        island = ids[: self.rng.randint(1, max(1, len(ids) // 2))]
-        until = self.now + self.rng.uniform(50.0, 4000.0)
-        both = self.rng.random() < 0.7
-        self.trace("partition of {} until {}", island, int(until))
-        for inside in island:
-            for outside in ids:
-                if outside not in island:
-                    self._blocked[(inside, outside)] = until
-                    if both:
-                        self._blocked[(outside, inside)] = until
-
-    def _crash(self) -> None:
-        leader = self.driver.leader()
-        replica = (
-            leader if leader is not None and self.rng.random() < self.plan.crash_leader else self._some_up()
-        )
-        if replica is None:
-            return
-        group = [replica]
-        if self.rng.random() < 0.1:
-            group = [r for r in self.all_replicas() if r.up]  # the power fails everywhere
-        for one in group:
-            self._crash_one(one, one.life)
-
-    def _crash_at_rest(self) -> None:
-        leader = self.driver.leader()
-        if leader is not None and leader.quiet:
-            self._crash_one(leader, leader.life)
-
-    def _crash_one(self, replica: SimReplica, life: int, down_ms_max: float | None = None) -> None:
-        if self.healing or not replica.up or replica.life != life:
-            return
-        replica.crash()
-        self.at(
-            self.now + self.rng.uniform(1.0, down_ms_max or self.plan.down_ms_max), self._restart, replica
-        )
-        if self.rng.random() < 0.5:
-            self._tell_failed(replica)
-
-    def _tell_failed(self, replica: SimReplica) -> None:
-        for other in self.all_replicas():
-            if other.up and other is not replica:
-                self.at(self.now + self.rng.uniform(0.1, 5.0), other.feed, PeerFailed(replica.replica_id))
-
-    def _alarm(self) -> None:
-        """The leader's node is taken for failed, rightly or not."""
-        leader = self.driver.leader()
-        if leader is not None:
-            self._tell_failed(leader)
-
-    def voted(self, replica: SimReplica) -> None:
-        """A vote has just become durable: a good moment to lose power."""
-        if self.rng.random() < self.plan.crash_after_vote:
-            self.at(self.now + self.rng.uniform(0.0, 5.0), self._crash_one, replica, replica.life, 20.0)
-
-    def elected(self, replica: SimReplica) -> None:
-        """A leader has just been elected: another good moment."""
-        if self.rng.random() < self.plan.crash_after_election:
-            last_ms = 4.0 * self.plan.delay_max_ms + 2.0 * self.plan.sync_ms
-            self.at(self.now + self.rng.uniform(0.0, last_ms), self._crash_one, replica, replica.life)
-
-    def _restart(self, replica: SimReplica) -> None:
-        if not replica.up and replica.replica_id not in self.retired:
-            leader = self.driver.leader()
-            hint = self.rng.choice((None, None if leader is None else leader.replica_id, replica.replica_id))
-            replica.start(hint)
-
-    def _unfit(self) -> None:
-        """A node's clock is wrong; mostly somebody mends it. Sometimes it leads on, as one whose others never take over."""
-        replica = self._some_up()
-        if replica is None:
-            return
-        replica.set_fit(False)
-        if self.rng.random() < 0.7:
-            self.at(self.now + self.rng.uniform(100.0, 5000.0), replica.set_fit, True)
-
-    def _stall(self) -> None:
-        replica = self._some_up()
-        if replica is not None:
-            replica.stalled_until = self.now + self.rng.uniform(20.0, 2000.0)
-
-    def _slow_disk(self) -> None:
-        replica = self._some_up()
-        if replica is not None:
-            replica.slow_disk_until = self.now + self.rng.uniform(100.0, 3000.0)
-
-    def _fail_one(self) -> None:
-        if self.healing:
-            return
-        config = self.history.config
-        voters = [self.replicas[p.replica_id] for p in config.voters]
-        sound = [r for r in voters if r.up and r.has_data and not r.abstains]
-        if len(voters) >= 3 and len(sound) == len(voters):
-            victim = self.rng.choice(sound)
-            self.trace("{} FAILS", victim.replica_id)
-            victim.fail(for_good=not self.plan.failed_ms_max)
-            if self.plan.failed_ms_max:
-                later = self.now + self.rng.uniform(20.0, self.plan.failed_ms_max)
-                self.at(later, self._start_again, victim, victim.life)
-        if self.plan.failed_ms_max:
-            self.at(self.now + self.rng.uniform(500.0, 3000.0), self._fail_one)
-
-    def _start_again(self, replica: SimReplica, life: int) -> None:
-        if replica.life == life:
-            replica.crash()
-            self.at(self.now + self.rng.uniform(1.0, 500.0), self._restart, replica)
 
     # Healing
 
     def _heal(self) -> None:
         self.trace("all heals")
         self.healing = True
-        self._blocked.clear()
+        self.trouble.end()
         for replica in self.all_replicas():
             replica.stalled_until = min(replica.stalled_until, self.now)
             replica.slow_disk_until = min(replica.slow_disk_until, self.now)
             if not self.plan.stays_unfit:
                 replica.set_fit(True)
-            self._restart(replica)
+            self.trouble.restart(replica)
 
     def _converged(self, target: int) -> bool:
         """One leader, a write since healing, and every sound peer has what the leader has committed."""
