@@ -29,7 +29,10 @@ PUT = ROOT / "docs" / "put.md"
 PARTS = (
     *(
         NODE / p
-        for p in ("raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client", "rpc")
+        for p in (
+            *("model", "raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client", "rpc"),
+            "cli",
+        )
     ),
     *(OPERATOR / part for part in ("stele_operator", "stele_local")),
     PIPELINE / "stele_spark",
