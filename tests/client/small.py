@@ -75,7 +75,9 @@ class Tablet:
     before: deque[Fault] = field(default_factory=deque)
     before_read: deque[Fault] = field(default_factory=deque)  # of a key
     after: deque[Fault] = field(default_factory=deque)
-    attempts: list[tserver_pb2.WriteRequest] = field(default_factory=list)
+    attempts: list[Any] = field(
+        default_factory=list
+    )  # WriteRequest, or KvRequest of what changes a key space
 
 
 class SmallCluster:
@@ -282,6 +284,7 @@ class SmallNode:
                 tserver_pb2.KV_DELETE: KeyOp.DELETE,
             }
             body = encode_operations([KeyOperation(ops[request.op], request.key, request.value)])
+            tablet.attempts.append(request)
             self._apply(tablet, request, body, writeop.BodyKind.KEYSPACE)
             _maybe_fail(tablet.after)
         return tserver_pb2.ClientResponse(kv=answer)

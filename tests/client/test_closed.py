@@ -145,6 +145,21 @@ async def test_a_write_whose_outcome_is_not_known_is_never_called_undone(tmp_pat
         cluster.nodes[0].speaks.set()
 
 
+async def test_nor_is_one_while_the_masters_are_asked_where_its_tablet_is(tmp_path: Path) -> None:
+    async with opened(tmp_path, timeout_s=60) as (cluster, client, table, _), asyncio.timeout(60):
+        (tablet,) = cluster.tablets_of("t")
+        tablet.after.append(lambda: Retryable("the answer is lost", code=Code.UNAVAILABLE))
+        tablet.before.extend([lambda: None, lambda: Rejected("it moved", code=Code.NOT_FOUND)])
+        cluster.not_leading = 1_000_000
+        writing = asyncio.ensure_future(table.write_arrow(DATA))
+        while tablet.before or table.locations._refreshing is None:
+            await asyncio.sleep(0.01)
+        await client.close()
+        with pytest.raises(Retryable, match="the write may have been done") as caught:
+            await writing
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+
+
 async def test_a_scan_that_waits_for_a_thread_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, client, table, _):
         held = threading.Event()
@@ -239,6 +254,32 @@ async def test_a_block_that_is_cancelled_after_it_was_cut_ends_all_its_rows(tmp_
             ends = await asyncio.gather(*rows, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError] * 4
         node.speaks.set()
+
+
+async def test_a_block_is_waited_for_while_anybody_waits_for_one_of_its_rows(tmp_path: Path) -> None:
+    """Rows that came one after another, and left together."""
+    async with opened(tmp_path, timeout_s=600) as (cluster, client, table, _), asyncio.timeout(60):
+        node = cluster.nodes[0]
+        node.came.clear()
+        node.speaks.clear()
+        ahead = asyncio.ensure_future(table.put({"id": 1}))
+        await node.came.wait()
+        rows = []
+        for number in (2, 3):
+            rows.append(asyncio.ensure_future(table.put({"id": number})))
+            while sum(map(len, table._batcher._waiting.values())) < len(rows):
+                await asyncio.sleep(0.01)
+        node.speaks.set()
+        await ahead
+        node.speaks.clear()
+        while not any(len(parts) == 2 for parts in table._batcher._leaving.values()):
+            await asyncio.sleep(0)
+        rows[0].cancel()
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        node.speaks.set()
+        assert await rows[1] > 0
+        await closing
 
 
 async def test_a_close_does_not_wait_for_rows_that_nobody_waits_for_any_more(tmp_path: Path) -> None:

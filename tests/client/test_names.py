@@ -28,6 +28,16 @@ async def test_key_spaces_and_elections(tmp_path: Path) -> None:
         (tablet,) = cluster.tablets.values()
         tablet.after.append(lambda: Retryable("lost", code=Code.UNKNOWN_OUTCOME))
         await space.insert("size", "L")  # the retry is answered as the first attempt would have been
+        assert [(a.sequence, a.lowest_unfinished) for a in tablet.attempts] == [
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (3, 3),
+        ]
+        assert len({a.client_id for a in tablet.attempts}) == 1
+        tablet.after.append(lambda: Rejected("forgotten", code=Code.TOO_OLD))
+        with pytest.raises(Retryable, match="forgotten this client id"):
+            await space.replace("colour", "blue")
         assert await space.list("") == [(b"colour", b"blue"), (b"size", b"L")]
         assert await space.elect("primary", "me") == "me"
         assert await space.elect("primary", "you") == "me"

@@ -84,6 +84,12 @@ async def test_a_session_names_the_rows_that_a_failure_left_unwritten(tmp_path: 
         with pytest.raises(RowErrors) as caught:
             await session.flush()
         assert [e.row for e in caught.value.errors] == [0]
+        tablet.before.extend([lambda: None, lambda: Rejected("no", code=Code.PERMISSION_DENIED)])
+        await session.upsert({"id": 5})
+        await session.delete({"id": 5})
+        with pytest.raises(RowErrors) as caught:
+            await session.flush()
+        assert caught.value.result.timestamp > 0  # what was written is seen at it
 
 
 async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> None:
@@ -147,6 +153,14 @@ async def test_of_rows_beside_a_failure_a_session_tells_what_is_known_of_each(tm
         assert (held_back.row, held_back.code) == (100, Code.NO_QUORUM)
         assert caught.value.result.rows_written + len(unknown) == 100
         assert caught.value.result.timestamp > 0
+        lost.after.append(lambda: Retryable("lost", code=Code.UNAVAILABLE))
+        lost.before.extend([lambda: None, lambda: Rejected("too old", code=Code.TOO_OLD)])
+        for number in range(100):
+            await session.upsert({"id": number})
+        await session.delete({"id": 1})
+        with pytest.raises(RowErrors, match="TOO_OLD") as caught:
+            await session.flush()
+        assert [(e.row, e.code) for e in caught.value.errors][-1] == (100, Code.NO_QUORUM)
 
 
 async def test_a_flush_that_nobody_waits_for_any_more_goes_on(tmp_path: Path) -> None:
@@ -193,6 +207,27 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_room_has_not_taken_it
         cluster.nodes[0].speaks.set()
         await session.insert({"id": 1})
         assert (await session.flush()).rows_written == 2
+
+
+@pytest.mark.parametrize("rows_max", [3, 1_000], ids=["rows", "bytes"])
+async def test_rows_under_way_take_room_until_they_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    monkeypatch.setattr("stele.client.session.ROWS_MAX", rows_max)
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        cluster.nodes[0].speaks.clear()
+        session = table.new_session(flush_interval_s=0, buffer_bytes=192 if rows_max > 3 else 1_000_000)
+        await session.upsert({"id": 0})
+        session._on_timer()
+        while not session._leaving_rows:
+            await asyncio.sleep(0)
+        for number in (1, 2):
+            assert not session._full
+            await session.upsert({"id": number})
+        assert session._full
+        cluster.nodes[0].speaks.set()
+        assert (await session.flush()).rows_written == 3
 
 
 async def test_callers_that_wait_for_room_keep_their_order(tmp_path: Path) -> None:
@@ -330,6 +365,9 @@ async def test_of_many_rows_behind_a_block_that_failed_each_is_told(tmp_path: Pa
         with pytest.raises(RowErrors) as caught:
             await session.flush()
         assert [error.row for error in caught.value.errors] == list(range(20_000))
+        assert ["not sent, since" in e.message for e in caught.value.errors] == [
+            n >= 8_192 for n in range(20_000)
+        ]
         assert await table.scan().count() == 0
 
 

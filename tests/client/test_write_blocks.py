@@ -101,6 +101,47 @@ async def test_rows_of_several_operations_that_share_blocks_are_each_done_as_mea
         assert found == [f"new {id}" if id % 3 == 1 else "old" for id in range(90)]
 
 
+async def test_rows_of_one_turn_carry_what_their_operations_need(tmp_path: Path) -> None:
+    """A delete its key alone, whatever is given beside it, and an update the columns that it changes."""
+    async with one_tablet(tmp_path) as (_, table, _):
+        await table.write_arrow(
+            pa.table({"id": np.arange(3), "name": ["old"] * 3, "n": np.ones(3, np.int32)})
+        )
+        for deleted in (1, 4):
+            await asyncio.gather(
+                table.apply("delete_ignore", {"id": deleted}),
+                table.put({"id": 3, "name": "new", "n": 3}),
+                table.apply("delete_ignore", {"id": deleted + 10}),
+                table.update({"id": 2, "n": 2}),
+            )
+            found = await table.scan(ordered=True).to_table()
+            assert found.to_pylist() == [
+                {"id": 0, "name": "old", "n": 1},
+                {"id": 2, "name": "old", "n": 2},
+                {"id": 3, "name": "new", "n": 3},
+            ]
+
+
+async def test_a_tablet_that_is_silent_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path, timeout_s=600) as (cluster, client), asyncio.timeout(60):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        silent = cluster.tablets_of("t")[0]
+        silent.leader = 1
+        table.locations.tablets[0].leader = 1
+        node = cluster.nodes[1]
+        assert all(await asyncio.gather(*(table.put({"id": number}) for number in range(40))))
+        node.came.clear()
+        node.speaks.clear()
+        rows = [asyncio.ensure_future(table.put({"id": number})) for number in range(40)]
+        await node.came.wait()
+        rows += [asyncio.ensure_future(table.put({"id": number})) for number in range(40, 80)]
+        while sum(row.done() for row in rows) < 60:
+            await asyncio.sleep(0.01)
+        assert not all(row.done() for row in rows)
+        node.speaks.set()
+        assert all(await asyncio.gather(*rows))
+
+
 async def test_rows_that_waited_behind_a_block_are_each_done_as_meant(tmp_path: Path) -> None:
     """They came one after another, of one operation each, and leave in one block."""
     async with one_tablet(tmp_path) as (cluster, table, tablet):
@@ -142,6 +183,8 @@ async def test_two_rows_that_are_too_large_together_are_both_written_and_one_alo
         tablet.before.append(lambda: too_large)
         assert (await table.write_arrow(pa.table({"id": [1, 2]}))).rows_written == 2
         assert await table.scan().count() == 2
+        tablet.before.append(lambda: too_large)
+        assert all(await asyncio.gather(*(table.put({"id": number}) for number in (4, 5))))
         tablet.before.append(lambda: too_large)
         result = await table.write_arrow(pa.table({"id": [3]}), raise_row_errors=False)
         assert result.rows_written == 0

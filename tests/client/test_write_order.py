@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from stele.client import AsyncClient
 from stele.client.bulk import BLOCK_ROWS
-from stele.model.clock import HybridClock
+from stele.client.tablet import FAR_US, Observed
+from stele.model.clock import HybridClock, from_physical_us, physical_us
 from stele.model.errors import Code, Rejected, Retryable
 from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
@@ -101,6 +102,20 @@ async def test_what_a_client_has_written_or_read_its_next_scan_sees(tmp_path: Pa
         again = await other.open_table("t")
         assert await again.get(2, ["id"]) == {"id": 2}
         assert await again.scan().count() == 2
+
+
+def test_what_a_client_has_seen_counts_for_all_its_tables_and_what_is_far_ahead_for_its_own() -> None:
+    begun_us = time.time_ns() // 1_000
+    client = Observed()
+    table, other = Observed(client), Observed(client)
+    assert physical_us(other.now()) >= begun_us
+    near, far = (from_physical_us(begun_us + ahead_us) for ahead_us in (FAR_US // 2, FAR_US * 10))
+    table.saw(near)
+    assert client.now() == other.now() == near
+    table.saw(far)
+    assert (table.now(), client.now(), other.now()) == (far, near, near)
+    client.saw(near + 1)  # another client's token
+    assert other.now() == near + 1
 
 
 async def test_the_time_of_a_write_sees_all_of_it_in_whatever_order_the_answers_come(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
 from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
@@ -42,6 +42,26 @@ async def test_another_cluster_says_nothing_of_the_attempt_before(tmp_path: Path
                 break
         assert "another cluster; nothing was done" in str(caught.value)
         assert caught.value.code is Code.NO_QUORUM
+
+
+async def test_a_write_is_sent_again_until_it_can_be_done(tmp_path: Path) -> None:
+    codes = [
+        Code.THROTTLED,
+        Code.NOT_READY,
+        Code.DISK_FULL,
+        Code.SNAPSHOT_NOT_READY,
+        Code.STEPPING_DOWN,
+        Code.CORRUPT,
+        Code.STALE_INCARNATION,
+    ]
+    async with one_tablet(tmp_path, nodes=1, timeout_s=600) as (_, table, tablet):
+        table.locations.tablets[0].incarnation = 7
+        tablet.before.extend([lambda code=code: error_for(code, "not now") for code in codes])
+        async with asyncio.timeout(60):
+            await table.put({"id": 1})
+        told = [attempt.tablet_incarnation for attempt in tablet.attempts]
+        assert len(told) == len(codes) + 1
+        assert (told[0], told[-1]) == (7, 0)  # the masters have been asked meanwhile
 
 
 async def test_a_node_that_dies_with_the_answer_costs_nothing_but_time(tmp_path: Path) -> None:
@@ -203,7 +223,7 @@ async def test_a_block_that_waited_for_a_connection_is_not_sent_once_it_was_give
     """Its writer was told that nothing was done, and may have written something else since."""
     async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].speaks.clear()  # it does not even open a stream
-        with pytest.raises(Retryable, match="nothing was done") as caught:
+        with pytest.raises(Retryable, match=r"did not answer within 0\.2 s; nothing was done") as caught:
             await table.write_arrow(pa.table({"id": [1]}), timeout_s=0.2)
         assert caught.value.code is Code.NO_QUORUM
         later = asyncio.ensure_future(table.write_arrow(pa.table({"id": [2]}), timeout_s=60))

@@ -133,6 +133,17 @@ def _write_blocking(master: str, data: pa.Table) -> None:
         client.open_table("t").write_arrow(data)
 
 
+async def test_text_of_which_nothing_fits_costs_its_rows_alone_once_a_write_has_begun(tmp_path: Path) -> None:
+    """Before that it is of another kind, and nothing is written."""
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        batches = [pa.record_batch({"id": [row], "n": [text]}) for row, text in enumerate(("1", "x"))]
+        result = await table.write_arrow(iter(batches), raise_row_errors=False)
+        assert (result.rows_written, [error.row for error in result.row_errors]) == (1, [1])
+        with pytest.raises(Rejected, match="string does not fit int32"):
+            await table.write_arrow(iter(batches[1:]))
+
+
 async def test_all_faults_of_a_row_are_told_together(tmp_path: Path) -> None:
     schema = Schema.make([("id", "int64"), ("a", "int32"), ("b", "int32"), ("c", "int32")], ["id"])
     async with small_cluster(tmp_path) as (_, client):
