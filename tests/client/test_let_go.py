@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,8 @@ from tests.consensus.cluster import wait_until
 from tests.rpc.test_streams import NODE, asking, serving
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster
 
+NODES = 1
+
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
@@ -31,15 +32,6 @@ def no_collector() -> Iterator[None]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    made = LocalCluster(tmp_path, nodes=1)
-    try:
-        yield await made.start()
-    finally:
-        await made.close()
 
 
 class Block:

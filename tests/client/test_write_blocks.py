@@ -133,12 +133,14 @@ async def test_a_tablet_that_is_silent_does_not_hold_up_the_others(tmp_path: Pat
         node.came.clear()
         node.speaks.clear()
         rows = [asyncio.ensure_future(table.put({"id": number})) for number in range(40)]
-        await node.came.wait()
-        rows += [asyncio.ensure_future(table.put({"id": number})) for number in range(40, 80)]
-        while sum(row.done() for row in rows) < 60:
-            await asyncio.sleep(0.01)
-        assert not all(row.done() for row in rows)
-        node.speaks.set()
+        try:
+            await node.came.wait()
+            rows += [asyncio.ensure_future(table.put({"id": number})) for number in range(40, 80)]
+            while sum(row.done() for row in rows) < 60:
+                await asyncio.sleep(0.01)
+            assert not all(row.done() for row in rows)
+        finally:
+            node.speaks.set()
         assert all(await asyncio.gather(*rows))
 
 
