@@ -5,6 +5,7 @@ when the CRD is created (defaults excepted), cost limits, `optionalOldSelf`, and
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -162,7 +163,9 @@ def _correlate(item: Any, old: Any, schema: Schema) -> Any:
     )
 
 
+@functools.cache
 def _program(text: str) -> Any:
+    """Parsing takes milliseconds, and a definition says the same of many of its parts."""
     try:
         return _ENVIRONMENT.program(_ENVIRONMENT.compile(text), functions=_FUNCTIONS)
     except CELParseError as error:
