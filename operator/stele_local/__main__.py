@@ -21,7 +21,7 @@ from stele.extras import extra
 
 with extra("local", program="stele-local"):
     from stele_local import processes
-    from stele_local.cluster import FolderTaken, LocalCluster, Settings, as_called, runs_in
+    from stele_local.cluster import FolderTaken, LocalCluster, Settings, as_called, owner_of
 
 Json = dict[str, Any]
 START_SECONDS = 20.0
@@ -106,7 +106,7 @@ async def _run(folder: Path, settings: Settings) -> None:
 def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     """Start the cluster in the background; print the line that points kubectl at it."""
     folder.mkdir(parents=True, exist_ok=True)
-    if runs_in(folder):
+    if owner_of(folder) is not None:
         raise click.ClickException(
             f"a cluster runs in {folder} already: `{as_called(folder)} down` first, or give another --folder"
         )
@@ -132,24 +132,31 @@ def down(folder: Path) -> None:
     """Stop the cluster and all its processes, also after it was killed."""
     path = folder / "cluster.json"
     was_there = path.exists()
-    if was_there:
-        if runs_in(folder):
-            _end(folder, _access(folder)["pid"])
-        path.unlink(missing_ok=True)
+    if (owner := owner_of(folder)) is not None:
+        was_there = True
+        _end(folder, owner)
+    path.unlink(missing_ok=True)
     left = processes.sweep(folder)
     over = f", {left} processes were left over" if left else ""
     click.echo(f"down{over}" if was_there or left else f"no cluster runs in {folder}")
 
 
 def _end(folder: Path, pid: int) -> None:
-    """Ends the cluster of the folder and the process it runs in."""
+    """Ends the cluster of the folder and the process it runs in: also one that hangs, at its start too, when it tells nobody yet
+    where it listens."""
     with contextlib.suppress(click.ClickException):
         _control(folder, "down")
-    until = time.monotonic() + STOP_SECONDS
-    while (runs_in(folder) or Path(f"/proc/{pid}").exists()) and time.monotonic() < until:
-        time.sleep(0.05)
-    if runs_in(folder):
+        _gone(folder, pid)
+    if pid and owner_of(folder) == pid:
         os.kill(pid, signal.SIGKILL)
+        _gone(folder, pid)
+
+
+def _gone(folder: Path, pid: int) -> None:
+    """Waits until it is, for a while."""
+    until = time.monotonic() + STOP_SECONDS
+    while (owner_of(folder) == pid or Path(f"/proc/{pid}").exists()) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 @main.command()

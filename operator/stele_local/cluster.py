@@ -16,6 +16,7 @@ import os
 import secrets
 import shlex
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +72,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.folder)
+        self._lock = _own(self.folder)
         processes.sweep(self.folder)  # what an earlier owner left behind holds the addresses
         self._claim, network = _claim_network()
         settings = self.settings
@@ -237,20 +238,34 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
+def _own(folder: Path) -> int:
+    """The lock, with our process id in it. Raises FolderTaken."""
+    descriptor = _lock(folder)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
 def as_called(folder: Path) -> str:
     """`stele-local` as it is called for this folder, for people."""
     return f"stele-local --folder {shlex.quote(str(folder))}"
 
 
-def runs_in(folder: Path) -> bool:
-    """Whether a cluster runs in the folder."""
-    try:
-        os.close(_lock(folder))
-    except FolderTaken:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
+def owner_of(folder: Path) -> int | None:
+    """Id of the process that runs a cluster in the folder, or starts one, or hangs; None where there is none, 0 where it does
+    not say which it is."""
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(100):
+            try:
+                os.close(_lock(folder))
+            except FolderTaken:
+                if text := (folder / "lock").read_text():  # written the moment after it was locked
+                    return int(text)
+                time.sleep(0.01)
+            else:
+                return None
+        return 0
+    return None
 
 
 def _claim_network() -> tuple[socket.socket, str]:

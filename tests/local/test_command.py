@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from stele_local import __main__ as stele_local
 from stele_local import processes
 from tests.local.conftest import pod
 
@@ -84,7 +86,9 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_the_cluster(folder: Path, number: signal.Signals) -> None:
+def test_no_process_outlives_the_cluster(
+    folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _run(folder, "up", "--machines", "1")
     _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
@@ -94,6 +98,14 @@ def test_no_process_outlives_the_cluster(folder: Path, number: signal.Signals) -
     _until(lambda: not (folder / "cluster.json").exists() or number == signal.SIGKILL, "it has cleared up")
     assert _run(folder, "down") == cleared
     _run(folder, "up", "--machines", "1")
+    hangs = _owner(folder)
+    os.kill(hangs, signal.SIGSTOP)
+    if number == signal.SIGINT:  # while it starts nobody is told yet where it listens
+        (folder / "cluster.json").unlink()
+    monkeypatch.setattr(stele_local, "STOP_SECONDS", 0.5)
+    done = CliRunner().invoke(stele_local.main, ["--folder", str(folder), "down"])
+    assert (done.exit_code, done.output) == (0, "down\n")
+    assert not _lives(hangs) and _run(folder, "down") == f"no cluster runs in {folder}\n"
 
 
 def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
