@@ -73,7 +73,7 @@ class ClusterTask:
         self._healer = Healer()
         self._growth = Growth()
         self._seen: Json | None = None
-        self._told: set[tuple[str, str, str]] = set()
+        self._told: set[tuple[str, str, str, str]] = set()
         self._ailing = False
         self._unsettled = 0
         self._log = log.bind(namespace=namespace, cluster=name)
@@ -296,10 +296,9 @@ class ClusterTask:
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
         """Events: what was found, when it comes up."""
-        found = {(f.group, f.reason, f.member) for f in plan.findings if f.kind in _WORDS}
+        found = {f.about for f in plan.findings if f.kind in _WORDS}
         for finding in plan.findings:
-            known = (finding.group, finding.reason, finding.member) in self._told
-            if finding.kind not in _WORDS or known:
+            if finding.kind not in _WORDS or finding.about in self._told:
                 continue
             group = o.group(finding.group)
             kind, about = (

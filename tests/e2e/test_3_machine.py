@@ -24,7 +24,11 @@ def test_off_and_back_in_time(bench: Bench) -> None:
     started = time.time()
     bench.power("off", machine)
     bench.until("a witness stands in", lambda: bench.told("AddingWitness", started))
-    assert bench.members()[node]["state"] in ("Silent", "Lost")
+
+    def lost() -> bool:
+        return any(e.startswith(f"{node} is lost") for e in bench.told("NodeLost", started))
+
+    bench.until("the node is told as lost", lost)
     bench.power("on", machine)
     bench.until(f"whole again with {node} back", lambda: bench.whole() and bench.no_copy_left(), 300)
     bench.sound()

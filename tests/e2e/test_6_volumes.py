@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.e2e.bench import NAMESPACE, Bench
@@ -9,19 +11,22 @@ from tests.e2e.bench import NAMESPACE, Bench
 _EMPTY = "rm -rf /data/stele && mkdir /data/stele"
 
 
-def restart(bench: Bench, name: str) -> None:
-    """Its pod made anew on the same volume."""
+def restart(bench: Bench, name: str) -> float:
+    """Its pod made anew on the same volume; returns when that was asked for."""
+    started = time.time()
     uid = bench.pod(name).metadata.uid
     bench.core.delete_namespaced_pod(name, NAMESPACE, grace_period_seconds=0)
     bench.until(f"{name} has another pod", lambda: (p := bench.pod(name)) and p.metadata.uid != uid)
+    return started
 
 
 def refused(bench: Bench, name: str, fate: str, what: str) -> None:
-    """The member has this fate, with this in its message."""
+    """The member was lost to this fate, with this in its message; its pod was made anew on a volume that will not do."""
+    started = restart(bench, name)
 
     def told() -> bool:
-        member = bench.members().get(name, {})
-        return member.get("fate") == fate and what in member.get("message", "")
+        events = [*bench.told("NodeLost", started), *bench.told("MasterLost", started)]
+        return any(e.startswith(f"{name} is ") and f"({fate}: " in e and what in e for e in events)
 
     bench.until(f"{name} is refused: {fate}, {what}", told)
 
@@ -33,7 +38,6 @@ def test_an_empty_mount(bench: Bench, role: str) -> None:
     name = bench.pods(role)[0].metadata.name
     cluster = bench.kube.status("TabletCluster", "flights")["clusterUUID"]
     bench.execute(name, "sh", "-c", _EMPTY)
-    restart(bench, name)
     refused(bench, name, "VolumeEmpty", "its volume is empty")
     bench.until("it was replaced", lambda: name in bench.released() and bench.whole(), 300)
     assert bench.kube.status("TabletCluster", "flights")["clusterUUID"] == cluster
@@ -49,7 +53,6 @@ def test_a_volume_of_another_node(bench: Bench) -> None:
     identity = bench.execute(other, "cat", "/data/stele/node.json")
     code = "import sys; open('/data/stele/node.json', 'w').write(sys.argv[1])"
     bench.execute(one, "python", "-c", code, identity)
-    restart(bench, one)
     refused(bench, one, "VolumeEmpty", "belongs to another node")
     bench.until("it was replaced", lambda: one in bench.released() and bench.whole(), 300)
     bench.sound()
@@ -72,7 +75,6 @@ def test_an_older_copy(bench: Bench, role: str) -> None:
     bench.until("another table is ready", lambda: bench.ready("TabletGroup", "delays"))
     bench.signal(machine, node_id, "SIGSTOP")
     bench.execute(name, "sh", "-c", "mv /data/stele /data/newest && mv /data/older /data/stele")
-    restart(bench, name)
     refused(bench, name, "VolumeLost", "older copy")
     bench.until("it was replaced", lambda: name in bench.released() and bench.whole(), 300)
     assert bench.kube.status("TabletCluster", "flights")["clusterUUID"] == cluster

@@ -18,7 +18,7 @@ from stele_operator import metrics, reconcile
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
-from stele_operator.plan import Observation, Plan, make_plan
+from stele_operator.plan import Observation, Plan, make_plan, naming
 from stele_operator.plan.observation import Catalog
 from stele_operator.plan.planner import BUSY_S
 from stele_operator.plan.status import cluster_status, healing_status
@@ -298,6 +298,7 @@ async def test_a_status_that_is_refused_is_told_and_healing_goes_on(tmp_path: Pa
 
 
 async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Path) -> None:
+    """And why, again once that is another thing: it is what stays of it when the member is replaced."""
     world = made_world()
     async with bench(tmp_path, machines=1) as made:
         raw = await made.apply("cluster", paused=True)
@@ -315,6 +316,15 @@ async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Pat
                 await task._tell_findings(raw, observed, make_plan(observed))
             told = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "NodeLost"]
             assert sorted(message.split()[0] for message in told) == sorted(lost)
+        world.machines = [replace(m, ready=True) for m in world.machines]
+        pod = world.objects["Pod", lost[0]]
+        ended = {"exitCode": naming.EXIT_VOLUME_EMPTY, "message": "nothing there"}
+        status = {"name": "stele", "state": {"terminated": ended}}
+        pod["status"] |= {"containerStatuses": [status]}
+        observed = world.observe()
+        await task._tell_findings(raw, observed, make_plan(observed))
+        told = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "NodeLost"]
+        assert [m for m in told if "VolumeEmpty" in m and "nothing there" in m and lost[0] in m]
 
 
 def test_a_thousand_tablets_that_wait_for_one_reason_are_one_event() -> None:

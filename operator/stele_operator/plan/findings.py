@@ -21,13 +21,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group` names the TabletGroup it is about; empty: the cluster itself. `member`: the one of several it is about."""
+    """`group` names the TabletGroup it is about; empty: the cluster itself. `member`: the one of several it is about; `fate`: why
+    that one does not serve. Another of these is news, another message is not."""
 
     kind: Kind
     reason: str
     message: str
     group: str = ""
     member: str = ""
+    fate: str = ""
+
+    @property
+    def about(self) -> tuple[str, str, str, str]:
+        """What it is about: the same again, or in other words, is the same finding."""
+        return self.group, self.reason, self.member, self.fate
 
 
 OPERATOR_OLDER = "OperatorOlder"

@@ -71,7 +71,8 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
             doing = "lost" if member.state is State.LOST else "being taken out"
             fate = f" ({member.fate.value}: {member.why})" if member.fate is not Fate.NONE else ""
             message = f"{member.name} is {doing}{fate}"
-            return [Finding(Kind.DEGRADED, f"{title}Lost", message, member=member.name)]
+            fated = member.fate.value
+            return [Finding(Kind.DEGRADED, f"{title}Lost", message, member=member.name, fate=fated)]
         case State.SILENT:
             message = f"{member.name} is not heard ({member.fate.value}: {member.why})"
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
