@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stele.model import keys
+from stele.model.column import TIMESTAMP
 from stele.model.errors import Corrupt, Rejected
-from stele.model.schema import TIMESTAMP, Schema
+from stele.model.schema import Schema
 
 _TEXT = st.text(alphabet="ab\x00\x01\xffü", max_size=12)
 _VALUES: dict[str, tuple[pa.DataType, Any]] = {

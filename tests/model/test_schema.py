@@ -11,9 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from stele.model.column import Column, arrow_type, type_name
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
-from stele.model.schema import Column, Schema, arrow_type, type_name
+from stele.model.schema import Schema
 
 
 def test_every_fault_is_named_at_once() -> None:

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
+from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 from tests.harness.standing import standing
 from tests.spark import agreement
 

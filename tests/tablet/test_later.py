@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from stele.model.block import HEADER, RowOp
+from stele.model.column import _TYPES
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
-from stele.model.schema import _TYPES, Schema
+from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, encode
 from stele.tablet.colformat import NAME, read_footer
 from stele.tablet.exactly_once import ExactlyOnce

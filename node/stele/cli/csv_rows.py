@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from stele.model.column import Column
 from stele.model.errors import Rejected
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 
 _VALUE_BYTES_MAX = 32 << 20
 """Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""

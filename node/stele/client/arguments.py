@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from stele.model.block import RowOp
+from stele.model.column import shown
 from stele.model.errors import Rejected
-from stele.model.schema import shown
 
 _YEAR_S = 365 * 86_400.0
 

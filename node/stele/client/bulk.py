@@ -24,10 +24,11 @@ from stele.client.misfits import cast_each, is_text
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
+from stele.model.column import Column, shown
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.partition import PartitionSchema, assign
 from stele.model.rows import row_faults
-from stele.model.schema import Column, Schema, shown
+from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stele.client.where import parse_where
+from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.predicate import NULL_TESTS, OPERATORS, Predicate
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 
 PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any] | str
 Predicates = PredicateLike | Sequence[PredicateLike] | None

@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model.block import RowError
+from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable, error_for
 from stele.model.rows import python_rows
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 from stele.rpc.errors import code_of, with_number
 from stele.rpc.proto import tserver_pb2
 

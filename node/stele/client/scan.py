@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
+from stele.model.column import shown
 from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
 from stele.model.predicate import ScanSpec
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.threads import ReaderThreads, begin, in_thread, main_thread_ended
 from stele.rpc.ticket import Ticket

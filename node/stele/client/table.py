@@ -22,11 +22,12 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.model.block import RowOp
+from stele.model.column import shown
 from stele.model.errors import Advice, Corrupt, Rejected
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row, python_rows
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from stele.model import texts
+from stele.model.column import Column, shown
 from stele.model.errors import Rejected
-from stele.model.schema import Column, Schema, shown
+from stele.model.schema import Schema
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'(?:[^']|'')*')|(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"

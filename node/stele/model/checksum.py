@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stele.model.column import Column
 from stele.model.hashing import fmix, hash_binary
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 
 U64 = npt.NDArray[np.uint64]
 

@@ -19,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model import keys
+from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.predicate import Predicate
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 
 TABLETS_MAX = 100_000
 _FEW_ROWS = 32

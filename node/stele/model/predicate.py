@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.foreign import read_batch
 from stele.model.rows import python_values
-from stele.model.schema import Schema, shown
+from stele.model.schema import Schema
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "is_null", "is_not_null")
 NULL_TESTS = ("is_null", "is_not_null")

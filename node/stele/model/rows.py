@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model.block import DELETES, INSERTS, UPDATES, Block, RowError, RowOp
+from stele.model.column import Column, shown
 from stele.model.errors import Code, Rejected
-from stele.model.schema import Column, Schema, shown
+from stele.model.schema import Schema
 
 _NONE: Mapping[int, Mapping[int, str]] = MappingProxyType({})
 

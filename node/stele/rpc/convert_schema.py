@@ -5,9 +5,10 @@ Invariant: `x_from_pb(x_to_pb(x)) == x`; a message that is no valid schema is a 
 
 from __future__ import annotations
 
+from stele.model.column import Column
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.partition import HashPartition, Partition, PartitionSchema, RangePartition
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 from stele.rpc.proto import common_pb2
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stele.model.column import Column
 from stele.model.errors import Corrupt
-from stele.model.schema import Column
 from stele.tablet import bloom
 from stele.tablet.colformat import (
     KEY_SCHEMA,

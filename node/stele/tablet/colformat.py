@@ -15,8 +15,9 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
+from stele.model.column import Column
 from stele.model.errors import Code, Corrupt, Rejected, of_later_program
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 from stele.tablet.checksums import RangeSums
 
 NAME = "rows-"

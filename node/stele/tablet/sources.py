@@ -11,7 +11,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from stele.model.schema import Column, Schema
+from stele.model.column import Column
+from stele.model.schema import Schema
 from stele.tablet.order import SortedRows
 from stele.tablet.runs import Mask, Run
 

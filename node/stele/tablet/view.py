@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.checksum import MASK, checksum
+from stele.model.column import Column
 from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_bytes
 from stele.model.ids import OpId
 from stele.model.predicate import ScanSpec
-from stele.model.schema import Column, Schema
+from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks

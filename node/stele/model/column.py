@@ -1,0 +1,296 @@
+"""One column of a table: the names of types and what of Arrow's they are, values that fit and why others do not, defaults. Shared
+by client, master and store; opens no files.
+
+Invariant: a value that does not fit a column is refused, never rounded, cut or parsed until it does; but for the precision of `float`.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import fractions
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stele.model import texts
+from stele.model.errors import Rejected
+from stele.model.ids import ColumnId
+
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)\Z")
+_DECIMAL_PRECISION_MAX = 38
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+}
+_FLOAT = struct.Struct("<f")
+_NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, AttributeError)
+"""What Arrow raises of a Python value that is none of the type's."""
+_OTHER_TYPE = (TypeError, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+_PYTHON_KINDS = {
+    "bool": "a bool",
+    "float": "a float",
+    "double": "a float",
+    "string": "a str",
+    "binary": "bytes",
+    "date": "a date",
+    "timestamp": "a datetime",
+}
+_SHOWN_CHARS_MAX = 120
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """The Arrow type of a column type name: bool, int8…int64, float, double, decimal(p,s), string, binary, date,
+    timestamp (microseconds, UTC).
+
+    Raises:
+        Rejected: the name is no type.
+    """
+    found = _TYPES.get(name)
+    if found is not None:
+        return found
+    match = _DECIMAL.match(name)
+    if match:
+        precision, scale = int(match[1]), int(match[2])
+        if 1 <= precision <= _DECIMAL_PRECISION_MAX and scale <= precision:
+            return pa.decimal128(precision, scale)
+        raise Rejected(
+            f"type {name}: expected 1 <= precision <= {_DECIMAL_PRECISION_MAX} and scale <= precision"
+        )
+    raise Rejected(f"type {name!r} is unknown; expected one of {', '.join(_TYPES)}, decimal(p,s)")
+
+
+def _fault_finder(arrow: pa.DataType) -> Callable[[object], str] | None:
+    """What says why a value, of Python or numpy, is none of this type, where Arrow would silently make another one of
+    it: 1 of 1.5, the day of a moment. Empty if it may be one."""
+    if pa.types.is_date(arrow):
+        return _date_fault
+    if pa.types.is_timestamp(arrow):
+        return _timestamp_fault
+    if pa.types.is_integer(arrow):
+        return _whole_fault
+    if pa.types.is_float32(arrow):
+        return _float_fault
+    return _double_fault if pa.types.is_float64(arrow) else None
+
+
+def _whole_fault(value: object) -> str:
+    if type(value) is int or value is None:
+        return ""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return "it is numpy's; give its item()"  # which for nanoseconds is a bare number
+    if isinstance(value, (bool, np.bool_)):
+        return "a bool is no number"
+    if isinstance(value, (float, np.floating)):
+        whole = float(value).is_integer()
+    elif isinstance(value, decimal.Decimal):
+        whole = value.is_finite() and value == value.to_integral_value()
+    else:
+        whole = not isinstance(value, fractions.Fraction) or value.denominator == 1
+    return "" if whole else "it is not whole"
+
+
+def _date_fault(value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return _null_fault(value) or "it is a datetime; give its date()"
+    return _whole_fault(value)
+
+
+def _timestamp_fault(value: object) -> str:
+    if getattr(value, "nanosecond", 0):  # of pandas
+        return _null_fault(value) or "it has nanoseconds, a timestamp microseconds"
+    return _whole_fault(value)
+
+
+def _null_fault(value: object) -> str:
+    return "it is pandas' word for null; give None" if type(value).__name__ in ("NaTType", "NAType") else ""
+
+
+def _double_fault(value: object) -> str:
+    return "a bool is no number" if isinstance(value, (bool, np.bool_)) else ""
+
+
+def _float_fault(value: object) -> str:
+    if isinstance(value, (float, np.floating)):
+        try:
+            _FLOAT.pack(value)
+        except OverflowError:
+            return "it is too large"
+    return _double_fault(value)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in Python's words, cut where it is long."""
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
+
+
+def type_name(arrow: pa.DataType) -> str:
+    """The column type name that holds values of an Arrow type (wider ones for unsigned and time units).
+
+    Raises:
+        Rejected: no column type holds it.
+    """
+    for name, known in _TYPES.items():
+        if known == arrow:
+            return name
+    if pa.types.is_decimal(arrow) and arrow.precision <= _DECIMAL_PRECISION_MAX:
+        return f"decimal({arrow.precision},{arrow.scale})"
+    if pa.types.is_timestamp(arrow):
+        return "timestamp"
+    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return "string"
+    if pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):
+        return "binary"
+    widened = {pa.uint8(): "int16", pa.uint16(): "int32", pa.uint32(): "int64", pa.float16(): "float"}
+    if arrow in widened:
+        return widened[arrow]
+    raise Rejected(
+        f"Arrow type {arrow} has no column type; expected one of {', '.join(_TYPES)}, decimal(p,s)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `default` is JSON text, None for none: dates and timestamps in ISO 8601, decimals as strings,
+    binary in base64."""
+
+    id: ColumnId
+    name: str
+    type: str
+    nullable: bool = False
+    default: str | None = None
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """Arrow type of the values."""
+        return arrow_type(self.type)
+
+    @property
+    def a_type(self) -> str:
+        """The type with its article: "an int64"."""
+        return f"{'an' if self.type.startswith('int') else 'a'} {self.type}"
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """These Python values, or None, as an Arrow array of the column's type. A datetime without a time zone is UTC.
+
+        Raises:
+            Rejected: one is no value of the column. None is rounded, cut or parsed so that it fits, but for the
+                precision of `float`.
+        """
+        arrow = self.arrow
+        find = _fault_finder(arrow)
+        try:
+            if find is None or not any(map(find, values)):
+                return pa.array(values, arrow)
+            why = ""
+        except _NO_VALUE as exc:
+            why = f"column {self.name}: {shown(values)} are no {self.type} ({_cut(str(exc))})"
+        raise Rejected(next(filter(None, map(self.fault, values)), why))
+
+    def fault(self, value: object) -> str:
+        """Why this is no value of the column, as a sentence that names it; empty if it is one, or None."""
+        why = self._fault(value)
+        return f"column {self.name}: {shown(value)} is no {self.type} ({why})" if why else ""
+
+    def _fault(self, value: object) -> str:
+        arrow = self.arrow
+        find = _fault_finder(arrow)
+        if find is not None and (why := find(value)):
+            return why
+        try:
+            pa.array([value], arrow)
+        except _NO_VALUE as exc:
+            return self._why(value, exc)
+        return ""
+
+    def _why(self, value: object, exc: Exception) -> str:
+        """What Arrow says of a value, in words of Python: it speaks of C types and of its own."""
+        text = str(exc)
+        if isinstance(exc, OverflowError) or "too large" in text:
+            return "it is out of range"
+        if isinstance(exc, _OTHER_TYPE) or text.startswith("Could not convert"):
+            if why := _null_fault(value):
+                return why
+            kind = "a Decimal" if pa.types.is_decimal(self.arrow) else _PYTHON_KINDS.get(self.type, "an int")
+            return f"it is of type {type(value).__name__}; expected {kind}"
+        return _cut(text) or type(exc).__name__
+
+    def default_scalar(self) -> pa.Scalar:
+        """The value a row takes that does not give one; null where there is no default.
+
+        Raises:
+            Rejected: the default does not fit the type, or is no JSON text.
+        """
+        if self.default is None:
+            return pa.scalar(None, self.arrow)
+        if not isinstance(self.default, str):
+            raise Rejected(f"column {self.name}: default {shown(self.default)}: expected JSON text, like '5'")
+        try:
+            value = _parsed(json.loads(self.default), self.arrow)
+            why = self._fault(value)
+        except (ValueError, TypeError, ArithmeticError) as exc:
+            why = str(exc)
+        if why:
+            raise Rejected(f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})")
+        return self.array([value])[0]
+
+    def default_fault(self) -> str:
+        """Why rows would take another value than the default's text says, as a sentence that names the column; empty if
+        they take that one. The default fits the type.
+
+        Asked of new tables only: what is stored is read as ever, so that all replicas give the same.
+        """
+        if self.default is None:
+            return ""
+        why = ""
+        try:
+            read = texts.number if pa.types.is_floating(self.arrow) else decimal.Decimal
+            said = json.loads(self.default, parse_float=read)
+            if pa.types.is_timestamp(self.arrow) and said is not None:
+                texts.moment(said)
+            rounded = isinstance(said, decimal.Decimal) and said != self.default_scalar().as_py()
+        except texts.Inexact as exc:
+            why, rounded = str(exc), False
+        except ArithmeticError:  # an exponent that no Decimal has
+            rounded = True
+        if rounded:
+            form = "as text" if pa.types.is_decimal(self.arrow) else "without a point or exponent"
+            why = f"it would be read as {json.loads(self.default)}; write it {form}"
+        return f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})" if why else ""
+
+
+def _parsed(value: Any, arrow: pa.DataType) -> Any:
+    """The value that a default's JSON stands for."""
+    if value is None:
+        return None
+    if pa.types.is_binary(arrow):
+        return base64.b64decode(value, validate=True)
+    if pa.types.is_decimal(arrow):
+        return decimal.Decimal(str(value))
+    if pa.types.is_date(arrow):
+        return datetime.date.fromisoformat(value)
+    if pa.types.is_timestamp(arrow):
+        return datetime.datetime.fromisoformat(value)
+    return value
