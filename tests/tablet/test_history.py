@@ -229,6 +229,7 @@ def test_what_began_earlier_and_ends_later_does_not_lower_the_mark(tmp_path: Pat
         mark = store.history_mark
         flush(store)
         store.install_compaction(run_job(merge))
+    assert [row["w"] for row in rows_in(store.view())] == [4]
     store.close()
     again = TabletStore.open(tmp_path / "t", long)
     assert again.history_mark == mark
