@@ -43,14 +43,19 @@ async def cluster_and_table(
         AsyncClient(cluster.master_addresses) as client,
     ):
         table = await client.create_table("t", SCHEMA, TWO)
-        await write(client, table, 0)
+        await write(table, 0)
         yield cluster, client, table
 
 
-async def write(client: AsyncClient, table: AsyncTable, first: int) -> None:
-    """100 rows, and time for a heartbeat to tell of them."""
+async def write(table: AsyncTable, first: int) -> None:
+    """100 rows."""
     ids = range(first, first + 100)
     await table.write_arrow(pa.table({"id": pa.array(ids, pa.int64()), "s": [f"row {i}" for i in ids]}))
+
+
+async def write_and_tell(client: AsyncClient, table: AsyncTable, first: int) -> None:
+    """100 rows, and time for a heartbeat to tell of them."""
+    await write(table, first)
     written = time.monotonic()
     await asyncio.sleep(HEARTBEATS_S)
     with contextlib.suppress(SteleError):  # masters that are away are told of nothing
@@ -102,7 +107,7 @@ async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
     async with cluster_and_table(tmp_path, masters=1) as (cluster, client, table):
         node = cluster.nodes[0]
         copy = keep_copy(node)
-        await write(client, table, 100)
+        await write_and_tell(client, table, 100)
         cluster.kill(node)
         newest = put_in_place(node, copy)
         await refused(cluster, node)
@@ -113,7 +118,7 @@ async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
         newest.rename(node.directory)
         cluster.restart(node)
         await cluster.wait_ready(node)
-        await write(client, table, 200)
+        await write(table, 200)
         assert await rows_that_all_replicas_hold(client, table) == 300
 
         # Masters that were started anew have it on record: what it told when it registered.
@@ -121,7 +126,7 @@ async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
         cluster.kill(node)
         cluster.restart(node)
         await cluster.wait_ready(node)
-        await write(client, table, 300)
+        await write_and_tell(client, table, 300)
         (master,) = cluster.masters
         cluster.kill(master)
         cluster.kill(node)
@@ -133,7 +138,7 @@ async def test_a_node_is_refused_and_healed(tmp_path: Path) -> None:
         await cluster.wait_ready(cluster.add_node())
         code, out = await stele(cluster, "driver", "run", "--until-healthy", "--dead-after", "3")
         assert code == 0, out
-        await write(client, table, 400)
+        await write(table, 400)
         assert await rows_that_all_replicas_hold(client, table) == 500
 
 
@@ -141,7 +146,7 @@ async def test_a_master_is_refused(tmp_path: Path) -> None:
     async with cluster_and_table(tmp_path, masters=3) as (cluster, client, _):
         master = cluster.masters[1]
         copy = keep_copy(master)
-        await write(client, await client.create_table("u", SCHEMA, TWO), 0)
+        await write_and_tell(client, await client.create_table("u", SCHEMA, TWO), 0)
         cluster.kill(master)
         put_in_place(master, copy)
         await refused(cluster, master)
@@ -152,14 +157,14 @@ async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path
     async with cluster_and_table(tmp_path, masters=1) as (cluster, client, table):
         one, other = cluster.nodes[:2]
         copy = keep_copy(one)
-        await write(client, table, 100)
+        await write_and_tell(client, table, 100)
         (master,) = cluster.masters
         cluster.pause(master)
         cluster.kill(one)
         cluster.kill(other)
         put_in_place(one, copy)
         cluster.restart(other)
-        await write(client, table, 200)
+        await write(table, 200)
         for _ in range(2):  # each start begins a segment of the log; the first one's end is what counts
             cluster.kill(one)
             one.log_path.unlink()
@@ -167,7 +172,7 @@ async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path
             async with asyncio.timeout(100):
                 while "without the masters' word on" not in one.tail():
                     await asyncio.sleep(0.1)
-        await write(client, table, 300)
+        await write_and_tell(client, table, 300)
         cluster.resume(master)
         # What it logged without them does not make up for what it lost: the end that its start found counts.
         assert await ended(one) == EXIT_VOLUME_OLD, one.tail()
@@ -186,8 +191,8 @@ async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(
         await cluster.stop(member)
         cluster.restart(member)
         await cluster.wait_ready(member)
-        await write(client, table, 100)
-        await write(client, await client.create_table("u", SCHEMA, TWO), 0)
+        await write_and_tell(client, table, 100)
+        await write_and_tell(client, await client.create_table("u", SCHEMA, TWO), 0)
         for one in cluster.members:
             cluster.kill(one)
         newest = put_in_place(member, copy)
@@ -198,7 +203,7 @@ async def test_the_newest_volume_is_welcome_after_an_older_copy_was_refused(
         newest.rename(member.directory)
         cluster.restart(member)
         await cluster.wait_ready()
-        await write(client, table, 200)
+        await write(table, 200)
         assert await rows_that_all_replicas_hold(client, table) == 300
 
 

@@ -13,7 +13,7 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 
 async def rows_that_all_replicas_hold(
-    client: AsyncClient, table: AsyncTable, replicas: int = 3, timeout_s: float = 30.0
+    client: AsyncClient, table: AsyncTable, replicas: int = 3, timeout_s: float = 120.0
 ) -> int:
     """How many rows there are, once every tablet's replicas have the same checksum at one snapshot.
 
