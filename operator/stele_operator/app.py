@@ -13,9 +13,8 @@ from pathlib import Path
 
 import kopf
 import structlog
-from prometheus_client import generate_latest
 
-from stele.rpc.http import HttpServer, Reply, Route
+from stele.rpc.http import HttpServer, Reply, Route, metrics_route
 from stele_operator import metrics
 from stele_operator.fleet import Fleet
 from stele_operator.handlers import registry, settings
@@ -155,8 +154,4 @@ def _routes(fleet: Fleet, introduced: asyncio.Event) -> dict[str, Route]:
             return await live()
         return Reply(503, b"waits for the API server and the CustomResourceDefinitions\n")
 
-    async def measured() -> Reply:
-        body = await asyncio.to_thread(generate_latest, metrics.registry)
-        return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
-
-    return {"/livez": live, "/readyz": ready, "/metrics": measured}
+    return {"/livez": live, "/readyz": ready, "/metrics": metrics_route(metrics.registry)}

@@ -10,10 +10,12 @@ from types import ModuleType
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from stele import metrics as of_processes
 from stele.driver import steps
+from stele.rpc.http import metrics_route
 from stele_operator import metrics as of_operator
 from stele_operator.plan import actions
 from tests.docs.blocks import ROOT, blocks
@@ -63,6 +65,17 @@ def test_each_metric_has_its_line_and_no_other_is_named() -> None:
     named = {name for name in SERIES.findall(text) if name != "stele_operator"}
     whole = {next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in named}
     assert sorted(n for n in whole if n not in lines) == []
+
+
+@pytest.mark.parametrize("registry", [of_processes.REGISTRY, of_operator.registry], ids=["node", "operator"])
+async def test_each_series_that_is_shown_has_its_line(registry: CollectorRegistry) -> None:
+    """`_created` of each counter was shown, and told nowhere."""
+    shown = {
+        re.split(r"[ {]", line)[0] for line in (await metrics_route(registry)()).body.decode().splitlines()
+    }
+    ours = {name for name in shown if name.startswith("stele_")}
+    whole = {next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in ours}
+    assert ours and sorted(whole - set(metric_lines())) == []
 
 
 def words(path: Path) -> Iterator[str]:
