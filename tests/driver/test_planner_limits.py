@@ -7,12 +7,15 @@ from dataclasses import replace
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.steps import (
+    AddWitness,
     BeginIntent,
     Blocked,
+    CancelCopy,
+    RemovePeer,
 )
 from stele.model.ids import CATALOG_TABLET_ID
 from tests.driver.model import POLICY, Cluster, node_name
-from tests.driver.stories import node_of, one, story
+from tests.driver.stories import node_of, one, one_dead, reported, story
 
 
 def test_a_machine_that_is_lost_with_its_node_and_its_master_is_one_of_each() -> None:
@@ -31,6 +34,36 @@ def test_a_machine_that_is_lost_with_its_node_and_its_master_is_one_of_each() ->
     assert isinstance(steps[table.tablet_id], BeginIntent)
     blocked = steps[CATALOG_TABLET_ID]  # no other master is there
     assert isinstance(blocked, Blocked) and blocked.code == "NoTarget"
+
+
+def test_where_too_many_are_lost_nothing_that_was_begun_is_taken_back() -> None:
+    cluster, _ = one_dead()
+    (begun,) = plan(cluster.view(), POLICY)
+    assert isinstance(begun, BeginIntent)
+    cluster.apply(begun)
+    cluster.nodes[begun.target_node].alive = False
+    cluster.advance()
+    assert isinstance(plan(cluster.view(), POLICY)[0], CancelCopy)
+    (blocked,) = plan(cluster.view(), replace(POLICY, max_lost_nodes=0))
+    assert isinstance(blocked, Blocked) and blocked.code == "TooManyLost"
+
+
+def test_a_dead_witness_stays_while_the_others_are_no_majority_that_answers() -> None:
+    """Of its five voters two are dead; one more does not answer the leader just now."""
+    cluster, t = one(rf=5, machines=9)
+    node_of(cluster, t, 3).alive = node_of(cluster, t, 4).alive = False
+    cluster.advance()
+    policy = replace(POLICY, max_lost_nodes=9, unreached_after_ms=1 << 40)
+    while not isinstance(step := plan(cluster.view(), policy)[0], AddWitness):
+        cluster.apply(step)
+    cluster.apply(step)
+    cluster.nodes[step.target_node].alive = False
+    cluster.advance()
+    assert isinstance(plan(cluster.view(), policy)[0], RemovePeer)
+    (silent, *_) = (p.replica_id for p in t.config.peers if p.node_id != t.leader and cluster.live(t, p))
+    view = reported(cluster.view(), lambda r: replace(r, unreached_ms={**r.unreached_ms, silent: 6_000}))
+    (blocked,) = plan(view, policy)
+    assert isinstance(blocked, Blocked) and blocked.code == "UnsafeToRemove"
 
 
 def test_a_lost_majority_is_left_alone() -> None:

@@ -210,5 +210,9 @@ async def test_a_table_that_is_dropped_while_it_is_healed_leaves_no_intent(tmp_p
         assert (await refused(w.move(target, pb.RETIRED, epoch=epoch))).code is Code.UNSAFE_CHANGE
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="t"), None)
         assert not w.catalog.intents
+        late = next(n for n in w.nodes if n != target)
+        asked.target_node = id_to_pb(late)
+        begin = pb.BeginIntentRequest(epoch=epoch, intent=asked)
+        assert "DELETED" in str(await refused(w.leader.BeginIntent(begin, None)))
         await w.move(target, pb.RETIRED, epoch=epoch)
         assert w.catalog.nodes[target].state == "RETIRED"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.master.background import TABLETS_AT_ONCE, Background
-from stele.master.orders import ORDERS_PER_NODE, Orders, fate_of
+from stele.master.orders import ORDERS_PER_NODE, Order, Orders, fate_of
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import ReplicaId
@@ -122,6 +122,12 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         await in_force(w, row.tablet_id, smaller, says=row.config.peers[0].node_id)
         row = w.catalog.tablets[row.tablet_id]
         assert fate_of(lead, row, report) == "tombstone"
+        assert fate_of(lead, replace(row, state="CREATING"), report) == "keep"
+        order = Order("tombstone", evicted.node_id, evicted.replica_id)
+        sent = Orders(lead, w.pool)._delete_request(row, order)
+        assert sent.cas_config_opid_index_less_or_equal == 12, (
+            "its node may know of a newer one, that names it"
+        )
         # A change that it proposed itself as a leader, and that lost: nobody will ever tell it so.
         told = common_pb2.ReplicaStatusPB()
         told.CopyFrom(report.status)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from dataclasses import replace
 from pathlib import Path
 
-from stele.master.orders import fate_of
+from stele.master import driving
+from stele.master.background import Background
+from stele.master.orders import Orders, fate_of
+from stele.master.placement import Placement
+from stele.master.port import insert
+from stele.master.records import NO_CONFIGURATION
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code
-from stele.model.ids import NodeId, ReplicaId
+from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import claimed, in_force, one_tablet, ready, refused, world
@@ -25,6 +32,27 @@ async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> No
         error = await refused(w.move(target, pb.RETIRED))
         assert error.code is Code.UNSAFE_CHANGE and "the intent on tablet" in str(error)
         assert w.catalog.nodes[target].state == "DRAINING"
+
+
+async def test_a_node_is_given_nothing_behind_its_drain_in_the_log(tmp_path: Path) -> None:
+    """The drain was proposed, and not applied, when the node was chosen: it may be RETIRED by the time that it has a replica."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row, epoch = await one_tablet(w), await claimed(w)
+        target = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+        begin = w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=intent), None)
+        _, error = await asyncio.gather(w.move(target, pb.DRAINING), refused(begin))
+        assert error.code is Code.CAS_FAILED and not w.catalog.intents
+        fresh = replace(row, tablet_id=TabletId("f" * 32), state="PREPARING", config=NO_CONFIGURATION)
+        lead = w.lead
+        lead.liveness.began_ms += 3_600_000  # the leader's own background still waits for nodes
+        await lead.commit([insert(fresh)])
+        place = Background(lead, Orders(lead, w.pool))._place([fresh.tablet_id])
+        (first, *_) = Placement(lead.candidates()).choose(3)
+        drain = pb.SetNodeStateRequest(node_id=id_to_pb(first), state=pb.DRAINING)
+        _, error = await asyncio.gather(driving.set_node_state(lead, drain), refused(place))
+        assert error.code is Code.CAS_FAILED and w.catalog.tablets[fresh.tablet_id].state == "PREPARING"
 
 
 async def test_a_master_that_has_just_joined_the_catalog_does_not_retire(tmp_path: Path) -> None:
