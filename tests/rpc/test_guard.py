@@ -163,6 +163,26 @@ async def test_bytes_that_are_no_request_are_refused_and_logged_once() -> None:
         assert len([log for log in logs if log["event"] == "request refused"]) == 1
 
 
+def test_a_budget_gives_what_it_has_and_gets_it_back_once() -> None:
+    budget = ByteBudget(100, 20)
+    alone = budget.charge(1_000)  # no message starves
+    with pytest.raises(Retryable):
+        budget.charge(1, control=True)
+    alone.release()
+    alone.release()
+    charge = budget.charge(80)
+    with pytest.raises(Retryable):
+        charge.grow(1)
+    control = budget.charge(20, control=True)
+    with pytest.raises(Retryable):
+        budget.charge(1, control=True)
+    shares = charge.split(3)
+    assert [share.size_bytes for share in shares] == [28, 26, 26]
+    for each in (charge, control, *shares):
+        each.release()
+    assert budget.used_bytes == 0
+
+
 async def test_past_the_budget_clients_are_throttled_and_peers_are_not() -> None:
     budget = ByteBudget(3_000, 1_000)
     peer = Identity(CLUSTER, NodeId(new_id()), 1)

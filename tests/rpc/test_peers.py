@@ -21,7 +21,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
 from stele.rpc.client_stream import request_ids_of
 from stele.rpc.connection import FramedConnection, FrameReader
-from stele.rpc.frames import client_requests, client_responses, frame, peer_frame
+from stele.rpc.frames import REQUESTS_MAX, client_requests, client_responses, frame, peer_frame
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.inbound import MESSAGES_PER_TURN, PeerInbound
 from stele.rpc.listener import StreamListener
@@ -278,6 +278,14 @@ def test_frames_are_what_protobuf_would_write(sizes: list[int]) -> None:
     queue = deque(r.SerializeToString() for r in responses)
     (raw,) = FrameReader().feed(client_responses(queue))
     assert list(tserver_pb2.ClientResponse.FromString(raw).many.responses) == responses
+
+
+def test_a_frame_has_no_more_requests_than_a_node_takes() -> None:
+    """One more, and it would end the stream, with all that was asked over it."""
+    queue = deque([tserver_pb2.ClientRequest(request_id=1).SerializeToString()] * (REQUESTS_MAX + 1))
+    (raw,) = FrameReader().feed(client_requests(queue))
+    assert len(tserver_pb2.ClientRequest.FromString(raw).many.requests) == REQUESTS_MAX
+    assert len(queue) == 1
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 700))

@@ -54,13 +54,13 @@ class Service(TabletServerServiceServicer):
 
 @asynccontextmanager
 async def serving(
-    answer: Answer, called: Callable[[], None] = lambda: None
+    answer: Answer, called: Callable[[], None] = lambda: None, budget: ByteBudget | None = None
 ) -> AsyncIterator[tuple[str, ChannelPool]]:
     """(address, pool) of a node that answers clients' requests so."""
     identity = Identity(ClusterId(new_id()), NODE, 1)
     listener = StreamListener()
     await listener.listen("127.0.0.1", 0)
-    streams = ClientStreams(identity, PeerBook(), ByteBudget(), listener, answer)
+    streams = ClientStreams(identity, PeerBook(), budget or ByteBudget(), listener, answer)
     server: grpc.aio.Server = make_server(identity, PeerBook(), ByteBudget())
     add_TabletServerServiceServicer_to_server(Service(streams, called), server)
     port = await bind(server, "127.0.0.1:0")
@@ -144,6 +144,41 @@ async def test_requests_of_next_to_no_bytes_are_bounded_too() -> None:
                 await asyncio.sleep(0.01)
         assert waiting <= 100_000
         patient.close()
+
+
+async def test_what_requests_were_charged_is_given_back_however_they_end() -> None:
+    """Answered, refused, put off, left by their client, or no requests at all."""
+    budget = ByteBudget(20_000, 1)
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        if request.kv.key == b"slow":
+            await asyncio.sleep(600)
+        if request.kv.key == b"bad":
+            raise Rejected("no")
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse())
+
+    async with serving(answer, budget=budget) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        await stream.ask(asking(b"k"), timeout_s=60)
+        with pytest.raises(Rejected):
+            await stream.ask(asking(b"bad"), timeout_s=60)
+        assert not budget.used_bytes
+        slow = asyncio.ensure_future(stream.ask(asking(b"slow"), timeout_s=60))
+        while not budget.used_bytes:
+            await asyncio.sleep(0.01)
+        charged = budget.used_bytes
+        many = (stream.ask(asking(b"k"), timeout_s=60) for _ in range(30))  # one frame, which alone would fit
+        ends = await asyncio.gather(*many, return_exceptions=True)
+        assert {end.code for end in ends if isinstance(end, Retryable)} == {Code.THROTTLED}
+        assert len(ends) == 30 and budget.used_bytes == charged
+        assert stream._connection is not None
+        stream._connection.send(frame(b"no request"))
+        with pytest.raises(Retryable):
+            await slow
+        while budget.used_bytes:
+            await asyncio.sleep(0.01)
+        await streams.close()
 
 
 async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> None:
