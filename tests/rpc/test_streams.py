@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.connection import FramedConnection, connect
-from stele.rpc.frames import frame
+from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import KEY_BYTES, StreamListener
 from stele.rpc.proto import common_pb2, tserver_pb2
@@ -391,6 +392,27 @@ async def test_a_silent_end_is_noticed_though_it_is_written_to(monkeypatch: pyte
                 await asyncio.sleep(0.02)
         assert "silent" in str(made.lost.result())
         await made.closed()
+
+
+async def test_a_connection_at_rest_stands_also_where_its_process_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pings are answered, and another follows an answer alone; who did not listen cannot say that nothing came."""
+    monkeypatch.setattr(connections, "KEEPALIVE_TIME_MS", 50)
+    monkeypatch.setattr(connections, "KEEPALIVE_TIMEOUT_MS", 100)
+    listener = StreamListener()
+    await listener.listen("127.0.0.1", 0)
+    made = await connect("127.0.0.1:1", listener.port, listener.expect(lambda taken: None))
+    for stands_still_s in (0.3, 0.0):
+        pings = made._written
+        async with asyncio.timeout(60):
+            while made._written < pings + 2 * LENGTH_BYTES:
+                assert not made.lost.done(), made.lost.result()
+                await asyncio.sleep(0.01)
+        time.sleep(stands_still_s)  # noqa: ASYNC251 - all of this process does
+    made.close()
+    await made.closed()
+    await listener.close()
 
 
 async def test_who_says_what_no_key_is_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
