@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from stele.client import AsyncClient, locations
-from stele.model.errors import Code, Retryable
+from stele.client.locations import table_info_from_pb
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.partition import partitions
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema_to_pb
+from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters
+from stele.rpc.proto import common_pb2, master_pb2
 from tests.client.small import EIGHT, SCHEMA, SmallCluster, small_cluster
 
+VOTER = common_pb2.VOTER
 Make = Callable[[AsyncClient, float], Awaitable[Any]]
 
 
@@ -86,3 +94,38 @@ async def test_who_waits_no_longer_is_told_that_it_is_made(tmp_path: Path, make:
         assert caught.value.code is Code.NOT_READY
         assert re.search(r"0 of \d tablets have a leader after", str(caught.value))
         assert [info.name for info in await client.list_tables()] == ["made"]
+
+
+def test_of_what_masters_say_the_tablets_and_replicas_that_serve_are_taken() -> None:
+    """Not a tablet that was given up or dropped, nor one that logs only; who leads first, who is not heard last."""
+    learner, witness = common_pb2.NON_VOTER, common_pb2.WITNESS
+    kinds = [(1, learner, True), (2, witness, True), (3, VOTER, False), (4, VOTER, True), (5, VOTER, True)]
+    table = master_pb2.TableInfoPB(
+        table_id=bytes(16),
+        name="t",
+        state="RUNNING",
+        schema=schema_to_pb(SCHEMA),
+        partitioning=partitioning_to_pb(EIGHT),
+    )
+    answer = master_pb2.GetTableLocationsResponse(table=table)
+    part, other, *_ = map(partition_to_pb, partitions(EIGHT))
+    for number, (of, state) in enumerate(
+        ((part, "RUNNING"), (part, "REPLACED"), (part, "DELETED"), (other, "REPLACED"))
+    ):
+        pb = answer.tablets.add(tablet_id=bytes([number] * 16), partition=of, state=state)
+        for node, kind, alive in kinds:
+            role = common_pb2.LEADER if node == 5 else common_pb2.FOLLOWER
+            peer = common_pb2.PeerPB(node_id=bytes([node] * 16), member_type=kind)
+            pb.replicas.add(peer=peer, role=role, alive=alive)
+    found = locations.Locations(
+        Masters(ChannelPool(Identity()), ["127.0.0.1:1"]), "", table_info_from_pb(table)
+    )
+    found.take(answer)
+    (tablet,) = found.tablets
+    assert tablet.tablet_id == "00" * 16 and not found.complete
+    assert [replica.node_id[:2] for replica in tablet.replicas] == ["05", "04", "03"]
+    with pytest.raises(Retryable, match="1 of 8 tablets exist yet"):
+        found.by_ordinal([0])
+    answer.table.state = "REMOVED"
+    with pytest.raises(Rejected, match="table t was deleted"):
+        found.take(answer)

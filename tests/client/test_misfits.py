@@ -162,6 +162,21 @@ def test_the_same_values_fit_as_one_by_one(array: pa.Array, wanted: pa.DataType)
     compare(array, wanted)
 
 
+LAST_S = ((1 << 63) - 1) // 10**6
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (pa.array([2.0**31 - 1, 2.0**31, -(2.0**31), -(2.0**31) - 1]), pa.int32()),
+        (pa.array([LAST_S, LAST_S + 1, -LAST_S, -LAST_S - 1], pa.timestamp("s")), pa.timestamp("us", "UTC")),
+    ],
+)
+def test_the_last_value_that_a_type_has_fits(array: pa.Array, wanted: pa.DataType) -> None:
+    assert list(cast_each(array, wanted)[1]) == [1, 3]
+    compare(array, wanted)
+
+
 @pytest.mark.parametrize(
     ("number", "type_", "digits"), [(99_999_997_952, pa.float32(), 11), (1e23, pa.float64(), 23)]
 )

@@ -79,7 +79,7 @@ def asking(key: bytes) -> tserver_pb2.ClientRequest:
     return tserver_pb2.ClientRequest(kv=tserver_pb2.KvRequest(key=key))
 
 
-async def test_an_answer_that_is_too_large_fails_its_own_request_alone() -> None:
+async def test_an_answer_or_a_request_that_is_too_large_fails_its_own_request_alone() -> None:
     async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
         value = b"x" * (MESSAGE_BYTES_MAX if request.kv.key == b"much" else 10)
         if request.kv.key == b"slow":
@@ -94,6 +94,9 @@ async def test_an_answer_that_is_too_large_fails_its_own_request_alone() -> None
         slow = asyncio.ensure_future(stream.ask(asking(b"slow"), timeout_s=60))
         with pytest.raises(Rejected) as caught:
             await stream.ask(asking(b"much"), timeout_s=60)
+        assert caught.value.code is Code.TOO_LARGE
+        with pytest.raises(Rejected, match="a request of") as caught:
+            await stream.ask(asking(bytes(MESSAGE_BYTES_MAX)), timeout_s=60)
         assert caught.value.code is Code.TOO_LARGE
         assert (await slow).kv.pairs[0].value == b"x" * 10
         await streams.close()
@@ -214,6 +217,7 @@ async def test_what_is_asked_while_a_connection_is_full_is_sent_once_there_is_ro
             await asyncio.sleep(0)
         await stream.ask(asking(b"k"), timeout_s=60)
         await asyncio.gather(*ahead)
+        assert not stream._waiting and not stream._sent  # nothing is kept of what was answered
         await streams.close()
 
 
