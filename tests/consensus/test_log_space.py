@@ -81,6 +81,9 @@ async def test_a_tail_that_nobody_commits_holds_no_log_but_itself(
     other = await Group([node]).create()
     assert await busy(node, other) < HELD + (5 << 20)
     assert leader.stream.last_opid == last
+    start = leader.stream.start
+    await wait_until(lambda: leader.core.log.start == start)  # told of what was collected
+    assert start.index > 0
     assert leader.stream.read_entries(committed.index + 1, 1 << 30) == tail
     if restarted:
         group.nodes[group.nodes.index(node)] = node = await node.restart()
@@ -177,5 +180,7 @@ async def test_more_than_is_written_again_stays_where_it_is(
     replica = await group.leader()
     replica.fail("a disk had no space for a moment")
     first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
-    await busy(nodes[0], other)
+    with capture_logs() as told:
+        await busy(nodes[0], other)
     assert first in nodes[0].log.segments
+    assert len([line for line in told if line["event"] == "log not written again"]) == 1

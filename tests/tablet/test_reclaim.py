@@ -199,6 +199,9 @@ def test_of_many_row_groups_some_are_looked_at(tablet: Tablet, monkeypatch: pyte
     monkeypatch.setattr(ColumnFile, "keys", counted)
     found = judge(tablet.store._contents.state.files, tablet.store.history_mark)
     assert len(looked) <= 2 * reclaim._RANGES and 0.45 < found.share < 0.55
+    tablet.write(np.arange(0, ROWS, 4))  # what these hide may still be read: they are looked at again
+    found = judge(tablet.store._contents.state.files, tablet.store.history_mark)
+    assert len(found.names) == 2 and 0.4 < found.share < 0.48
 
 
 def _file(name: str, size: int, *, rows: int = 100, deletes: int = 0, newest: int = 5) -> FileMeta:
@@ -208,10 +211,12 @@ def _file(name: str, size: int, *, rows: int = 100, deletes: int = 0, newest: in
 def test_when_a_store_is_looked_at_and_when_merged() -> None:
     base, gone = _file("base", 8 * MIB), _file("gone", MIB, rows=60, deletes=60)
     assert due([gone, base], 5, Judgement())
+    assert due([replace(gone, rows=20, deletes=20), base], 5, Judgement())  # they go themselves, too
     assert not due([gone, base], 4, Judgement())  # somebody may still read what is deleted
     assert not due([replace(gone, size=1), replace(base, size=MIB)], 5, Judgement())
     assert not due([base], 5, Judgement())
     assert not due([gone, base], 5, Judgement(frozenset(["gone", "base"]), 0.2))
+    assert not due([gone, base], 5, Judgement(frozenset(["gone", "base"]), 0.5))  # known, if there is room
     few = _file("few", 1, rows=5)
     assert not due([few, base], 5, Judgement(frozenset(["base"]), 0.1))
     assert due([few, base], 5, Judgement(frozenset(["base"]), 0.24))
