@@ -92,6 +92,8 @@ async def test_row_errors_of_arrow_data_point_into_the_input(tmp_path: Path) -> 
             (5, Code.INVALID_ARGUMENT),
             (70_001, Code.ALREADY_PRESENT),
         ]
+        codes = [e.code for e in caught.value.errors]
+        assert f"{codes[0]} {codes[1]!s} %s" % codes[0] == "INVALID_ARGUMENT ALREADY_PRESENT INVALID_ARGUMENT"
         assert caught.value.result.rows_written == 79_998
         assert await table.scan().count() == 79_999
 

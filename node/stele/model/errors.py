@@ -13,7 +13,9 @@ from enum import Enum, IntEnum
 
 
 class Code(IntEnum):
-    """What went wrong, as it travels on the wire. Numbers are never used again."""
+    """What went wrong, as it travels on the wire. Numbers are never used again. Printed, it is its name."""
+
+    __format__ = Enum.__format__  # by __str__, where IntEnum goes by the number
 
     OK = 0
     # Retryable
@@ -55,6 +57,9 @@ class Code(IntEnum):
     IO_ERROR = 51
     # We are wrong
     INTERNAL = 60
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Advice(Enum):
