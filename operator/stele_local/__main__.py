@@ -180,7 +180,9 @@ def _machine_command(verb: str, text: str, done: str) -> None:
 _machine_command(
     "off", "Power failure of a machine: all its processes are killed.", "is off: its processes were killed"
 )
-_machine_command("on", "Power again; its disks as they were.", "is on: its pods start again")
+_machine_command(
+    "on", "Power again; its disks as they were.", "is on: the pods that it still has start again"
+)
 _machine_command("wipe", "While it is off: its disks are lost.", "has lost its disks")
 
 

@@ -174,7 +174,10 @@ class LocalCluster:
 
     async def wipe(self, name: str) -> None:
         """Its disks are lost; raises ValueError while it is on."""
-        self.machines.wipe(name)
+        try:
+            self.machines.wipe(name)
+        except ValueError as error:
+            raise ValueError(f"{error} with `{as_called(self.folder)} off {name}`") from None
         self.wake()
         log.info("machine wiped", machine=name)
 

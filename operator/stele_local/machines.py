@@ -64,7 +64,7 @@ class Machines:
         """Its disks are lost. Raises ValueError while it is on."""
         machine = self._machines[name]
         if machine.on:
-            raise ValueError(f"machine {name} is on: switch it off first (stele-local off {name})")
+            raise ValueError(f"machine {name} is on: switch it off first")
         shutil.rmtree(machine.folder)
         machine.folder.mkdir(parents=True)
 

@@ -74,7 +74,8 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     assert _run(folder, "off", "n1") == "machine n1 is off: its processes were killed\n"
     _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
     assert "expected" in _run(folder, "off", "n9", code=1)
-    assert "switch it off first" in _run(folder, "wipe", "n2", code=1)
+    told = _run(folder, "wipe", "n2", code=1)
+    assert f"machine n2 is on: switch it off first with `stele-local --folder {folder} off n2`" in told
     assert (
         _run(folder, "exec", "--", sys.executable, "-c", "import os; print(os.environ['KUBECONFIG'])")
         .strip()
