@@ -5,10 +5,13 @@ Each breaks one rule, of the paper where it is a core; its docstring says which.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stele.consensus.timestamps import Timestamps
+from stele.model.config import MemberType
 from stele.model.ids import HybridTime, ReplicaId
 from stele.raft import RaftCore
-from stele.raft.effects import HardState, Persist, ReadReady
+from stele.raft.effects import HardState, Persist, ReadReady, Role
 from stele.raft.events import ProposeChange
 from stele.raft.membership import Refusal
 from stele.raft.messages import UpdateRequest, VoteRequest
@@ -46,6 +49,13 @@ class AnswersBeforeItsDisk(RaftCore):
     """A follower acknowledges entries that it has only in memory."""
 
     def _log_barrier(self) -> int:
+        return 0
+
+
+class SpeaksBeforeItsDisk(RaftCore):
+    """Asks and answers in a term that it has only in memory (Raft figure 2: updated before responding)."""
+
+    def _hard_barrier(self) -> int:
         return 0
 
 
@@ -121,6 +131,29 @@ PLANTED_TIMESTAMPS = (
     (ForgetsServedSnapshots, 41),
 )
 """(bug, first seed): looked for in the next worlds whose writes have timestamps."""
+
+
+class PromotesAtOnce(RaftCore):
+    """Makes voters of learners before it has committed anything in its own term."""
+
+    def _consider_promotion(self) -> None:
+        if self.role is Role.LEADER and not self.term_committed:
+            for peer in self.config.peers:
+                if peer.promote and self.pending_change_index is None:
+                    voter = replace(peer, member_type=MemberType.VOTER, promote=False)
+                    peers = tuple(voter if p is peer else p for p in self.config.peers)
+                    self._append_change(None, peers, "at once")
+        super()._consider_promotion()
+
+
+PLANTED_STEPS = (
+    (ForgetsItsVote, Weather.DUEL, 5, "on disk"),
+    (AnswersBeforeItsDisk, Weather.DUEL, 5, "on disk"),
+    (SpeaksBeforeItsDisk, Weather.DUEL, 5, "on disk"),
+    (ChangesAtAnyTime, Weather.CHURN, 5, "members change"),
+    (PromotesAtOnce, Weather.MIXED, 8, "members change before anything"),
+)
+"""(bug, weather, seed, what is told): wrong as it is said or done, whatever comes of it."""
 
 PLANTED = (
     (ForgetsItsVote, Weather.DUEL, 1, 20),

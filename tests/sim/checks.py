@@ -12,9 +12,12 @@ from stele.consensus.timestamps import decode_ceiling
 from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import ensure
-from stele.model.ids import OpId
+from stele.model.ids import OpId, ReplicaId
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
+from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.ports import VoteRecord
+from tests.sim.disk import SimLog
 
 
 class History:
@@ -161,3 +164,25 @@ class History:
                 opid.index <= len(self.committed) and self.committed[opid.index - 1].term == opid.term,
                 f"the acknowledged write {opid} is lost",
             )
+
+
+def check_said(disk: SimLog, own: ReplicaId, to: ReplicaId, message: Message) -> None:
+    """What leaves promises nothing that its sender's disk does not hold (Raft figure 2: before responding to RPCs). A promise
+    of a term that the disk is beyond is void: who hears it later takes it for what it was."""
+    if isinstance(message, TimeoutNow) or (isinstance(message, VoteRequest) and message.pre_vote):
+        return
+    if isinstance(message, UpdateResponse | VoteResponse) and message.failed:
+        return  # it promises nothing
+    hard = disk.hard
+    ensure(hard.term >= message.term, f"{own} speaks in term {message.term} and has {hard} on disk")
+    if isinstance(message, VoteResponse):
+        gave = to if message.granted and not message.pre_vote else None
+    else:
+        gave = own if isinstance(message, VoteRequest | UpdateRequest) else None
+    if gave is not None and hard.term == message.term:
+        ensure(hard == VoteRecord(message.term, gave), f"{own} voted for {gave} and has {hard} on disk")
+    if isinstance(message, UpdateResponse) and message.success and hard.term == message.term:
+        opid = message.last_received
+        entry = disk.entry(opid.index)
+        held = disk.start.index >= opid.index or (entry is not None and entry.term == opid.term)
+        ensure(held, f"{own} acknowledges {opid} and has not got it on disk")

@@ -121,6 +121,16 @@ class SimLog:
         """How many operations wait to be synced."""
         return len(self._pending)
 
+    @property
+    def hard(self) -> TermRecord | VoteRecord | PromoteRecord:
+        """The durable hard state."""
+        return self._durable.hard
+
+    @property
+    def start(self) -> OpId:
+        """Where the durable log begins."""
+        return self._durable.start
+
     def entry(self, index: int) -> Entry | None:
         """The durable entry at `index`."""
         at = index - self._durable.start.index - 1

@@ -53,10 +53,11 @@ from stele.raft.events import (
     SyncStalled,
     Tick,
 )
-from stele.raft.invariants import check, check_role_step, check_step, facts
+from stele.raft.invariants import check, check_change_step, check_role_step, check_step, facts
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records, persist_calls
 from stele.rpc.proto.consensus_pb2 import RestingPB
+from tests.sim.checks import check_said
 from tests.sim.disk import SimLog
 from tests.sim.resting import RestingNode, node_of
 from tests.sim.stamping import Stamping
@@ -278,6 +279,8 @@ class SimReplica:
         before = facts(core)
         effects = core.step_many(events)
         check_step(before, facts(core))
+        if self.world.strict:
+            check_change_step(before, facts(core))
         check(core)
         role = before.role
         for effect in effects:
@@ -342,7 +345,7 @@ class SimReplica:
                 if after > self._durable_persist:
                     self._waiting.append((after, effect))
                 else:
-                    world.send(self.replica_id, effect.to, effect.message)
+                    self._send(effect)
             case Committed(entries):
                 assert self.core is not None
                 world.history.handed_out(self.replica_id, self.core.term, entries)
@@ -445,8 +448,12 @@ class SimReplica:
         if voted:
             self.world.trouble.voted(self)
         while self._waiting and self._waiting[0][0] <= persist_id:
-            _, send = self._waiting.popleft()
-            self.world.send(self.replica_id, send.to, send.message)
+            self._send(self._waiting.popleft()[1])
+
+    def _send(self, send: Send) -> None:
+        if self.world.strict:
+            check_said(self.log, self.replica_id, send.to, send.message)
+        self.world.send(self.replica_id, send.to, send.message)
 
     def _begin_sync(self) -> None:
         if self._syncing or not self.log.pending:

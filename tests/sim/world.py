@@ -59,7 +59,8 @@ STORY_LINES = 400
 
 
 class World:
-    """One run. It remembers the newest `story_lines` of what happened; None: all."""
+    """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict` a promise that no disk
+    holds, and a change that comes too early, are seen by what comes of them alone."""
 
     def __init__(
         self,
@@ -67,11 +68,13 @@ class World:
         core_class: type[RaftCore] = RaftCore,
         *,
         timestamps_class: type[Timestamps] = Timestamps,
+        strict: bool = True,
         story_lines: int | None = STORY_LINES,
     ) -> None:
         self.plan = plan
         self.core_class = core_class
         self.timestamps_class = timestamps_class
+        self.strict = strict
         self.rng = random.Random(f"world/{plan.seed}")
         self.now = 0.0
         first = Configuration(-1, tuple(sim_peer(n) for n in range(1, plan.voters + 1)))

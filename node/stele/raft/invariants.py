@@ -26,7 +26,8 @@ class Facts(NamedTuple):
     handed_index: int
     last_term: int
     last_index: int
-    config_index: int
+    config_index: int  # of the entry that brought the active configuration, -1 for the first
+    term_committed: bool
 
 
 _ROLE_STEPS: dict[Role, tuple[Role, ...]] = {
@@ -50,7 +51,8 @@ def facts(core: RaftCore) -> Facts:
         log.handed_index,
         log.last_term,
         log.last_index,
-        log.config_index,
+        log.config.opid_index,
+        core.term_committed,
     )
 
 
@@ -95,6 +97,19 @@ def check_step(before: Facts, after: Facts) -> None:
     if before.role is Role.LEADER and after.role is Role.LEADER and before.term == after.term:
         ensure(
             after.last_index >= before.last_index, "a leader dropped entries of its own log (Raft figure 3)"
+        )
+
+
+def check_change_step(before: Facts, after: Facts) -> None:
+    """A step of a leader: it changes its members once an entry of its term is committed, and the change before
+    (dissertation 4.1, with its erratum)."""
+    if before.role is not Role.LEADER or after.role is not Role.LEADER or before.term != after.term:
+        return
+    if after.config_index > before.config_index:
+        ensure(after.term_committed, f"members change before anything of term {after.term} is committed")
+        ensure(
+            before.config_index <= after.commit_index,
+            f"members change while the change at {before.config_index} is not committed",
         )
 
 
