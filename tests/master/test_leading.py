@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from stele.master.records import TabletRecord
+from stele.master.background import Background
+from stele.master.orders import Orders
+from stele.master.port import put
+from stele.master.records import ClaimRecord, TabletRecord
+from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader
 from stele.model.ids import CATALOG_TABLET_ID, TabletId
-from stele.rpc.convert import id_to_pb
+from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
     create_request,
     hex_of,
+    in_force,
     made,
     one_tablet,
     ready,
@@ -40,6 +45,42 @@ async def test_followers_refuse_and_hint(tmp_path: Path) -> None:
         assert isinstance(await refused(follower.GetClusterView(pb.GetClusterViewRequest(), None)), NotLeader)
         stale = await follower.GetClusterView(pb.GetClusterViewRequest(max_staleness_ms=5_000), None)
         assert hex_of(stale.leader) == MASTERS[0] and not stale.settled
+
+
+async def test_a_leadership_begins_behind_a_barrier_and_ends_with_its_term(tmp_path: Path) -> None:
+    """Its memory may lack what another leader wrote before, or between."""
+    async with world(tmp_path) as w:
+        lead, replaced = w.lead, w.leader
+        w.add_nodes(1)
+        (node,) = w.nodes.values()
+        w.group.elect(MASTERS[1])
+        assert not (await replaced.TSHeartbeat(node.heartbeat(1), None)).is_leader, (
+            "which would clear its report"
+        )
+        w.group.elect(MASTERS[0])
+        assert isinstance(await refused(lead.commit([put(ClaimRecord("d", 1, 1))])), NotLeader)
+        await w.elect(MASTERS[0])
+        alone, log = w.masters[MASTERS[1]], w.group.members[MASTERS[1]]
+        log.cut_off = (w.group.term + 1, MASTERS[1])
+        with structlog.testing.capture_logs() as told:
+            log.tell()
+            await until(lambda: alone.lead is not None or any("could not begin" in t["event"] for t in told))
+        assert alone.lead is None
+
+
+async def test_no_report_takes_a_configuration_back(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        await in_force(w, row.tablet_id, Configuration(12, row.config.peers[:2]), says=row.leader)
+        for late, index in ((row.config.peers[2], 9), (row.config.peers[1], 12)):
+            w.nodes[late.node_id].configs[row.tablet_id] = config_to_pb(
+                Configuration(index, row.config.peers)
+            )
+        await w.beat()
+        now = w.catalog.tablets[row.tablet_id]
+        assert Background(w.lead, Orders(w.lead, w.pool))._changed(now) == now
+        assert [p.replica_id for p in now.config.peers] == [1, 2]
 
 
 async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> None:

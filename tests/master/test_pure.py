@@ -200,7 +200,9 @@ def test_a_removal_asks_for_a_full_report_and_drops_nothing_on_a_guess() -> None
 def test_a_restart_forgets_and_an_older_incarnation_is_refused() -> None:
     life = Liveness(0)
     hear(life, beat(9, tablets=[status(T1, 1)]), 10)
-    hear(life, beat(1, incarnation=2, tablets=[]), 20)
+    hear(life, beat(1, incarnation=2, incremental=True, tablets=[]), 15)
+    assert life.reports_of(T1) == [] and not life.nodes[N1].full, "what it told before may be true no more"
+    hear(life, beat(2, incarnation=2, tablets=[]), 20)
     assert life.reports_of(T1) == [] and life.nodes[N1].full
     with pytest.raises(Rejected) as refused:
         life.heard(beat(10), 30)
