@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ async def test_rows_that_are_refused_are_told_and_the_others_written(
         code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"), "--op", "insert")
         assert (code, out.split(" ", 1)[0]) == (2, "2")
         assert "t.csv line 3: ALREADY_PRESENT" in err
+        (tmp_path / "mixed.csv").write_text("id,n\n1,1\n4,many\n5,5,5\n\n2,2\n6,6\n")
+        code, out, err = await run("table", "load", "t", str(tmp_path / "mixed.csv"), "--op", "insert")
+        assert (code, out.split(" ", 1)[0]) == (2, "1")
+        assert re.findall(r"line (\d+): (\w+)", err) == [
+            ("2", "ALREADY_PRESENT"),
+            ("3", "INVALID_ARGUMENT"),
+            ("4", "INVALID_ARGUMENT"),
+            ("6", "ALREADY_PRESENT"),
+        ]
         (tmp_path / "bad.csv").write_text("id,n\n1,many\n9,9\n")
         code, out, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
         assert (code, out.split(" ", 1)[0]) == (2, "1")

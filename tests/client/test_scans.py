@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, AsyncTable, Client, scan
-from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable
+from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -52,9 +52,9 @@ async def test_projection_predicates_ranges_limit_and_order(tmp_path: Path) -> N
         assert found.schema.names == ["id"]
         ordered = await table.scan(["id", "day"], ordered=True, lower={"day": 3}, upper=[4]).to_table()
         assert ordered["id"].to_pylist() == [n for n in range(ROWS) if n % 10 == 3]
-        for limit in (ROWS + 1, 10**30):
-            assert (await table.scan(limit=limit).to_table()).num_rows == ROWS
-            assert sum([b.num_rows async for b in table.scan(limit=limit).batches()]) == ROWS
+        for limit in (ROWS * 3 // 8, ROWS + 1, 10**30):  # of one tablet and a half, of more than there are
+            assert (await table.scan(limit=limit).to_table()).num_rows == min(limit, ROWS)
+            assert sum([b.num_rows async for b in table.scan(limit=limit).batches()]) == min(limit, ROWS)
         few = await table.scan(limit=17).to_table()
         assert few.num_rows == 17
         assert sum([b.num_rows async for b in table.scan(limit=17).batches()]) == 17
@@ -133,6 +133,10 @@ async def test_a_scan_without_order_that_breaks_off_gives_each_row_once(tmp_path
         found = await table.scan().to_table()
         assert sorted(found["k"].to_pylist()) == list(range(300))
         assert sum(node.scans for node in cluster.nodes) == 4
+        for node in cluster.nodes:
+            node.flight_fault.append(lambda n: Retryable("moved", code=Code.UNAVAILABLE) if n == 1 else None)
+        found = pa.Table.from_batches([batch async for batch in table.scan().batches()])
+        assert sorted(found["k"].to_pylist()) == list(range(300))
 
 
 async def test_a_scan_that_gives_rows_may_take_longer_than_its_timeout(tmp_path: Path) -> None:
@@ -349,13 +353,15 @@ async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA, FOUR)
         await table.put({"day": rows()["day"][0].as_py(), "id": 1})
-        scans = sum(node.scans for node in cluster.nodes)
-        for node in cluster.nodes:
-            node.flight_fault.extend([lambda n: Rejected("gone", code=Code.SNAPSHOT_TOO_OLD)] * 4)
-        with pytest.raises(Rejected) as caught:
-            await table.scan().to_table()
-        assert caught.value.code is Code.SNAPSHOT_TOO_OLD
-        assert sum(node.scans for node in cluster.nodes) <= scans + 4
+        for code in (Code.SNAPSHOT_TOO_OLD, Code.CLOCK_AHEAD, Code.SCHEMA_MISMATCH):
+            scans = sum(node.scans for node in cluster.nodes)
+            for node in cluster.nodes:
+                node.flight_fault.clear()
+                node.flight_fault.extend([lambda n, code=code: error_for(code, "gone")] * 4)
+            with pytest.raises(SteleError) as caught:
+                await table.scan().to_table()
+            assert caught.value.code is code
+            assert sum(node.scans for node in cluster.nodes) <= scans + 4
 
 
 async def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:

@@ -218,7 +218,9 @@ async def test_what_is_asked_while_a_connection_is_full_is_sent_once_there_is_ro
         await stream.ask(asking(b"k"), timeout_s=60)
         await asyncio.gather(*ahead)
         assert not stream._waiting and not stream._sent  # nothing is kept of what was answered
+        connection = stream._connection
         await streams.close()
+        assert not connection.stands
 
 
 async def test_what_is_asked_while_a_broken_stream_rests_is_sent_when_it_stands_again(
