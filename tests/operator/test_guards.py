@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import DeletePod
+from stele_operator.plan.actions import ConfirmFormation, DeleteClaim, DeletePod
 from tests.operator.world import World
 from tests.operator.worlds import made, names, node_of
 
@@ -28,7 +28,7 @@ def test_a_pod_that_somebody_deletes_on_a_machine_that_is_silent_is_not_deleted_
     name = node_of(world, "n3")
     world.kill("n3")
     world.objects["Pod", name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    for _ in range(40):
+    for _ in range(5):
         assert not [a for a in world.step().actions if isinstance(a, DeletePod)]
     world.machines = [m for m in world.machines if m.name != "n3"]
     (gone,) = [a for a in world.step().actions if isinstance(a, DeletePod) and a.name == name]
@@ -54,3 +54,31 @@ def test_a_pod_that_was_made_for_another_claim_of_its_name_goes() -> None:
     world.objects["PersistentVolumeClaim", name]["metadata"]["uid"] = "another"
     (gone,) = [a for a in make_plan(world.observe()).actions if isinstance(a, DeletePod)]
     assert gone.name == name and "made for another claim" in gone.reason
+
+
+def test_a_volume_that_is_to_be_made_on_a_machine_that_just_went_down_is_waited_for() -> None:
+    """Most are back within a minute; what was made meanwhile is not looked at by whoever deletes its claim."""
+    world = World({"nodes": {"replicas": 3}})
+    for _ in range(3):
+        world.step()
+    claim = world.objects["PersistentVolumeClaim", "flights-master-0"]
+    machine = claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
+    world.kill(machine)
+    claim["status"] = {"phase": "Pending"}
+    since_s = world.observe().pod("flights-master-0").created_s
+    for after_s, taken in ((60, False), (61, True)):
+        world.now_s = since_s + after_s
+        found = [a for a in make_plan(world.observe()).actions if isinstance(a, DeletePod | DeleteClaim)]
+        assert bool(found) == taken
+
+
+def test_a_first_master_that_was_formatted_again_is_not_told_that_it_is_formed() -> None:
+    """It would vote with an empty log, and a majority might have forgotten what was committed."""
+    world = made()
+    node_id = min(world.formats)
+    world.unconfirmed.add(node_id)
+    for own, told in ((True, [node_id]), (False, [])):
+        if not own:
+            world.formats[node_id] = "format-anew"
+        actions = make_plan(world.observe()).actions
+        assert [a.node_id for a in actions if isinstance(a, ConfirmFormation)] == told
