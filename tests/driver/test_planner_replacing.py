@@ -9,6 +9,7 @@ import pytest
 from stele.driver.planner import plan
 from stele.driver.steps import (
     WAITS,
+    Blocked,
     RemovePeer,
 )
 from stele.driver.view import NodeState
@@ -75,6 +76,10 @@ def test_a_replica_is_added() -> None:
 def test_a_failed_replica_whose_machine_is_the_only_place() -> None:
     cluster, t = one(machines=3)
     t.replicas[3].failed = True
+    other = next(p.replica_id for p in t.config.peers[:2] if p.node_id != t.leader)
+    view = reported(cluster.view(), lambda r: replace(r, unreached_ms={other: 6_000}))
+    (blocked,) = plan(view, POLICY)
+    assert isinstance(blocked, Blocked) and blocked.code == "NoTarget", "no majority answers without it"
     assert story(cluster) == [
         *("DemotePeer", "RemovePeer", "BeginIntent", "StartCopy", "AddWitness", "EndIntent"),
     ]
