@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from stele.model.errors import SteleError
+from stele.model.errors import Rejected, SteleError
 from stele_operator import metrics
 from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 from stele_operator.masters import MasterLink
@@ -46,16 +46,19 @@ class Outcome:
     error: str = ""
     changed_under: bool = False
     refused: bool = False
-    """By the API server, which would say the same again: no allowVolumeExpansion, a quota, a rule of admission."""
+    """By the API server, which would say the same again: no allowVolumeExpansion, a quota, a rule of admission. Or by the
+    masters, of a table that cannot be."""
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Why pods and claims could not be made, by kind and name."""
-    return {
-        (x.action.kind, x.action.name): x.error
-        for x in outcomes
-        if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under
-    }
+    """Why pods and claims could not be made, by kind and name; and tables that cannot be, by TabletGroup."""
+    found = {}
+    for x in outcomes:
+        if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
+            found[x.action.kind, x.action.name] = x.error
+        elif isinstance(x.action, CreateTable) and x.refused:
+            found["TabletGroup", x.action.group] = x.error
+    return found
 
 
 def _shared(has: Json, wanted: Json) -> bool:
@@ -100,7 +103,7 @@ class Actor:
         except KubeError as exc:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
-            return Outcome(action, str(exc))
+            return Outcome(action, str(exc), refused=isinstance(exc, Rejected))
         return Outcome(action)
 
     async def _give(self, action: Action) -> None:

@@ -152,7 +152,8 @@ class ClusterTask:
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)
         if refused:  # what there is to tell has changed, not what there is to do
-            plan = make_plan(replace(o, refused=refused))
+            o = replace(o, refused=refused)
+            plan = make_plan(o)
         await self._tell(raw, o, outcomes)
         resting = self._healer.rests(view, plan.policy)
         # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
@@ -166,7 +167,8 @@ class ClusterTask:
             told &= await rest
         finally:
             rest.cancel()
-        return BUSY_S if not told or any(x.error for x in outcomes) else plan.wait_s
+        failed = any(x.error and not (isinstance(x.action, CreateTable) and x.refused) for x in outcomes)
+        return BUSY_S if not told or failed else plan.wait_s
 
     async def _with_masters(self, o: Observation) -> Observation:
         if o.identity is None:
@@ -252,7 +254,9 @@ class ClusterTask:
         await self._tell_findings(raw, o, plan)
         now = timestamp(o.now_s)
         refusals = {
-            x.action.group: x.error for x in outcomes if isinstance(x.action, CreateTable) and x.error
+            x.action.group: x.error
+            for x in outcomes
+            if isinstance(x.action, CreateTable) and x.error and not x.refused
         }
         for group, there in zip(o.groups, groups, strict=True):
             # One that is being deleted and of which there is something to say is still held by its finalizer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,21 @@ def test_a_rule_broken_is_a_condition_and_nothing_is_touched(
     assert words in stalled[2]
     assert conditions(world, "other")["Ready"][0] == "False"
     assert conditions(world, "events")["Ready"][0] == "True"
+
+
+def test_a_table_that_the_masters_refuse_waits_for_a_human_and_is_asked_for_without_haste() -> None:
+    world = made()
+    world.step()
+    world.group("other", deletionPolicy="Retain")
+    o = world.observe()
+    asked = make_plan(o)
+    assert [type(a) for a in asked.actions] == [CreateTable]
+    told = replace(o, refused={("TabletGroup", "other"): "no such type"})
+    plan = make_plan(told)
+    assert plan.wait_s > asked.wait_s
+    (stalled,) = [f for f in plan.findings if f.kind is Kind.STALLED]
+    assert (stalled.group, stalled.reason) == ("other", "Refused") and "no such type" in stalled.message
+    assert cluster_status(told, plan, (), NOW)["conditions"][1]["reason"] == "AsAskedFor"
 
 
 def test_a_schema_that_differs_from_the_table_changes_nothing() -> None:

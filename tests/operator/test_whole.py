@@ -90,6 +90,31 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
         assert {"NodeLost", "PodDeleted", "ClaimReleased"} <= reasons
 
 
+async def refused(made: Bench) -> None:
+    """A table that the masters will never make waits for a human, and its cluster is at rest."""
+    twice = [{"name": "id", "type": "int64"}, {"name": "ID", "type": "int64"}]
+    await made.apply("flights", columns=twice, primaryKey=["id"], partitioning={})
+
+    async def told() -> bool:
+        return (await made.condition("TabletGroup", "flights", "Stalled"))[:2] == ("True", "Refused")
+
+    await made.until("the group says that its table is refused", told)
+    message = (await made.condition("TabletGroup", "flights", "Stalled"))[2]
+    assert "column ID" in message and message.endswith("delete the TabletGroup and make it again")
+
+    async def at_rest() -> bool:
+        both = [
+            await made.condition(kind, "flights", "Reconciling") for kind in ("TabletGroup", "TabletCluster")
+        ]
+        return [holds for holds, *_ in both] == ["False", "False"]
+
+    await made.until("nothing more is done about it", at_rest)
+    assert (await made.condition("TabletGroup", "flights", "Ready"))[:2] == ("False", "Refused")
+    group = await made.kube.get("TabletGroup", "default", "flights")
+    assert group is not None
+    await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+
+
 @pytest.mark.chaos
 async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_the_cluster(
     tmp_path: Path,
@@ -101,6 +126,7 @@ async def test_a_first_masters_volume_comes_up_empty_under_the_pod_that_formed_t
         await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
         await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"))
         formed = (await status(made))["clusterUUID"]
+        await refused(made)
         pod = await made.kube.get("Pod", "default", name)
         assert pod is not None and "--first-masters" in pod["spec"]["containers"][0]["args"]
         claim = await made.kube.get("PersistentVolumeClaim", "default", name)

@@ -297,7 +297,8 @@ class Observation:
     catalog: Catalog | None = None
     catalog_problem: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Why a pod or claim could not be made in this very pass, by kind and name: empty until it was tried."""
+    """Why a pod or claim could not be made in this very pass, by kind and name, or the masters refuse the table of a TabletGroup:
+    empty until it was tried."""
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may make: chance is an argument."""
     refused_growth: Mapping[str, RefusedGrowth] = field(default_factory=dict)

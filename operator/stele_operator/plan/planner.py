@@ -14,7 +14,7 @@ from stele.driver.policy import Policy
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import formation, tables, trouble, upkeep
-from stele_operator.plan.actions import Action, CreateTable
+from stele_operator.plan.actions import Action, CreateTable, GrowClaim
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import SILENT_S, Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
@@ -154,6 +154,16 @@ def _patience_s(spec: TabletClusterSpec) -> float:
     return max(SILENT_S, seconds(spec.healing.witnessAfter))
 
 
+def asked_again(o: Observation, action: Action) -> bool:
+    """Whether it is asked for once more what was refused, and would be again as far as is known: no progress, and no haste."""
+    match action:
+        case GrowClaim():
+            return action.again
+        case CreateTable():
+            return ("TabletGroup", action.group) in o.refused
+    return False
+
+
 def _wait_s(
     o: Observation,
     spec: TabletClusterSpec,
@@ -162,7 +172,7 @@ def _wait_s(
     counts: TabletCounts,
 ) -> float:
     settled = (
-        not actions
+        all(asked_again(o, a) for a in actions)
         and o.catalog is not None
         and not o.catalog.view.intents
         and all(m.state in (State.READY, State.RETIRED) for m in everyone)

@@ -13,7 +13,6 @@ from typing import Any
 from stele.driver.progress import Progress
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
-from stele_operator.plan.actions import GrowClaim
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import (
@@ -24,7 +23,7 @@ from stele_operator.plan.health import (
 )
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
-from stele_operator.plan.planner import Plan
+from stele_operator.plan.planner import Plan, asked_again
 from stele_operator.plan.tables import may_record, table_of
 
 Json = dict[str, Any]
@@ -209,7 +208,7 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
     if first is not None:
         return None if first[0] == "Paused" else first
     # To ask again for what was refused is no progress: it would never end.
-    doing = [a for a in plan.actions if not (isinstance(a, GrowClaim) and a.again)]
+    doing = [a for a in plan.actions if not asked_again(o, a)]
     if doing:
         return "Acting", "; ".join(dict.fromkeys(a.reason for a in doing))
     if o.catalog is not None and o.catalog.view.intents:

@@ -242,7 +242,12 @@ def _staying(
             else f"{ready} nodes are ready, {spec.replicationFactor} are needed"
         )
         return found(Kind.NOT_READY, "NodesStarting", message)
-    found(Kind.NOT_READY, "Creating", f"table {group.table_name} is being created")
+    refused = o.refused.get(("TabletGroup", group.name))
+    if refused is not None:
+        message = f"{refused}; there is no table yet: correct its spec or, where that cannot change, delete the TabletGroup and make it again"
+        found(Kind.STALLED, "Refused", message)
+    else:
+        found(Kind.NOT_READY, "Creating", f"table {group.table_name} is being created")
     reason = f"TabletGroup {group.name} asks for table {group.table_name}"
     return [CreateTable(reason, group.name, group.own_table_id, group.table_name, spec)]
 
