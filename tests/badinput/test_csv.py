@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from stele.cli.csv_rows import Lines, read_csv
-from stele.model.errors import Rejected
+from stele.cli.load import Faults, Source
+from stele.model.block import RowError
+from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
 
 SCHEMA = Schema.make([("id", "int64"), ("n", "int8", True), ("s", "string", True)], ["id"])
@@ -98,6 +100,8 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
         (b"1,a,b\n2,c,d\n", "no columns '1', 'a', 'b'"),
         (b"id,,n\n", "no column ''"),
         (b"id,\xff\n1,2\n", "no UTF-8"),
+        (b"id,n,s,id\n", "column 'id' stands twice"),
+        (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' stand twice"),
     ],
 )
 def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
@@ -108,6 +112,44 @@ def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
     with pytest.raises(Rejected, match="line 1, which is the header") as caught:
         read(path)
     assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["plain", "bom"])
+def test_lines_are_those_of_the_file_where_values_hold_ends_of_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], begin: str, end: str
+) -> None:
+    """Rows were counted; and nobody said which rows went with a quote that is not closed."""
+    text = (
+        *(
+            '"id",n,s',
+            '2,1,"x""',
+            "",
+            '""y"',
+            "5,many,z",
+            "",
+            '7,"1',
+            '",5"',
+            '9,1,5"',
+            '10,1,"x"y"',
+            "11,1,2,3",
+        ),
+        *('12,300,"z', "13,1,x", '14,1,"x"', "15,1"),
+    )
+    path = tmp_path / "t.csv"
+    path.write_bytes((begin + end.join(text)).encode())
+    source, faults = Source(str(path), SCHEMA, ("",)), Faults()
+    ids = [row["id"] for batch in source.batches() for row in batch.to_pylist()]
+    faults.add(source, [RowError(ids.index(9), Code.NOT_FOUND, "no")])
+    faults.tell()
+    assert ids == [2, 7, 9, 10]
+    assert capsys.readouterr().err.splitlines() == [
+        "t.csv line 5: INVALID_ARGUMENT column n: 'many' is no int8",
+        "t.csv line 9: NOT_FOUND no",
+        "t.csv line 11: INVALID_ARGUMENT 4 values; expected 3",
+        "t.csv line 12: INVALID_ARGUMENT column n: '300' is no int8 (lines 12 to 14 are one row by their quotes: is one not closed?)",
+        "t.csv line 15: INVALID_ARGUMENT 2 values; expected 3",
+    ]
 
 
 def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:

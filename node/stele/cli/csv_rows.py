@@ -7,9 +7,12 @@ a bad value or a line with too few or too many values costs its own row, and eve
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -23,6 +26,15 @@ from stele.model.schema import Schema
 _VALUE_BYTES_MAX = 32 << 20
 """Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""
 _VALUE_CHARS_SHOWN = 40
+_QUOTED_OR_END = re.compile(
+    rb"""
+    "(?: (?<=[,\r\n]") | (?<=\A") | (?<=\A\xef\xbb\xbf") )  # a quote where a value begins: elsewhere it is text
+    (?: [^"]++ | "" )*+ "?
+    | \r\n? | \n
+    """,
+    re.VERBOSE,
+)
+_END = re.compile(rb"\r\n?|\n")
 _NUMBER = re.compile(rb"[+-][0-9]{1,19}\Z")
 _EXPECTED = {
     "timestamp": "; expected ISO 8601 down to microseconds, like 2026-01-31T12:00:00Z; without a zone it is UTC",
@@ -32,7 +44,10 @@ _EXPECTED = {
 
 @dataclass(slots=True)
 class Lines:
-    """Which line of the file a row came from, and which lines hold none. Lines count from 1, the header's."""
+    """Which line of the file a row came from, and which lines hold none. Lines count from 1, the header's.
+
+    A line here is one to CSV: in quotes it may be several of the file (`lines_of_file`).
+    """
 
     errors: list[tuple[int, str]] = field(default_factory=list)
     """(line, why) of the lines that became no row."""
@@ -93,11 +108,41 @@ def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> I
         yield _convert(batch, schema, spelt, lines)
 
 
+def lines_of_file(path: str, wanted: Collection[int]) -> dict[int, tuple[int, int]]:
+    """(first, last) line of the file for each of the lines of CSV: a value in quotes may hold ends of lines.
+
+    Reads the file up to the last of them. A file that cannot be read again, as a pipe, has every row on one line.
+    """
+    found = {line: (line, line) for line in wanted}
+    if not wanted or not os.path.isfile(path):
+        return found
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        row, first, last, rows = 1, 1, 1, max(wanted)
+        for token in _QUOTED_OR_END.finditer(text):
+            if token[0].startswith(b'"'):
+                last += len(_END.findall(token[0]))
+                continue
+            if row in found:
+                found[row] = first, last
+            if row == rows:
+                break
+            row, first, last = row + 1, last + 1, last + 1
+        else:  # the last row has no end
+            if row in found:
+                found[row] = first, last
+    return found
+
+
 def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) -> None:
     try:
         unknown = [name for name in reader.schema.names if name not in schema.by_name]
     except UnicodeDecodeError as exc:
         raise Rejected(f"{path}: line 1, which is the header, is no UTF-8") from exc
+    if twice := [name for name, count in Counter(reader.schema.names).items() if count > 1]:
+        raise Rejected(
+            f"{path}: column{'s' if len(twice) > 1 else ''} {', '.join(map(repr, twice))} "
+            f"stand{'' if len(twice) > 1 else 's'} twice in line 1, which is the header"
+        )
     if unknown:
         raise Rejected(
             f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))} of line 1, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,10 +103,18 @@ class Faults:
 
     def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
         """What became of one file."""
+        from stele.model.errors import Code
+
         refused = [(source.place(e.row), f"{e.code.name} {e.message}") for e in row_errors]
-        refused += [(line, f"INVALID_ARGUMENT {why}") for line, why in source.lines.errors]
-        for place, why in sorted(refused)[: _ERRORS_SHOWN - len(self._told)]:
-            self._told.append(f"{Path(source.path).name} {source.unit} {place}: {why}")
+        refused += [(line, f"{Code.INVALID_ARGUMENT} {why}") for line, why in source.lines.errors]
+        shown = sorted(refused)[: _ERRORS_SHOWN - len(self._told)]
+        unread = {line for line, _ in source.lines.errors}
+        found = source.lines_of_file({place for place, _ in shown})
+        for place, why in shown:
+            first, last = found[place]
+            hint = f" (lines {first} to {last} are one row by their quotes: is one not closed?)"
+            also = hint if last > first and place in unread else ""
+            self._told.append(f"{Path(source.path).name} {source.unit} {first}: {why}{also}")
         self._count += len(refused)
 
     def tell(self) -> None:
@@ -139,8 +147,14 @@ class Source:
         self._nulls = nulls
 
     def place(self, row: int) -> int:
-        """Where a row stands, by its position among those given out: its line in CSV, its number from 1 elsewhere."""
+        """Where a row stands, by its position among those given out: its line of CSV, its number from 1 elsewhere."""
         return self.lines.line_of(row) if self._csv else row + 1
+
+    def lines_of_file(self, places: Collection[int]) -> dict[int, tuple[int, int]]:
+        """(first, last) line of the file for each place in CSV; elsewhere a place is what it is."""
+        from stele.cli.csv_rows import lines_of_file
+
+        return lines_of_file(self.path, places) if self._csv else {place: (place, place) for place in places}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches of the file.
