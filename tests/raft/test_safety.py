@@ -18,20 +18,25 @@ from stele.raft.effects import (
     ProposalRefused,
     ReadReady,
     ReadRefused,
+    Role,
     Send,
     TransferFailed,
 )
 from stele.raft.events import (
     ChangeType,
+    Persisted,
     Propose,
     ProposeChange,
     Received,
     RequestRead,
+    Start,
+    SyncStalled,
+    Tick,
     TransferLeadership,
 )
 from stele.raft.membership import PeerFacts, unsafe
 from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle
+from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle, vote
 
 VOTER, LEARNER, WITNESS = MemberType.VOTER, MemberType.NON_VOTER, MemberType.WITNESS
 
@@ -158,6 +163,20 @@ def test_who_was_fast_and_is_no_more_is_not_promoted() -> None:
     assert voters(core) == [1, 2, 3, 4]
 
 
+def test_nobody_is_promoted_before_the_leader_has_committed_in_its_term() -> None:
+    config = Configuration(-1, (*configuration(3).peers, peer(4, LEARNER, promote=True)))
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), config=config), random.Random(1))
+    lead(core)
+    for n in (2, 3):
+        accept(core, n, 0)  # both answer, and have not got the no-op yet
+    for _ in range(2):
+        accept(core, 4, 1)
+    assert core.pending_change_index is None
+    accept(core, 2, 1)
+    accept(core, 4, 1)
+    assert core.pending_change_index == 2
+
+
 FACTS = {n: PeerFacts(9, True, False, True) for n in range(1, 8)}
 """All hold the log up to 9, and its rows, and can be reached."""
 
@@ -167,6 +186,8 @@ CASES = [
     ("a witness", FIVE[:3], peer(4, WITNESS, start=6), {}, ""),
     ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log up to 4 only"),
     ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, False, False, True)}, ""),
+    ("a start that may be undone", FIVE[:3], peer(4, WITNESS, start=10), {n: PeerFacts(12, True, False, True) for n in (1, 2, 3)},
+     "no committed entry"),
     # 6 and 7 have no rows, 4 and 5 not those that they may vote for: a majority of 7
     ("witnesses and voters that lack", (*FIVE, peer(6, WITNESS, start=8)), peer(7, WITNESS, start=8),
      {n: PeerFacts(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
@@ -232,3 +253,56 @@ def test_leadership_is_handed_to_nobody_without_rows() -> None:
     assert refusals(refused) == [(TransferFailed, Code.UNSAFE_CHANGE)]
     effects = core.step(TransferLeadership(2, None, 7))
     assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [3]
+
+
+def candidate(voters: int, log: tuple[int, ...] = ()) -> RaftCore:
+    """One that has asked for votes in a term which it has not on disk yet."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(voters, entries(*log)), random.Random(1))
+    core.step(Start(0))
+    if voters > 1:
+        vote(core, pre_vote=True)
+    assert core.role is Role.CANDIDATE
+    return core
+
+
+def test_a_vote_of_an_earlier_term_elects_nobody_in_a_later_one() -> None:
+    core = candidate(3)
+    core.step(Persisted(1))
+    core.step(Tick(10_000))
+    core.step(Received(ReplicaId(3), VoteResponse(1, True, True, 2, True), 10_001))
+    core.step(Persisted(2))
+    assert (core.role, core.term) == (Role.CANDIDATE, 2)
+    core.step(Received(ReplicaId(2), VoteResponse(1, True, False, 1, True), 10_002))  # it came late
+    assert core.role is Role.CANDIDATE
+    core.step(Received(ReplicaId(2), VoteResponse(2, True, False, 2, True), 10_003))
+    assert core.role is Role.LEADER
+
+
+def test_the_own_vote_counts_when_it_is_on_disk() -> None:
+    """Not when what was written before it is."""
+    core = candidate(1)
+    core.step(Persisted(1))
+    assert core.role is Role.LEADER  # and its no-op is on its way to the disk
+    core.step(SyncStalled(10))
+    core.step(Tick(100_000))
+    assert (core.role, core.term) == (Role.CANDIDATE, 2)
+    core.step(Persisted(2))
+    assert core.role is Role.CANDIDATE
+    core.step(Persisted(3))
+    assert core.role is Role.LEADER
+
+
+def test_what_matched_an_earlier_leaders_log_need_not_match_the_next_ones() -> None:
+    """Also where this replica stood for the term itself."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), leader_hint=None), random.Random(1))
+    core.step(Start(0))
+    core.step(Received(ReplicaId(2), UpdateRequest(1, OpId(0, 0), entries(1, 1), 0), 1))
+    core.step(Persisted(1))
+    core.step(Tick(10_000))
+    core.step(Received(ReplicaId(3), VoteResponse(1, True, True, 2, True), 10_001))
+    assert (core.role, core.term) == (Role.CANDIDATE, 2)
+    core.step(Persisted(2))
+    core.step(
+        Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), (), 2), 10_002)
+    )  # which has another entry at 2
+    assert (core.role, core.commit_index) == (Role.FOLLOWER, 1)
