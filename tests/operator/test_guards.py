@@ -82,3 +82,13 @@ def test_a_first_master_that_was_formatted_again_is_not_told_that_it_is_formed()
             world.formats[node_id] = "format-anew"
         actions = make_plan(world.observe()).actions
         assert [a.node_id for a in actions if isinstance(a, ConfirmFormation)] == told
+
+
+@pytest.mark.parametrize("role", ["node", "master"])
+def test_no_second_pod_may_go_while_one_that_is_ready_is_being_deleted(role: str) -> None:
+    """It answers for as long as it hands its leaders over; the next one is another voter."""
+    world = made()
+    name = node_of(world, "n2", role)
+    world.objects["Pod", name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    (budget,) = [b for b in make_plan(world.observe()).budgets if b.role == role]
+    assert budget.reason == "PodsNotReady" and name in budget.message
