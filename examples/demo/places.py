@@ -339,6 +339,8 @@ STELE_MASTERS has the addresses of now: once those masters were replaced, nobody
 
 The operator is process {pid.read_text()}. Nothing starts it again if it ends, as a Deployment would; this does:
   {shlex.join(self._operator_command())} >> {log} 2>&1 & echo $! > {pid}
+Its metrics and probes listen on a free port of 127.0.0.1, which the last such line names:
+  grep "serving probes and metrics" {log}
 
 {heading}:
   {stop}{f"; rm -r {self.folder}" if self._ours else ""}

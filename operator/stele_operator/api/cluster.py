@@ -186,7 +186,7 @@ class Nodes(Model):
     machineSpread: MachineSpread = Field(
         default=MachineSpread.REQUIRED,
         description="Required: two nodes never share a machine. Preferred: they may, where machines are too few; two "
-        "replicas of a tablet never do.",
+        "replicas of a tablet never do. Pods that run go by what it was when they were made, and so does who waits beside them.",
     )
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None

@@ -17,7 +17,7 @@ _AS_IN_PODS = ("affinity", "topologySpreadConstraints")
 
 _HEAD = """# TabletCluster and TabletGroup, field by field
 
-Written by `python -m stele_operator.api.generate`; do not edit. `kubectl explain tc.spec.nodes` and the like say the same.
+Written by `python -m stele_operator.api.generate`; do not edit. On a real Kubernetes `kubectl explain tc.spec.nodes` and the like say the same.
 Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/dedicated.yaml](../examples/dedicated.yaml),
 [examples/flights.yaml](../examples/flights.yaml). `[]`: of each one in a list; bold: must be given. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
