@@ -96,6 +96,7 @@ class SmallCluster:
         self.master_address = ""
         self.deleted_unheard = 0  # so often a table is deleted, and no answer comes
         self.silent: set[int] = set()  # nodes that the master has not heard for a minute
+        self.pods: dict[int, str] = {}  # names that an operator gave to nodes
         self.not_leading = 0  # so many calls to the master are refused
         self.refuses_then = 0  # so many are, once the next table is made
         self.unled = False  # tables that are made from now on have no leaders yet
@@ -417,6 +418,7 @@ class _Master(MasterServiceServicer):
         for node in cluster.nodes:
             view.nodes.add(
                 node_id=id_to_pb(node.identity.node_id),
+                name=cluster.pods.get(node.number, ""),
                 registration=master_pb2.NodeRegistrationPB(address=node.identity.address),
                 state=master_pb2.ACTIVE,
                 heartbeat_age_ms=60_000 if node.number in cluster.silent else 100,

@@ -211,6 +211,19 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
             "2",
             "2",
         ]
+        cluster.pods = {0: "t-node-0"}
+        _, out, _ = await run("tablet", "list")
+        leaders = {
+            0: "t-node-0",
+            1: cluster.nodes[1].identity.node_id[:8],
+            2: cluster.nodes[2].identity.node_id[:8],
+        }
+        wanted = {tablet.tablet_id[:8]: leaders[tablet.leader] for tablet in (one, other)}
+        assert {line[:8]: line.split()[3] for line in out.splitlines()[1:]} == wanted and "t-node-0" in out
+        lines = (await run("table", "describe", "t"))[1].splitlines()[-2:]
+        assert {line.split()[0]: line.split()[1] for line in lines} == wanted
+        assert all(f" t-node-0@{cluster.nodes[0].identity.address}" in line for line in lines)
+        cluster.pods = {}
         cluster.silent = {0}
         other.leader = 1
         _, out, _ = await run("table", "describe", "t")

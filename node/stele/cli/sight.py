@@ -25,6 +25,11 @@ async def cluster_health(client: AsyncClient, *, timeout_s: float = 10.0) -> Clu
     return examine(await cluster_view(client.masters, timeout_s=timeout_s))
 
 
+def names_of_nodes(health: ClusterHealth) -> dict[str, str]:
+    """What people know each node and master by: the name of its pod, else the first digits of its id."""
+    return {node.node_id: node.name or short(node.node_id) for node in health.nodes}
+
+
 def tell_unsettled(health: ClusterHealth) -> None:
     """One line if what is told of nodes and tablets may still be wrong."""
     if not health.settled:

@@ -17,7 +17,7 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import json_value, printable, short, show_json, show_table
-from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
+from stele.cli.sight import cluster_health, names_of_nodes, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,13 +95,16 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     click.echo(f"{ready} of {info.tablets} tablets have a leader and a majority")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
+    called = names_of_nodes(health)
     show_table(
         ("tablet", "leader", "replicas"),
         [
             (
                 short(tablet.tablet_id),
-                short(tablet.leader) if tablet.led else "-",
-                " ".join(f"{short(node)}@{address.get(node, '')}" for node in tablet.members),
+                called.get(tablet.leader, short(tablet.leader)) if tablet.led else "-",
+                " ".join(
+                    f"{called.get(node, short(node))}@{address.get(node, '')}" for node in tablet.members
+                ),
             )
             for tablet in tablets
         ],

@@ -8,7 +8,7 @@ import click
 
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import printable, short, show_json, show_table
-from stele.cli.sight import cluster_health, tell_unsettled
+from stele.cli.sight import cluster_health, names_of_nodes, tell_unsettled
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -42,6 +42,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
         )
         return
     tell_unsettled(health)
+    names = names_of_nodes(health)
     show_table(
         ("tablet", "table", "state", "leader", "voters", ""),
         [
@@ -49,7 +50,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
                 t.tablet_id,
                 t.table_name,
                 t.state,
-                short(t.leader) if t.led else "-",
+                names.get(t.leader, short(t.leader)) if t.led else "-",
                 f"{t.voters_healthy}/{t.voters_wanted}",
                 "; ".join(t.reasons),
             )
