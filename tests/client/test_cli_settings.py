@@ -49,7 +49,16 @@ async def test_shared_options_stand_before_the_command_or_behind_it(
         code, _, err = await run("--timeout", "0.2", "table", "scan", "t")
         assert (code, err.partition(" (")[0]) == (75, "stele: UNAVAILABLE: no master answers at 127.0.0.1:1")
         for arguments, line in (
-            (("--json", "table", "scan", "t"), "stele table scan takes no --json before the command"),
+            (
+                ("--json", "table", "scan", "t"),
+                "stele table scan takes no --json; see `stele table scan --help`",
+            ),
+            (
+                ("--timeout", "1", "table", "list"),
+                "stele table list takes no --timeout; see `stele table list",
+            ),
+            (("table", "create", "u", "--timeout", "nan"), "Invalid value for '--timeout': nan: expected"),
+            (("--timeout", "inf", "ksck"), "Invalid value for '--timeout': inf: expected"),
             ((*here, "node", "run"), "stele node run takes no --masters before the command"),
             (("--timeout", "0", "ksck"), "Invalid value for '--timeout': 0.0 is not in the range x>0"),
         ):
@@ -197,8 +206,13 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
         table_from_file(str(bad))
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])
-    with pytest.raises(Rejected, match="missing, or names no column"):
-        table_from_options("t", ["id:int64"], "id", ["no:8"])
+    for hashes, words in (
+        (["no:8", "id,zz:4"], "--hash no:8: 'no' is no --column; --hash id,zz:4: 'zz' is no --column"),
+        (["id:1"], r"hash of \['id'\]: 1 buckets; expected 2 or more"),
+        (["id:2", "id:4"], r"hash: \['id'\] in two hashes; expected each column in one"),
+    ):
+        with pytest.raises(Rejected, match=words):
+            table_from_options("t", ["id:int64"], "id", hashes)
     with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
         parse_first_masters("a=b")
     assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"

@@ -7,6 +7,7 @@ that the command does not take is refused.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+
+class _Seconds(click.FloatRange):
+    """A number of seconds above 0; nan is in every range, for click."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value}: expected a number of seconds above 0", param, ctx)
+        return seconds
+
+
+_SECONDS = _Seconds(min=0, min_open=True)
 _META = "stele.cli.early."
 
 
@@ -46,8 +58,13 @@ def early_options() -> list[click.Parameter]:
             metavar="HOST:PORT,...",
             help="Some of the masters; here or behind the command (environment: STELE_MASTERS).",
         ),
-        early("--timeout", "timeout_s", type=_SECONDS, help="Give up after so many seconds; as --masters."),
-        early("--json", "as_json", is_flag=True, help="Print JSON; as --masters."),
+        early(
+            "--timeout",
+            "timeout_s",
+            type=_SECONDS,
+            help="Give up after so many seconds; as --masters, for commands that list it.",
+        ),
+        early("--json", "as_json", is_flag=True, help="Print JSON; as --masters, for commands that list it."),
     ]
 
 
@@ -59,11 +76,13 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None:
     """Raises UsageError if an option was given before a command that does not take it."""
     taken = {param.name for param in command.params if isinstance(param, Shared)}
+    behind = {option for param in command.params for option in param.opts}
     for param in early_options():
         if f"{_META}{param.name}" in ctx.meta and param.name not in taken:
-            raise click.UsageError(
-                f"{ctx.command_path} {name} takes no {param.opts[0]} before the command", ctx
-            )
+            option = param.opts[0]
+            where = " before the command" if option in behind else ""
+            own = click.Context(command, parent=ctx, info_name=name)
+            raise click.UsageError(f"{own.command_path} takes no {option}{where}", own)
 
 
 def masters_option(command: F) -> F:

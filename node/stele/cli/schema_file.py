@@ -92,12 +92,14 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
         spec["columns"].append(
             {"name": column, "type": kind.removesuffix("?"), "nullable": kind.endswith("?")}
         )
-    parts = []
+    parts, known = [], {column["name"] for column in spec["columns"]}
     for text in hashes:
         names, _, buckets = text.rpartition(":")
         if not names or not buckets.isdecimal():
             faults.append(f"--hash {text}: expected NAME,...:BUCKETS, like id:8")
             continue
+        if unknown := [one for one in names.split(",") if one not in known]:
+            faults.append(f"--hash {text}: {', '.join(map(repr, unknown))} is no --column")
         parts.append({"columns": names.split(","), "buckets": int(buckets)})
     if faults:
         raise Rejected("; ".join(faults))

@@ -104,12 +104,16 @@ class PartitionSchema:
                 continue
             found.extend(_column_faults("hash", part.column_ids, schema))
             if part.buckets < 2:
-                found.append(f"hash of {list(part.column_ids)}: {part.buckets} buckets; expected 2 or more")
+                found.append(
+                    f"hash of {_named(part.column_ids, schema)}: {part.buckets} buckets; expected 2 or more"
+                )
             if not 0 <= part.seed < 1 << 32:
-                found.append(f"hash of {list(part.column_ids)}: seed {part.seed}; expected 32 bits")
+                found.append(f"hash of {_named(part.column_ids, schema)}: seed {part.seed}; expected 32 bits")
             twice = seen.intersection(part.column_ids)
             if twice:
-                found.append(f"hash: column ids {sorted(twice)} stand in two hashes")
+                found.append(
+                    f"hash: {_named(sorted(twice), schema)} in two hashes; expected each column in one"
+                )
             seen.update(part.column_ids)
         if self.range is not None:
             no_ids = _no_ids("range", self.range.column_ids)
@@ -157,11 +161,15 @@ def _no_ids(kind: str, column_ids: object) -> str:
     return f"{kind}: columns {shown(column_ids)}; expected column ids, their places in the schema from 0, like (0, 1)"
 
 
+def _named(column_ids: Sequence[int], schema: Schema) -> list[str]:
+    return [schema.by_id[i].name if i in schema.by_id else str(i) for i in column_ids]
+
+
 def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list[str]:
     if not column_ids:
         return [f"{kind}: no columns"]
     outside = [i for i in column_ids if not schema.is_key(i)]
-    names = [schema.by_id[i].name if i in schema.by_id else str(i) for i in outside]
+    names = _named(outside, schema)
     found = (
         [f"{kind}: {names} are not key columns; a row must stay in its tablet for ever"] if outside else []
     )
