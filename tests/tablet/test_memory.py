@@ -19,8 +19,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
-from stele.tablet import exactly_once
-from stele.tablet import store as store_module
+from stele.tablet import exactly_once, flushing
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
@@ -303,7 +302,7 @@ def test_a_flush_that_lacks_memory_is_made_later(
     with pytest.raises(MemoryError):
         job.write()
     if isinstance(store, TabletStore):
-        lack_once(monkeypatch, store_module, "Kept")
+        lack_once(monkeypatch, flushing, "Kept")
         with pytest.raises(MemoryError):
             job.write()
         assert not [*store.directory.glob("once-*")]  # each try left one, and part of the rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ async def test_a_store_whose_flush_failed_is_left_alone_for_a_while(
     node = cluster.running["node-0"]
     full, *others = await with_files(cluster, 3)
     await at_rest(node)
-    full.options = replace(full.options, files=(files := FullFiles()))
+    full._contents.files = files = FullFiles()
     monkeypatch.setattr(maintenance, "ROUND_S", 0.01)
     async with cluster.client() as client:
         for number in range(3):

@@ -190,7 +190,7 @@ async def test_a_flush_that_lasts_holds_up_neither_merges_nor_the_log(
     monkeypatch.setattr(node.log, "collect", collected)
     monkeypatch.setattr(node.sessions, "expire", expired)
     files = HangingFiles()
-    slow.options = replace(slow.options, files=files)
+    slow._contents.files = files
     try:
         async with cluster.client() as client:
             await (await client.open_table("t0")).put({"id": 9, "name": "n"})
@@ -304,7 +304,7 @@ async def test_writes_wait_while_flushes_lag(cluster: LocalCluster) -> None:
         table = await client.create_table("t", SCHEMA, replication_factor=1)
         (store,) = [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
         files = HangingFiles()
-        store.options = replace(store.options, files=files)
+        store._contents.files = files
         node.stores.bytes_max = 100_000
         rows = pa.table({"id": [1, 2], "name": ["n" * 60_000] * 2})
         try:
@@ -443,7 +443,7 @@ async def test_a_flush_that_lacks_memory_holds_up_no_other_store(
     """Each round ended with it: those whose flush gives memory back were never reached."""
     node = cluster.running["node-0"]
     lacking, *others = await with_files(cluster, 3)
-    lacking.options = replace(lacking.options, files=NoMemory())
+    lacking._contents.files = NoMemory()
     async with cluster.client() as client:
         for number in range(3):
             await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})

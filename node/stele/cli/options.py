@@ -27,7 +27,7 @@ class _Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
-            self.fail(f"{value}: expected a number of seconds above 0", param, ctx)
+            self.fail(f"{value}: expected a number of seconds above 0, of a year at most", param, ctx)
         return seconds
 
 

@@ -367,7 +367,7 @@ class TabletStore:
             raise translate(exc, f"making {directory.name}") from exc
         if any(directory.iterdir()):
             raise Rejected(f"checkpoint: {directory.name} is not empty", code=Code.ALREADY_PRESENT)
-        files = self.options.files
+        files = self._contents.files
         with self._contents.manifest_lock:
             on_disk = manifest.read(self.directory)
             names = (*on_disk.file_names(), manifest.NAME)
