@@ -93,6 +93,8 @@ class Node:
         self.inbound: PeerInbound
         self.flight_connections = FlightConnections(FLIGHT_OPTIONS)
         self.book = PeerBook()
+        self.clock = ReplicaClock()
+        self.now_ms = self.clock.now_ms
         memory = options.memory
         self.budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
         self.stores = StoreMemory(self.replicas, memory.stores_bytes, self.now_ms)
@@ -109,16 +111,11 @@ class Node:
         self.watch: NodeWatch
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
-        self.clock = ReplicaClock()
         self.wall_clock = WallClock(self.node_id)
         self._ticker: Ticker | None = None
         self._maintenance: Maintenance | None = None
 
     # --- Host
-
-    def now_ms(self) -> int:
-        """Milliseconds as the replicas count them."""
-        return self.clock.now_ms()
 
     def wall_us(self) -> int:
         """Microseconds since 1970."""
