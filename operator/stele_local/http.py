@@ -32,7 +32,8 @@ Json = dict[str, Any]
 log = structlog.get_logger("stele_local.http")
 BODY_BYTES_MAX = 3 * 1024 * 1024
 MERGE = "application/merge-patch+json"
-_WRITE_TYPES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf")
+PROTOBUF = "application/vnd.kubernetes.protobuf"
+_WRITE_TYPES = ("application/json", "application/yaml", PROTOBUF)
 _PATCH_TYPES = ("application/json-patch+json", MERGE, "application/apply-patch+yaml")
 _PARTS: web.RequestKey[list[str]] = web.RequestKey("parts", list)  # of the path, the token taken off
 _WATCH_SECONDS = 1800.0  # where the client gives no timeoutSeconds
@@ -297,7 +298,7 @@ class ApiServer:
 
     async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
         kind = target.kind
-        options = _delete_options(request, await request.text())
+        options = _delete_options(request, await _text(request, kind))
         obj, gone = self._registry.delete(
             kind, target.namespace or "", target.name, options, _options(request).dry_run
         )
@@ -369,9 +370,16 @@ def _decode(text: str, prefix: str = "") -> Any:
         raise status.bad_request(f"{prefix}{error}") from error
 
 
+async def _text(request: web.Request, kind: Kind) -> str:
+    """The body; raises ApiError 501 for what a real API server reads of built-in kinds alone."""
+    if request.content_type == PROTOBUF and not kind.custom:
+        raise status.not_offered("bodies in protobuf, as kubectl drain sends them")
+    return await request.text()
+
+
 async def _read_object(request: web.Request, kind: Kind) -> Json:
-    """The body as an object of `kind`; raises ApiError 400 or 415."""
-    text = await request.text()
+    """The body as an object of `kind`; raises ApiError 400, 415 or 501."""
+    text = await _text(request, kind)
     if request.content_type == "application/yaml":
         try:
             body = yaml.safe_load(text)

@@ -9,6 +9,7 @@ import shutil
 import threading
 from typing import Any
 
+import aiohttp
 import kopf
 import kubernetes.aio.client
 import kubernetes.aio.config
@@ -16,6 +17,7 @@ import kubernetes.aio.watch
 import pytest
 
 from stele_local.cluster import LocalCluster
+from stele_local.http import PROTOBUF
 from stele_local.kinds import CRD, POD
 from tests.kube_contract import crd
 from tests.local.conftest import pod, until
@@ -108,6 +110,19 @@ async def test_kubernetes_aio(cluster: LocalCluster) -> None:
             "identity", "default", body=kubernetes.aio.client.V1DeleteOptions(preconditions=uid)
         )
         assert (await core.list_namespaced_config_map("default")).items == []
+
+
+async def test_what_kubectl_drain_sends_is_refused_in_words(cluster: LocalCluster) -> None:
+    async with aiohttp.ClientSession() as session:
+        pods = f"{cluster.url}/{cluster.token}/api/v1/namespaces/default/pods"
+        headers = {"Content-Type": PROTOBUF}
+        for request in (
+            session.delete(f"{pods}/p", data=b"k8s\0", headers=headers),
+            session.post(pods, headers=headers),
+        ):
+            async with request as answer:
+                assert answer.status == 501
+                assert "does not offer bodies in protobuf" in (await answer.json())["message"]
 
 
 async def test_kubectl(cluster: LocalCluster) -> None:
