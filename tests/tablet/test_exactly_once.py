@@ -102,6 +102,25 @@ def test_an_idle_client_is_forgotten_and_then_too_old(tmp_path: Path) -> None:
     assert store.apply(fresh).code is Code.OK
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_are_forgotten_as_from_a_list_of_all(seed: int) -> None:
+    """Beside a list of all clients, moved about and looked through with each write."""
+    rng, idle_us, clients_max = random.Random(seed), 50, 4
+    once = ExactlyOnce(idle_us=idle_us, clients_max=clients_max)
+    known: list[tuple[bytes, int]] = []
+    now_us = 1_000
+    for sequence in range(1, 400):
+        now_us += rng.choice((0, 1, 5, 60))
+        client_id = bytes([rng.choice((1, 1, 1, 2, 3, 4, 5, 6))]) * 16
+        write = replace(header(b"", client_id=client_id, sequence=sequence), first_attempt_us=now_us)
+        known = [(name, at) for name, at in known if at + idle_us >= now_us]
+        if once.earlier(write, now_us << 12) is None:
+            known = [*((name, at) for name, at in known if name != client_id), (client_id, now_us)]
+            once.record(write, Outcome(now_us << 12))
+            known = known[-clients_max:]
+        assert [(name, last) for name, _, last, _, _ in once.frozen()[1]] == known
+
+
 def test_idle_clients_are_forgotten_by_a_ceiling_too(tmp_path: Path) -> None:
     """A tablet that nobody writes to kept all of them, in memory and in its files. Who takes no notice of the ceiling, as an
     earlier program, does the same with what is written next."""

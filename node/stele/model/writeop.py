@@ -79,17 +79,18 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     """
     if len(payload) < HEADER.size:
         raise Corrupt(f"write payload of {len(payload)} bytes; expected at least {HEADER.size}")
-    version, kind, flags, schema_version, client_id, sequence, lowest, first_us, body_digest = (
+    version, number, flags, schema_version, client_id, sequence, lowest, first_us, body_digest = (
         HEADER.unpack_from(payload)
     )
-    if version != VERSION or kind not in (BodyKind.BLOCK, BodyKind.KEYSPACE) or flags & ~_PLAIN:
+    kind = _KINDS.get(number)
+    if version != VERSION or kind is None or flags & ~_PLAIN:
         raise Rejected(
-            f"write payload version {version}, kind {kind}, flags {flags}; this program reads version {VERSION}, "
+            f"write payload version {version}, kind {number}, flags {flags}; this program reads version {VERSION}, "
             "kinds 1 and 2, flag 1",
             code=Code.UNSUPPORTED_VERSION,
         )
     header = WriteHeader(
-        client_id, sequence, lowest, first_us, body_digest, schema_version, _KINDS[kind], flags == _PLAIN
+        client_id, sequence, lowest, first_us, body_digest, schema_version, kind, flags == _PLAIN
     )
     return header, memoryview(payload)[HEADER.size :]
 

@@ -75,6 +75,8 @@ class ExactlyOnce:
         self._clients_max = clients_max
         self._details_bytes_max = details_bytes_max
         self._clients: dict[bytes, _Client] = {}
+        self._newest: _Client | None = None  # the last of them
+        self._none_idle_us = 0  # up to then nobody was idle for too long
         self._mark_us = 0
         # (client id, sequence) of outcomes with details, in the order of their entries, and what they take.
         self._details: dict[tuple[bytes, int], int] = {}
@@ -88,8 +90,9 @@ class ExactlyOnce:
         if header.client_id == NO_CLIENT:
             return None
         now_us = physical_us(timestamp)
-        self.expire(timestamp)
-        client = self._clients.pop(header.client_id, None)
+        if now_us > self._none_idle_us:
+            self.expire(timestamp)
+        client = self._clients.get(header.client_id)
         if client is None:
             if header.first_attempt_us <= self._mark_us:
                 return _refused(
@@ -98,13 +101,13 @@ class ExactlyOnce:
                     "whether this write was done before is not known; read, then write under a new client id",
                 )
             client = _Client(header.first_attempt_us, now_us, header.lowest_unfinished, {})
-        self._clients[header.client_id] = client
-        client.last_us = max(client.last_us, now_us)
+        if client is not self._newest:
+            self._clients.pop(header.client_id, None)
+            self._clients[header.client_id] = self._newest = client
+        if now_us > client.last_us:
+            client.last_us = now_us
         if header.lowest_unfinished > client.lowest:
-            client.lowest = header.lowest_unfinished
-            for sequence in [s for s in client.outcomes if s < client.lowest]:
-                del client.outcomes[sequence]
-                self._uncount(header.client_id, sequence)
+            self._finish(header.client_id, client, header.lowest_unfinished)
         found = client.outcomes.get(header.sequence)
         if found is not None:
             digest, outcome, runs = found
@@ -131,6 +134,15 @@ class ExactlyOnce:
             return _refused(Code.TOO_LARGE, f"{OUTCOMES_MAX} sequences are unfinished; finish some first")
         return None
 
+    def _finish(self, client_id: bytes, client: _Client, lowest: int) -> None:
+        """Its client has taken all outcomes below `lowest`."""
+        client.lowest = lowest
+        outcomes = client.outcomes
+        for sequence in list(outcomes):
+            if sequence < lowest:
+                del outcomes[sequence]
+                self._uncount(client_id, sequence)
+
     def knows(self, header: WriteHeader) -> bool:
         """Whether `earlier` would tell what became of this write, not whether it was one."""
         client = self._clients.get(header.client_id)
@@ -139,16 +151,23 @@ class ExactlyOnce:
     def record(self, header: WriteHeader, outcome: Outcome) -> None:
         """Remember the outcome of a write that `earlier` called new."""
         client = self._clients.get(header.client_id)
-        if client is not None:
-            runs: _Runs = ()
-            if outcome.row_errors:
-                runs = _runs([(e.row, e.code, e.message) for e in outcome.row_errors])
-                outcome = Outcome(outcome.timestamp, (), outcome.value, outcome.code, outcome.message)
-            client.outcomes[header.sequence] = (header.digest, outcome, runs)
-            self._count(header.client_id, header.sequence, _details_bytes(outcome, runs))
-            self._forget_details()
-            if len(self._clients) > self._clients_max:
-                self._forget_oldest()
+        if client is None:
+            return
+        if outcome.row_errors or outcome.message or outcome.value is not None:
+            self._record_details(client, header, outcome)
+        else:
+            client.outcomes[header.sequence] = (header.digest, outcome, ())
+        if len(self._clients) > self._clients_max:
+            self._forget_oldest()
+
+    def _record_details(self, client: _Client, header: WriteHeader, outcome: Outcome) -> None:
+        runs: _Runs = ()
+        if outcome.row_errors:
+            runs = _runs([(e.row, e.code, e.message) for e in outcome.row_errors])
+            outcome = Outcome(outcome.timestamp, (), outcome.value, outcome.code, outcome.message)
+        client.outcomes[header.sequence] = (header.digest, outcome, runs)
+        self._count(header.client_id, header.sequence, _details_bytes(outcome, runs))
+        self._forget_details()
 
     def _count(self, client_id: bytes, sequence: int, size: int) -> None:
         if size:
@@ -177,13 +196,16 @@ class ExactlyOnce:
         now_us = physical_us(timestamp)
         while self._clients:
             oldest = next(iter(self._clients.values()))
-            if oldest.last_us + self._idle_us >= now_us:
+            self._none_idle_us = oldest.last_us + self._idle_us
+            if self._none_idle_us >= now_us:
                 return
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         client_id = next(iter(self._clients))
         client = self._clients.pop(client_id)
+        if client is self._newest:
+            self._newest = None
         self._mark_us = max(self._mark_us, client.first_us)
         for sequence in client.outcomes:
             self._uncount(client_id, sequence)

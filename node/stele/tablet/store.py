@@ -218,9 +218,10 @@ class TabletStore:
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
             return earlier
-        if header.plain and header.schema_version == self.schema.version:
+        state = self._contents.state
+        if header.plain and header.schema_version == state.manifest.schema.version:
             try:
-                self._contents.state.active.append_plain(body, entry.timestamp, len(entry.payload))
+                state.active.append_plain(body, entry.timestamp, len(entry.payload))
             except Rejected as exc:
                 raise writeop.not_understood(header, body, exc) from exc
             outcome = Outcome(entry.timestamp)
