@@ -37,7 +37,6 @@ from stele.raft.effects import (
     TransferFailed,
 )
 from stele.raft.events import (
-    Applied,
     Compacted,
     DataArrived,
     Event,
@@ -352,7 +351,6 @@ class SimReplica:
                 self.applied = entries[-1].index
                 for entry in entries:
                     world.clients.committed(self.replica_id, entry.opid)
-                self.feed(Applied(self.applied))
                 self._serve_reads()
                 if self.stamping is not None:
                     self.stamping.committed(entries, self.core.term)

@@ -27,13 +27,11 @@ class Applier:
         *,
         slice_ms: float,
         applied: Callable[[Entry, Any], None],
-        slice_done: Callable[[int], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._slice_s = slice_ms / 1000
         self._told = applied
-        self._slice_done = slice_done
         self._failed = failed
         self._machine: Any = None
         self._queue: deque[Entry] = deque()
@@ -79,7 +77,6 @@ class Applier:
                 await asyncio.sleep(0)
         self._refuse_ended()
         self._live = True
-        self._slice_done(min(self.applied_index, self.committed_index))
         self._wake()
 
     def add(self, entries: tuple[Entry, ...]) -> None:
@@ -88,7 +85,9 @@ class Applier:
         if not self._live or self._ended is not None:
             return
         # A copied store may hold more than this replica had known to be committed.
-        self._queue.extend(e for e in entries if e.index > self.applied_index)
+        if entries[0].index <= self.applied_index:
+            entries = tuple([e for e in entries if e.index > self.applied_index])
+        self._queue.extend(entries)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._slice)
@@ -123,11 +122,12 @@ class Applier:
         self._scheduled = False
         if self._ended is not None:
             return
-        end = time.perf_counter() + self._slice_s
+        queue = self._queue
+        end = time.perf_counter() + self._slice_s if len(queue) > 1 else 0.0
         try:
-            while self._queue:
-                self._apply(self._queue.popleft())
-                if time.perf_counter() >= end:
+            while queue:
+                self._apply(queue.popleft())
+                if queue and time.perf_counter() >= end:
                     break
         except SteleError as exc:
             self._failed(exc)
@@ -140,8 +140,8 @@ class Applier:
         if self._queue:
             self._scheduled = True
             self._loop.call_soon(self._slice)
-        self._slice_done(min(self.applied_index, self.committed_index))
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def _apply(self, entry: Entry) -> None:
         outcome = self._machine.apply(entry)

@@ -29,7 +29,6 @@ from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
 from stele.raft.events import (
-    Applied,
     DataArrived,
     Fitness,
     InitialState,
@@ -87,7 +86,6 @@ class Replica(MemberPart):
         self._applier = Applier(
             slice_ms=self.options.apply_slice_ms,
             applied=self._entry_applied,
-            slice_done=self._slice_done,
             failed=self._failed,
         )
         if machine is not None:
@@ -275,10 +273,6 @@ class Replica(MemberPart):
         if entry.kind is EntryKind.WRITE:
             self.last_applied_ms = self.host.now_ms()
             self._proposals.applied(entry, outcome)
-
-    def _slice_done(self, index: int) -> None:
-        if self._runtime is not None:
-            self._runtime.tell(Applied(index))
 
     def _role_changed(self, change: fx.RoleChanged) -> None:
         led = self.role is Role.LEADER

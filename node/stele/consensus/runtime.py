@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -67,7 +68,6 @@ class CoreRuntime:
         self, core: RaftCore, stream: ReplicaLog, sink: EffectSink, now_ms: Callable[[], int]
     ) -> None:
         self.core = core
-        self.deadline_ms = 0
         self._stream = stream
         self._sink = sink
         self._now_ms = now_ms
@@ -76,9 +76,12 @@ class CoreRuntime:
         self._scheduled = False
         self._stopped = False
         self._held: deque[fx.Send] = deque()
+        self._deadline_ms: int | None = 0  # of the core; None: a turn may have changed it
+        self._asked = 0  # id of the last Persist
         self._durable = 0
-        self._appends: deque[Callable[[], None]] = deque()
-        self._unsynced: deque[tuple[int, int]] = deque()  # persist id, when it was handed to the log
+        self._appends: deque[Callable[[], None]] = deque()  # which the log has refused so far
+        self._waits_after = -1  # the Persist behind this one waits to be durable ...
+        self._waits_since_ms = 0  # ... and did at the tick of then
         self._log_stands: object = None  # where, when it was looked at last
         self._log_moved_ms = 0
         self._no_space = False  # the log refuses what is to be appended next
@@ -98,8 +101,8 @@ class CoreRuntime:
         return self._quiet_since_ms is not None
 
     def rest(self) -> bool:
-        """Stop the core's time, if nothing is under way; the next event starts it again."""
-        if self._events or self._appends or self._unsynced or self._held or self._reads or self._stopped:
+        """Stop the core's time, if nothing is under way; the next event starts it again. Events that were told may wait."""
+        if self._scheduled or self._asked > self._durable or self._held or self._reads or self._stopped:
             return False
         self._quiet_since_ms = self._now_ms()
         return True
@@ -130,10 +133,12 @@ class CoreRuntime:
         """Time has passed; cheap when nothing is due."""
         # Told again well before the shortest election timeout since it was told last has passed.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
-        if self._unsynced and self._log_stalls(now_ms) and now_ms > due_ms:
+        if self._asked > self._durable and self._log_stalls(now_ms) and now_ms > due_ms:
             self._stall_told_ms = now_ms
             self.post(SyncStalled(now_ms - self._quiet_ms))
-        if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self.deadline_ms:
+        if self._deadline_ms is None:
+            self._deadline_ms = self.core.next_deadline_ms
+        if self._quiet_since_ms is None and now_ms - self._quiet_ms >= self._deadline_ms:
             self.post(Tick(now_ms - self._quiet_ms))
 
     def _log_stalls(self, now_ms: int) -> bool:
@@ -145,7 +150,9 @@ class CoreRuntime:
         stands = self._stream.under_way
         if stands != self._log_stands:
             self._log_stands, self._log_moved_ms = stands, now_ms
-        since_ms = self._unsynced[0][1]
+        if self._durable != self._waits_after:
+            self._waits_after, self._waits_since_ms = self._durable, now_ms
+        since_ms = self._waits_since_ms
         if not self._no_space:  # else it may move for others
             since_ms = max(since_ms, self._log_moved_ms)
         return now_ms - since_ms > self.core.options.election_max_ms
@@ -165,12 +172,8 @@ class CoreRuntime:
             return
         events, self._events = self._events, []
         try:
-            effects = self.core.step_many(events)
-            self.deadline_ms = self.core.next_deadline_ms
-            for effect in effects:
-                if self._stopped:
-                    return  # the log refused what came before: nothing of what follows from it is so
-                self._carry_out(effect)
+            self._deadline_ms = None
+            self._carry_out(self.core.step_many(events))
         except SteleError as exc:
             self._fail(exc)
         except Exception as exc:
@@ -181,60 +184,71 @@ class CoreRuntime:
         self.stop()
         self._sink.runtime_failed(error)
 
-    def _carry_out(self, effect: fx.Effect) -> None:
-        match effect:
-            case fx.Send(to, message, after):
-                if after > self._durable:
+    def _carry_out(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            if self._stopped:
+                return  # the log refused what came before: nothing of what follows from it is so
+            if isinstance(effect, fx.Send):
+                if effect.after > self._durable:
                     self._held.append(effect)
                 else:
-                    self._sink.send(to, message)
-            case fx.Persist():
+                    self._sink.send(effect.to, effect.message)
+            elif isinstance(effect, fx.Persist):
                 self._persist(effect)
-            case fx.ReadLog():
+            elif isinstance(effect, fx.ReadLog):
                 task = self._loop.create_task(self._read_log(effect))
                 self._reads.add(task)
                 task.add_done_callback(self._reads.discard)
-            case _:
+            else:
                 self._sink.effect(effect)
 
     def _persist(self, persist: fx.Persist) -> None:
+        self._asked = persist.id
+        done = partial(self._persisted, persist.id)
         if persist.entries:
             self._sink.appending(persist.entries)
-        calls = persist_calls(self._stream, persist, lambda: self._persisted(persist.id))
-        if not calls:
-            self._loop.call_soon(self._persisted, persist.id)
-            return
-        self._unsynced.append((persist.id, self._now_ms()))
-        self._appends.extend(calls)
-        if len(self._appends) == len(calls):
-            self._push_appends()
+        if persist.hard_state is None and persist.truncate_from is None:
+            # Nearly always: one call.
+            self._append(partial(self._stream.append_entries, persist.entries, done))
+        else:
+            for call in persist_calls(self._stream, persist, done):
+                self._append(call)
+
+    def _append(self, call: Callable[[], None]) -> None:
+        """Hand a call to the log, or let it wait behind those that were refused."""
+        if self._appends or not self._taken(call):
+            self._appends.append(call)
 
     def _push_appends(self) -> None:
-        """Hand waiting calls to the log; one that is refused (queue full, disk full) is tried again, in order."""
-        while self._appends and not self._stopped:
-            try:
-                self._appends[0]()
-            except Retryable as exc:
-                log.debug("log pushes back", error=str(exc))
-                self._no_space = exc.code is Code.DISK_FULL
-                self._loop.call_later(_RETRY_S, self._push_appends)
-                return
-            except SteleError as exc:
-                self._fail(exc)
-                return
-            self._no_space = False
+        """Try again, in order, what was refused."""
+        while self._appends and not self._stopped and self._taken(self._appends[0]):
             self._appends.popleft()
+
+    def _taken(self, call: Callable[[], None]) -> bool:
+        """Whether the log takes a call; one that is refused (queue full, disk full) is tried again."""
+        try:
+            call()
+        except Retryable as exc:
+            log.debug("log pushes back", error=str(exc))
+            self._no_space = exc.code is Code.DISK_FULL
+            self._loop.call_later(_RETRY_S, self._push_appends)
+            return False
+        except SteleError as exc:
+            self._fail(exc)
+            return False
+        self._no_space = False
+        return True
 
     def _persisted(self, persist_id: int) -> None:
         if self._stopped:
             return
-        self._durable = max(self._durable, persist_id)
-        while self._unsynced and self._unsynced[0][0] <= persist_id:
-            self._unsynced.popleft()
-        while self._held and self._held[0].after <= persist_id:
-            send = self._held.popleft()
+        if persist_id > self._durable:
+            self._durable = persist_id
+        held = self._held
+        while held and held[0].after <= persist_id:
+            send = held.popleft()
             self._sink.send(send.to, send.message)
-        # On a follower with nothing committed that waits for its disk, nothing follows from it.
+        # Where nothing follows from it, it costs no turn of its own.
         if self.core.awaits_disk:
             self.post(Persisted(persist_id))
         else:

@@ -18,7 +18,6 @@ from stele.raft.core_base import NEVER_MS
 from stele.raft.core_handover import HandoverPart
 from stele.raft.effects import Effect, Role
 from stele.raft.events import (
-    Applied,
     Compacted,
     DataArrived,
     Event,
@@ -63,7 +62,6 @@ class RaftCore(HandoverPart):
             ProposeChange: self._on_propose_change,
             TransferLeadership: self._on_transfer_event,
             Persisted: self._on_persisted,
-            Applied: self._on_applied,
             LogRead: self._on_log_read,
             RequestRead: self._on_request_read,
             DataArrived: self._on_data_arrived,
@@ -129,7 +127,6 @@ class RaftCore(HandoverPart):
             last_durable=self.log.opid_at(self.log.durable_index),
             log_start=self.log.start,
             commit_index=self.commit_index,
-            applied_index=self.applied_index,
             term_committed=self.term_committed,
             serves=leads and self.term_committed and not self.is_witness,
             failed=self.failed,
@@ -205,11 +202,6 @@ class RaftCore(HandoverPart):
             self._match_dirty = True
             self._hand_out()
         self._own_vote_durable()
-
-    def _on_applied(self, event: Applied) -> None:
-        if event.index > self.log.handed_index:
-            ensure(False, f"raft: index {event.index} is applied but was not handed out")
-        self.applied_index = max(self.applied_index, event.index)
 
     def _on_transfer_event(self, event: TransferLeadership) -> None:
         self._advance_clock(event.now_ms)

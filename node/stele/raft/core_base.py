@@ -58,7 +58,6 @@ class CoreBase:
         if raised:
             self.term, self.voted_for = self.log.last_term, None
         self.commit_index = initial.commit_index
-        self.applied_index = initial.commit_index
         self.role = Role.NON_PARTICIPANT
         self.leader: ReplicaId | None = None
         self.failed = initial.failed

@@ -115,13 +115,6 @@ class Persisted:
 
 
 @record
-class Applied:
-    """All committed entries up to `index` are applied."""
-
-    index: int
-
-
-@record
 class LogRead:
     """Answer to ReadLog: entries from `first_index` on; none means the log there is gone."""
 
@@ -193,7 +186,6 @@ Event = (
     | ProposeChange
     | TransferLeadership
     | Persisted
-    | Applied
     | LogRead
     | RequestRead
     | DataArrived

@@ -60,7 +60,6 @@ class RaftStatus:
     last_durable: OpId
     log_start: OpId
     commit_index: int
-    applied_index: int
     term_committed: bool
     serves: bool
     failed: bool
