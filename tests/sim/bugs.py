@@ -151,7 +151,7 @@ PLANTED_STEPS = (
     (AnswersBeforeItsDisk, Weather.DUEL, 5, "on disk"),
     (SpeaksBeforeItsDisk, Weather.DUEL, 5, "on disk"),
     (ChangesAtAnyTime, Weather.CHURN, 5, "members change"),
-    (PromotesAtOnce, Weather.MIXED, 8, "members change before anything"),
+    (PromotesAtOnce, Weather.MIXED, 19, "members change before anything"),
 )
 """(bug, weather, seed, what is told): wrong as it is said or done, whatever comes of it."""
 

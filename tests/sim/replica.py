@@ -89,6 +89,7 @@ class SimReplica:
         self._fit = True
         self.slow_disk_until = 0.0
         self._inbox: list[Event] = []
+        self._idle: Event | None = None  # of which the core says that nothing follows from it by itself
         self._turn_set = False
         self._wake_at = 0.0
         self._waiting: deque[tuple[int, Send]] = deque()
@@ -261,7 +262,10 @@ class SimReplica:
             if quiet and self.node.groups.take(cast(Replica, self.node), sender, message):
                 return
         assert not isinstance(message, RestingPB)
-        self.feed(Received(sender, message, self.now_ms()))
+        event = Received(sender, message, self.now_ms())
+        if self.core is not None and not self.core.awaits(sender, message):
+            self._idle = event
+        self.feed(event)
 
     def _turn(self, life: int) -> None:
         if life != self.life or self.core is None:
@@ -277,6 +281,8 @@ class SimReplica:
         assert core is not None
         before = facts(core)
         effects = core.step_many(events)
+        if len(events) == 1 and events[0] is self._idle:
+            ensure(not effects, f"{events} was to have no effect by itself, and brought {effects}")
         check_step(before, facts(core))
         if self.world.strict:
             check_change_step(before, facts(core))
@@ -442,7 +448,10 @@ class SimReplica:
 
     def _persisted(self, persist_id: int, voted: bool) -> None:
         self._durable_persist = persist_id
-        self.feed(Persisted(persist_id))
+        event = Persisted(persist_id)
+        if self.core is not None and not self.core.awaits_disk:
+            self._idle = event
+        self.feed(event)
         if voted:
             self.world.trouble.voted(self)
         while self._waiting and self._waiting[0][0] <= persist_id:

@@ -33,7 +33,6 @@ from stele.raft.events import (
     Fitness,
     InitialState,
     PeerFailed,
-    Received,
     ReportFailed,
     Start,
 )
@@ -165,7 +164,7 @@ class Replica(MemberPart):
             self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
         if self._runtime is not None and self.state is not ReplicaState.STOPPED:
             self._node_of[sender] = from_node
-            self._runtime.post(Received(sender, message, self._runtime.now_ms()))
+            self._runtime.receive(sender, message)
 
     def peer_node_failed(self, node_id: str) -> None:
         """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""

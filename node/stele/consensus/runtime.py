@@ -21,7 +21,7 @@ from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
 from stele.model.ids import ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
-from stele.raft.events import Event, LogRead, Persisted, SyncStalled, Tick
+from stele.raft.events import Event, LogRead, Persisted, Received, SyncStalled, Tick
 from stele.raft.messages import Message
 from stele.raft.ports import Appends, persist_calls
 
@@ -123,6 +123,14 @@ class CoreRuntime:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
+
+    def receive(self, sender: ReplicaId, message: Message) -> None:
+        """Feed a message that has come: with the next turn, whenever that is, if nothing follows from it by itself."""
+        event = Received(sender, message, self.now_ms())
+        if self._scheduled or self.core.awaits(sender, message):
+            self.post(event)
+        else:
+            self.tell(event)
 
     def tell(self, event: Event) -> None:
         """Feed `event` with the next turn, whenever that is: nothing follows from it by itself."""

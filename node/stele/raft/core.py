@@ -36,7 +36,7 @@ from stele.raft.events import (
     Tick,
     TransferLeadership,
 )
-from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.options import RaftOptions
 from stele.raft.ports import Chance
 from stele.raft.reads import ReadRounds
@@ -107,7 +107,33 @@ class RaftCore(HandoverPart):
     def awaits_disk(self) -> bool:
         """Whether something may follow from Persisted by itself: to commit, to hand out or to elect. Else it may come
         with whatever event is next."""
-        return self.role is not Role.FOLLOWER or self.commit_index > self.log.handed_index
+        if self.commit_index > self.log.handed_index:
+            return True
+        if self.role is Role.LEADER:
+            # Its own copy commits nothing that no other voter has, where there are others.
+            for progress in self._progress.values():
+                if progress.match > self.commit_index:
+                    return True
+            return len(self._voter_ids) == 1
+        return self.role is not Role.FOLLOWER
+
+    def awaits(self, sender: ReplicaId, message: Message) -> bool:
+        """Whether something may follow from a message by itself. Else it may come with whatever event is next: an answer
+        that acknowledges nothing new to a leader, or what is committed already, from a peer for which nothing waits."""
+        if not isinstance(message, UpdateResponse) or self.role is not Role.LEADER:
+            return True
+        progress = self._progress.get(sender)
+        return (
+            progress is None
+            or message.last_received.index > self.commit_index
+            or not progress.settled(self.log.last_index)
+            or not message.success
+            or message.failed
+            or message.term != self.term
+            or self._reads.pending
+            or self._transfer is not None
+            or self._witness
+        )
 
     def status(self) -> RaftStatus:
         """A frozen view."""
@@ -151,15 +177,14 @@ class RaftCore(HandoverPart):
         if self._match_dirty:
             self._match_dirty = False
             self._advance_commit()
-            self._hand_out()
+            if self.commit_index > self.log.handed_index:
+                self._hand_out()
         if self._promote_due:
             self._consider_promotion()
         if self._transfer is not None or self._witness:
             self._consider_transfer()
-        ask = self._reads.pending and self._serve_reads()
-        for progress in self._progress.values():
-            if not self._replicate(progress) and ask:
-                self._heartbeat(progress)
+        reads = self._reads
+        self._replicate_to_all(bool(reads.asked or reads.waiting) and self._serve_reads())
 
     def _advance_clock(self, now_ms: int) -> None:
         if now_ms > self._now_ms:
@@ -187,21 +212,26 @@ class RaftCore(HandoverPart):
             self._tick_election()
 
     def _on_received(self, event: Received) -> None:
-        self._advance_clock(event.now_ms)
+        if event.now_ms > self._now_ms:
+            self._now_ms = event.now_ms
         if self.failed:
             self._abstain(event)
         else:
             self._receivers[type(event.message)](event.sender, event.message)
 
     def _on_persisted(self, event: Persisted) -> None:
-        if event.persist_id > self._persist_id:
-            ensure(False, f"raft: Persist {event.persist_id} was never asked for")
+        persist_id = event.persist_id
+        if persist_id > self._persist_id:
+            ensure(False, f"raft: Persist {persist_id} was never asked for")
         self._stalled_until_ms = 0
-        self._persist_durable = max(self._persist_durable, event.persist_id)
-        if self.log.persisted(event.persist_id):
+        if persist_id > self._persist_durable:
+            self._persist_durable = persist_id
+        if self.log.persisted(persist_id):
             self._match_dirty = True
-            self._hand_out()
-        self._own_vote_durable()
+            if self.commit_index > self.log.handed_index:
+                self._hand_out()
+        if self._campaign_round is not None:
+            self._own_vote_durable()
 
     def _on_transfer_event(self, event: TransferLeadership) -> None:
         self._advance_clock(event.now_ms)

@@ -64,7 +64,7 @@ class CoreBase:
         self.has_data = not initial.witness_without_data
         self._stalled_until_ms = 0
         self._fit = True
-        self._judge_witness()
+        self._witness = self._is_witness_now()
         self.all_replicated_index = 0
         self._rng = rng
         self._hint = initial.leader_hint
@@ -72,6 +72,7 @@ class CoreBase:
         self._heard_ms: int | None = None  # last word of a live leader
         self._lost_leader: ReplicaId | None = None  # whose end was seen; None once another leads
         self._election_due_ms = NEVER_MS
+        self._patience_ms = 0  # as drawn last: how long without a word of a leader before a campaign
         self._change: tuple[int | None, int, int] | None = (
             None  # (context, term, index) of a change this core proposed
         )
@@ -131,9 +132,14 @@ class CoreBase:
         """Whether this replica leaves leading to the others as long as one of them can."""
         return self._witness or not self._fit
 
-    def _judge_witness(self) -> None:
+    def _is_witness_now(self) -> bool:
         me = self.config.peer(self.self_replica)
-        self._witness = not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
+        return not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
+
+    def _judge_witness(self) -> None:
+        was, self._witness = self._witness, self._is_witness_now()
+        if self._witness is not was and self._election_due_ms != NEVER_MS:
+            self._draw_election()  # witnesses have another patience
 
     def _resting_role(self) -> Role:
         me = self.config.peer(self.self_replica)
@@ -187,7 +193,10 @@ class CoreBase:
             # A witness leads only where no holder of rows can, and an unfit replica where no fit one can: they give them
             # two time-outs.
             low, high = low + 2 * self.options.election_max_ms, high + 2 * self.options.election_max_ms
-        self._election_due_ms = self._now_ms + self._rng.randint(low, high)
+        drawn_ms = self._rng.randint(low, high)
+        if not quick:
+            self._patience_ms = drawn_ms
+        self._election_due_ms = self._now_ms + drawn_ms
 
     def _leader_alive(self) -> bool:
         """Whether this replica leads, or heard from a leader within the minimum election timeout."""

@@ -107,15 +107,11 @@ class ChangePart(LeaderPart):
 
     # Promotions
 
-    def _on_peer_moved(self, progress: Progress) -> None:
-        peer = self._peer_of(progress)
-        if peer is None or peer.member_type is MemberType.VOTER:
-            return
-        if peer.promote or peer.member_type is MemberType.WITNESS:
-            progress.judge_round(
-                self.log.last_index, self.commit_index, self._now_ms, self.options.election_max_ms
-            )
-            self._promote_due = True
+    def _on_candidate_moved(self, progress: Progress) -> None:
+        progress.judge_round(
+            self.log.last_index, self.commit_index, self._now_ms, self.options.election_max_ms
+        )
+        self._promote_due = True
 
     def _consider_promotion(self) -> None:
         """Make a voter of the first peer that is ready; one at a time."""

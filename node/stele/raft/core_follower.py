@@ -24,54 +24,59 @@ class FollowerPart(CoreBase):
         self._verified_index = 0
 
     def _on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        if request.term < self.term:
+        if request.term > self.term:
+            self._adopt_term(request.term, f"update of term {request.term} from {sender}")
+        elif request.term < self.term:
             # A deposed leader learns from our term that it is one.
             refusal = UpdateResponse(
                 self.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
             )
             self._send(sender, refusal, self._hard_barrier())
             return
-        if request.term > self.term:
-            self._adopt_term(request.term, f"update of term {request.term} from {sender}")
-        self._follow(sender)
+        if self.leader != sender:
+            self._follow(sender)
+        self._heard_ms = self._now_ms
+        self._election_due_ms = self._now_ms + self._patience_ms
         if request.all_replicated_index > self.all_replicated_index:
             self.all_replicated_index = request.all_replicated_index
+        log = self.log
+        entries = request.entries
         preceding = request.preceding
-        if preceding.index > self.commit_index and self.log.term_at(preceding.index) != preceding.term:
+        if preceding.index > self.commit_index and log.term_at(preceding.index) != preceding.term:
             self._refuse_gap(sender, request)
             return
-        appended = self._take_entries(sender, request)
-        verified = max(self._verified_index, preceding.index + len(request.entries))
-        self._verified_index = verified = min(max(verified, self.commit_index), self.log.last_index)
+        if entries:
+            self._take_entries(sender, request)
+        verified = max(self._verified_index, self.commit_index, preceding.index + len(entries))
+        if verified > log.last_index:
+            verified = log.last_index
+        self._verified_index = verified
         if request.commit_index > self.commit_index:
             known = min(request.commit_index, verified)
             if known > self.commit_index:
                 self._set_commit(known)
                 self._hand_out()
-        if request.entries:
+        if entries:
             # The answer waits for the disk, so it may vouch for all that is known to match.
             self._answer(sender, request, verified, self._log_barrier())
         else:
-            ensure(not appended, "raft: a heartbeat appended entries")
             self._answer(sender, request, min(verified, self.log.durable_index), self._hard_barrier())
 
     def _follow(self, leader: ReplicaId) -> None:
+        """Another one leads. As long as a leader is known no campaign is under way (`ElectionPart._campaign`)."""
         if self.role is Role.LEADER:
             ensure(
                 False,
                 f"raft: {leader} and {self.self_replica} both lead term {self.term}; one leader per term",
             )
-        self._heard_ms = self._now_ms
-        if self.leader != leader or self.role is Role.CANDIDATE:
-            self._rest(leader, f"heard from the leader of term {self.term}")
-            self._on_leader_known(leader)
-        self._end_campaign()
+        self._rest(leader, f"heard from the leader of term {self.term}")
         self._draw_election()
+        self._on_leader_known(leader)
 
     def _on_leader_known(self, leader: ReplicaId) -> None:
         raise NotImplementedError
 
-    def _take_entries(self, sender: ReplicaId, request: UpdateRequest) -> bool:
+    def _take_entries(self, sender: ReplicaId, request: UpdateRequest) -> None:
         """Append what is new; drop a suffix only where an entry of another term stands (Raft figure 2, step 3)."""
         log = self.log
         entries = request.entries
@@ -88,11 +93,8 @@ class FollowerPart(CoreBase):
                         )
                         break
                 skip += 1
-        if skip == len(entries):
-            return False
         for entry in entries[skip:] if skip else entries:
             self._append(entry)
-        return True
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
         """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""

@@ -63,7 +63,7 @@ class HandoverPart(ChangePart):
             self._refuse_proposal(
                 event, Code.INVALID_ARGUMENT, f"{event.kind.name} entries are the core's own"
             )
-        elif self.is_witness:
+        elif self._witness:
             self._refuse_proposal(
                 event, Code.NOT_LEADER, "a witness leads only until a holder of rows takes over"
             )
@@ -110,12 +110,12 @@ class HandoverPart(ChangePart):
         for context in reads.confirmed(self._voter_ids, self.self_replica, self.config.majority):
             self._out.append(ReadReady(context, reads.index))
         # Before something of the own term is committed, the commit index may be behind (Raft §8).
-        if not reads.waiting or reads.under_way or not self.term_committed:
+        if not reads.waiting or reads.asked or not self.term_committed:
             return False
         reads.begin(self.commit_index)
         for context in reads.confirmed(self._voter_ids, self.self_replica, self.config.majority):
             self._out.append(ReadReady(context, reads.index))
-        return reads.under_way
+        return bool(reads.asked)
 
     # Transfer
 

@@ -6,7 +6,7 @@ before it with it (Raft §5.4.2); its own copy counts only as far as it is durab
 
 from __future__ import annotations
 
-from stele.model.config import Peer, encode_configuration
+from stele.model.config import MemberType, encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code
 from stele.model.ids import ReplicaId
@@ -28,6 +28,8 @@ class LeaderPart(ElectionPart):
     _heartbeat_due_ms = NEVER_MS
     _match_dirty = False
     _voter_ids: tuple[ReplicaId, ...] = ()
+    _request: UpdateRequest | None = None
+    """With entries, made for a peer in this turn's end: the next one is sent the same where it stands at the same place."""
 
     def _become_leader(self, cause: str) -> None:
         self._set_role(Role.LEADER, self.self_replica, cause)
@@ -65,6 +67,10 @@ class LeaderPart(ElectionPart):
             was = before.peer(progress.replica_id)
             leaving = was is not None and was.votes and (now_is is None or not now_is.votes)
             progress.hold_from = pending_index if leaving else None
+            progress.promotes = now_is is not None and (
+                now_is.member_type is MemberType.WITNESS
+                or (now_is.promote and now_is.member_type is not MemberType.VOTER)
+            )
 
     def _last_for(self, progress: Progress) -> int:
         """The last index that may be sent to this peer now."""
@@ -77,16 +83,18 @@ class LeaderPart(ElectionPart):
 
     # Sending
 
-    def _update(self, progress: Progress, preceding_index: int, entries: tuple[Entry, ...]) -> None:
-        request = UpdateRequest(
+    def _update_after(self, preceding_index: int, entries: tuple[Entry, ...]) -> UpdateRequest:
+        return UpdateRequest(
             self.term,
             self.log.opid_at(preceding_index),
             entries,
             self.commit_index,
-            self._reads.round_id if self._reads.under_way else 0,
+            self._reads.round_id if self._reads.asked else 0,
             self._now_ms,
             self.all_replicated_index,
         )
+
+    def _update(self, progress: Progress, request: UpdateRequest) -> None:
         progress.updated_ms = self._now_ms
         self._send(progress.replica_id, request, 0)
 
@@ -95,7 +103,19 @@ class LeaderPart(ElectionPart):
 
         So one that overtakes entries on another stream is not taken for a gap.
         """
-        self._update(progress, max(progress.match, self.log.start.index), ())
+        self._update(progress, self._update_after(max(progress.match, self.log.start.index), ()))
+
+    def _replicate_to_all(self, ask: bool) -> None:
+        """Send to each peer what it lacks; where they are to be asked (a ReadIndex round), a heartbeat in the place of nothing."""
+        last_index = self.log.last_index
+        for progress in self._progress.values():
+            if progress.next > last_index and progress.state is PeerState.REPLICATE:
+                sent = False  # it has been sent everything
+            else:
+                sent = self._replicate(progress)
+            if ask and not sent:
+                self._heartbeat(progress)
+        self._request = None
 
     def _replicate(self, progress: Progress) -> bool:
         """Send what the peer lacks as far as its window allows; whether anything was sent."""
@@ -111,7 +131,7 @@ class LeaderPart(ElectionPart):
             last = self._last_for(progress)
             if self.log.tail_first <= progress.next <= last and not progress.failed:
                 entries = self.log.entries_from(progress.next, self.options.probe_bytes_max, last)
-            self._update(progress, progress.next - 1, entries)
+            self._update(progress, self._update_after(progress.next - 1, entries))
             progress.sent(progress.next - 1, 0, self._now_ms)
             return True
         return False
@@ -121,6 +141,15 @@ class LeaderPart(ElectionPart):
         sent = False
         last = self._last_for(progress)
         while progress.next <= last and progress.inflight_bytes < progress.window_bytes:
+            request = self._request
+            if (
+                request is not None
+                and request.preceding.index + 1 == progress.next
+                and request.entries[-1].index <= last
+            ):
+                self._send_entries(progress, request)
+                sent = True
+                continue
             if progress.next < self.log.tail_first:
                 if progress.next <= self.log.start.index:
                     self._needs_copy(progress)
@@ -129,16 +158,15 @@ class LeaderPart(ElectionPart):
                     self._out.append(ReadLog(progress.replica_id, progress.next, options.batch_bytes_max))
                 break
             entries = self.log.entries_from(progress.next, options.batch_bytes_max, last)
-            self._stream_entries(progress, entries)
-            sent = True
+            self._request = self._update_after(progress.next - 1, entries)
         return sent
 
-    def _stream_entries(self, progress: Progress, entries: tuple[Entry, ...]) -> None:
-        self._update(progress, progress.next - 1, entries)
+    def _send_entries(self, progress: Progress, request: UpdateRequest) -> None:
+        self._update(progress, request)
         size = 0
-        for entry in entries:
+        for entry in request.entries:
             size += len(entry.payload) + ENTRY_MESSAGE_BYTES
-        progress.sent(entries[-1].index, size, self._now_ms)
+        progress.sent(request.entries[-1].index, size, self._now_ms)
 
     def _needs_copy(self, progress: Progress) -> None:
         progress.needs_copy(self.log.start.index + 1)
@@ -161,7 +189,7 @@ class LeaderPart(ElectionPart):
         last = self._last_for(progress)
         entries = tuple(e for e in event.entries if e.index <= last)
         if entries and all(self.log.term_at(e.index) == e.term for e in entries):
-            self._stream_entries(progress, entries)
+            self._send_entries(progress, self._update_after(progress.next - 1, entries))
 
     def _on_peer_failed(self, event: PeerFailed) -> None:
         if self.role is Role.LEADER:
@@ -190,8 +218,10 @@ class LeaderPart(ElectionPart):
             return
         progress.connected = True
         progress.heard_ms = self._now_ms
-        self._tell_sound(progress, not response.failed)
-        self._tell_reached(progress, True)
+        if progress.failed is not response.failed:
+            self._tell_sound(progress, not response.failed)
+        if progress.unreached:
+            self._tell_reached(progress, True)
         if response.failed:
             # It abstains: neither its copy nor its word counts any more.
             return
@@ -201,22 +231,22 @@ class LeaderPart(ElectionPart):
         if response.success:
             if progress.accepted(response, self._now_ms):
                 self._match_dirty = True
-            self._on_peer_moved(progress)
+            if progress.promotes:
+                self._on_candidate_moved(progress)
         else:
             self._on_gap(progress, response)
 
     def _tell_sound(self, progress: Progress, sound: bool) -> None:
-        if progress.failed is sound:
-            progress.failed = not sound
-            self._match_dirty = True  # its copy counts again, also where it acknowledges nothing new
-            self._out.append(PeerSound(progress.replica_id, sound))
+        progress.failed = not sound
+        self._match_dirty = True  # its copy counts again, also where it acknowledges nothing new
+        self._out.append(PeerSound(progress.replica_id, sound))
 
     def _tell_reached(self, progress: Progress, reached: bool) -> None:
-        if progress.unreached is reached:
-            progress.unreached = not reached
-            self._out.append(PeerReached(progress.replica_id, reached))
+        progress.unreached = not reached
+        self._out.append(PeerReached(progress.replica_id, reached))
 
-    def _on_peer_moved(self, progress: Progress) -> None:
+    def _on_candidate_moved(self, progress: Progress) -> None:
+        """A peer that waits to become a voter has answered."""
         raise NotImplementedError
 
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
@@ -239,9 +269,9 @@ class LeaderPart(ElectionPart):
         """How far the leader's own copy counts."""
         return self.log.durable_index
 
-    def _matches(self) -> list[int]:
-        """How far each voter's copy counts, lowest first."""
-        matches = []
+    def _advance_commit(self) -> None:
+        """Commit what a majority holds, and note what all hold."""
+        matches = []  # how far each voter's copy counts
         for voter in self._voter_ids:
             if voter == self.self_replica:
                 matches.append(self._own_match())
@@ -249,18 +279,15 @@ class LeaderPart(ElectionPart):
                 progress = self._progress[voter]
                 matches.append(0 if progress.failed else progress.match)
         matches.sort()
-        return matches
+        if matches[0] > self.all_replicated_index:
+            self.all_replicated_index = matches[0]
+        index = matches[len(matches) - len(matches) // 2 - 1]
+        if index > self.commit_index and self._may_commit(index):
+            self._set_commit(index)
 
     def _may_commit(self, index: int) -> bool:
         """Only entries of the own term are committed by counting (Raft §5.4.2, figure 8)."""
         return self.log.term_at(index) == self.term
-
-    def _advance_commit(self) -> None:
-        matches = self._matches()
-        self.all_replicated_index = max(self.all_replicated_index, matches[0])
-        index = matches[len(matches) - len(matches) // 2 - 1]
-        if index > self.commit_index and self._may_commit(index):
-            self._set_commit(index)
 
     # Time
 
@@ -285,7 +312,7 @@ class LeaderPart(ElectionPart):
                 gone = progress.replica_id
                 continue
             progress.look(self._last_for(progress), now)
-            if now - progress.last_heard_ms > self.options.unreached_ms:
+            if not progress.unreached and now - progress.last_heard_ms > self.options.unreached_ms:
                 self._tell_reached(progress, False)
             replicates = progress.state is PeerState.REPLICATE
             if replicates and progress.inflight and now - progress.moved_ms > self.options.election_min_ms:
@@ -306,6 +333,3 @@ class LeaderPart(ElectionPart):
                 self._heartbeat(progress)
         if gone:
             del self._progress[gone]
-
-    def _peer_of(self, progress: Progress) -> Peer | None:
-        return self.config.peer(progress.replica_id)

@@ -48,9 +48,10 @@ class LogView:
         self._span_terms: list[int] = [start.term]
         self._span_firsts: list[int] = [start.index]
         self._configs: list[tuple[int, Configuration]] = [(start.index, config)]
+        self.dirty = False
+        """Whether there is anything to write."""
         self._truncate_from: int | None = None
         self._in_flight: deque[tuple[int, int]] = deque()  # (persist id, last index it covers)
-        self._batch: tuple[tuple[int, int, int], tuple[Entry, ...]] = ((0, 0, 0), ())
         self._skip(skipped)
         for entry in entries:
             self.append(entry)
@@ -63,6 +64,7 @@ class LogView:
             f"log: entries up to {self.handed_index} were skipped, and only {commit_index} is committed",
         )
         self.issued_index = self.durable_index = self.last_index
+        self.dirty = False
         self.hand_out(commit_index)
 
     # Reading
@@ -106,6 +108,8 @@ class LogView:
 
     def opid_at(self, index: int) -> OpId:
         """OpId of the entry at `index`, which must be known."""
+        if index == self.last_index:
+            return OpId(self.last_term, index)
         term = self.term_at(index)
         if term is None:
             ensure(False, f"log: index {index} is outside of {self.start} to {self.last_opid}")
@@ -129,25 +133,18 @@ class LogView:
 
     def entries_from(self, first_index: int, bytes_max: int, last_index: int) -> tuple[Entry, ...]:
         """Entries of the tail from `first_index` to `last_index`, up to `bytes_max`, at least one if there is one."""
-        key = (first_index, bytes_max, last_index)
-        if self._batch[0] == key:
-            return self._batch[1]
         offset = first_index - self._tail_first
         if offset < 0:
             ensure(False, f"log: entry {first_index} is below the tail, which begins at {self._tail_first}")
         size = 0
-        end = offset
-        tail = self._tail
-        beyond = last_index + 1 - self._tail_first
-        for end in range(offset, beyond):
-            size += len(tail[end].payload) + ENTRY_MESSAGE_BYTES
-            if size > bytes_max and end > offset:
+        batch: list[Entry] = []
+        for at in range(offset, last_index + 1 - self._tail_first):
+            entry = self._tail[at]
+            size += len(entry.payload) + ENTRY_MESSAGE_BYTES
+            if size > bytes_max and batch:
                 break
-        else:
-            end = beyond
-        batch = tuple(tail[offset:end])
-        self._batch = (key, batch)
-        return batch
+            batch.append(entry)
+        return tuple(batch)
 
     def tail(self) -> tuple[Entry, ...]:
         """All entries in memory, for checks."""
@@ -168,6 +165,7 @@ class LogView:
             self._span_firsts.append(entry.index)
             self.last_term = entry.term
         self.last_index = entry.index
+        self.dirty = True
         if entry.kind is EntryKind.CONFIG:
             config = decode_configuration(entry.payload)
             self._configs.append((entry.index, config))
@@ -193,7 +191,7 @@ class LogView:
             self.handed_index < from_index and self.issued_index == self.last_index,
             f"log: dropping from {from_index} on would drop entries handed out up to {self.handed_index}",
         )
-        self._batch = ((0, 0, 0), ())
+        self.dirty = True
         dropped = tuple(self._tail[from_index - self._tail_first :])
         del self._tail[from_index - self._tail_first :]
         size = sum(e.size_bytes for e in dropped)
@@ -213,16 +211,12 @@ class LogView:
         )
         return dropped
 
-    @property
-    def dirty(self) -> bool:
-        """Whether there is anything to write."""
-        return self.issued_index < self.last_index or self._truncate_from is not None
-
     def take_persist(self, persist_id: int) -> tuple[int | None, tuple[Entry, ...]]:
         """What must be written now: where to cut, and entries. Counts as durable once `persisted(persist_id)` says so."""
         entries = tuple(self._tail[self.issued_index + 1 - self._tail_first :])
         truncate_from, self._truncate_from = self._truncate_from, None
         self.issued_index = self.last_index
+        self.dirty = False
         self._in_flight.append((persist_id, self.last_index))
         return truncate_from, entries
 

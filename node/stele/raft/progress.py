@@ -30,6 +30,7 @@ class Progress:
         "moved_ms",
         "next",
         "probe_sent",
+        "promotes",
         "reading",
         "replica_id",
         "round_fast",
@@ -64,6 +65,7 @@ class Progress:
         self.reading = 0  # first index asked of the owner's log, 0: none
         self.departing_until_ms: int | None = None
         self.hold_from: int | None = None  # entries from here on are not sent to it yet
+        self.promotes = False  # becomes a voter that holds rows once it has caught up
         # Catch-up rounds of who may become a voter (dissertation 4.2.1)
         self.round_target = next_index - 1
         self.round_start_ms = now_ms
@@ -88,6 +90,14 @@ class Progress:
             self.behind_since_ms = None
         elif self.behind_since_ms is None:
             self.behind_since_ms = now_ms
+
+    def settled(self, last_index: int) -> bool:
+        """Whether it is sound, answers, was sent all up to `last_index`, and does not wait to become a voter."""
+        return (
+            self.next > last_index
+            and self.state is PeerState.REPLICATE
+            and not (self.failed or self.unreached or self.promotes)
+        )
 
     def stuck(self, since_ms: int) -> bool:
         """Whether it has lacked something since then and acknowledged nothing, however well it answers: its disk may
