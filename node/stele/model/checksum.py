@@ -44,7 +44,7 @@ def _values(array: pa.Array, column: Column) -> U64:
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         found = hash_binary(array, int(column.id) + 1)
     elif pa.types.is_decimal128(type_):
-        raw = np.frombuffer(array.buffers()[1], "<u8")[array.offset * 2 : (array.offset + len(array)) * 2]
+        raw = np.frombuffer(array.buffers()[1], "<u8", (array.offset + len(array)) * 2)[array.offset * 2 :]
         found = fmix(fmix(raw[::2] + salt) * _STEP + raw[1::2])
     else:
         found = fmix(_bits(array) + salt * _STEP)
@@ -59,11 +59,11 @@ def _bits(array: pa.Array) -> U64:
         return bits
     width = type_.bit_width // 8
     if pa.types.is_floating(type_):
-        values = np.frombuffer(array.buffers()[1], f"f{width}")[array.offset : array.offset + len(array)]
+        values = np.frombuffer(array.buffers()[1], f"f{width}", array.offset + len(array))[array.offset :]
         zero = values.dtype.type(0)
         values = np.where(np.isnan(values), values.dtype.type(np.nan), values + zero)  # one NaN, one zero
         floats: U64 = values.view(f"u{width}").astype(np.uint64)
         return floats
-    raw = np.frombuffer(array.buffers()[1], f"i{width}")[array.offset : array.offset + len(array)]
+    raw = np.frombuffer(array.buffers()[1], f"i{width}", array.offset + len(array))[array.offset :]
     wide: U64 = raw.astype(np.int64).view(np.uint64)
     return wide

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from stele.model.errors import Rejected
 
-_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
-"""Fields of Message and of RecordBatch in Arrow's Message.fbs, by their number."""
+_HEADER, _BODY_LENGTH = 2, 3
+_LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
+"""Fields of Message, and of RecordBatch, in Arrow's Message.fbs, by their number."""
 _OFFSET, _SIGNED_OFFSET, _SHORT = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _BUFFER = struct.Struct("<qq")
 _BARE = {pa.lib.Type_STRING: pa.binary(), pa.lib.Type_LARGE_STRING: pa.large_binary()}
@@ -83,6 +84,17 @@ def _check_buffers(metadata: pa.Buffer, size: int, what: str) -> None:
         raise Rejected(
             f"{what}: an Arrow message whose columns share their bytes; expected each to have its own"
         )
+
+
+def batch_places(data: memoryview) -> tuple[int, int, int, int]:
+    """Where in the metadata of a record batch message of our own making stand the length of its body, how many rows it has, and
+    the first of its nodes and of its buffers."""
+    message = _OFFSET.unpack_from(data)[0]
+    header = _field(data, message, _HEADER)
+    batch = header + _OFFSET.unpack_from(data, header)[0]
+    nodes, buffers = (_field(data, batch, number) for number in (_NODES, _BUFFERS))
+    first = [at + _OFFSET.unpack_from(data, at)[0] + 4 for at in (nodes, buffers)]
+    return _field(data, message, _BODY_LENGTH), _field(data, batch, _LENGTH), first[0], first[1]
 
 
 def _field(data: memoryview, table: int, number: int) -> int:

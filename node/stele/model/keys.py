@@ -197,7 +197,7 @@ def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
     width = type_.bit_width // 8
     big_endian, sign = _SIGNED[width]
     native = np.dtype(f"u{width}")
-    raw_ints = np.frombuffer(array.buffers()[1], native)[array.offset : array.offset + rows]
+    raw_ints = np.frombuffer(array.buffers()[1], native, array.offset + rows)[array.offset :]
     big: npt.NDArray[np.uint8] = (raw_ints ^ native.type(sign)).astype(big_endian).view(np.uint8)
     return big.reshape(rows, width)
 
@@ -287,10 +287,10 @@ def _unescape(key: bytes, start: int) -> tuple[bytes, int]:
 def binary_parts(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """(offsets, bytes) of a binary or string array; offsets has one more element than the array."""
     _, offsets_buffer, data_buffer = keys.buffers()
-    if offsets_buffer is None:
+    if offsets_buffer is None or not offsets_buffer.size:
         offsets = np.zeros(1, np.int32)
-    else:
-        offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    else:  # others' may end with some bytes of another
+        offsets = np.frombuffer(offsets_buffer, np.int32, keys.offset + len(keys) + 1)[keys.offset :]
     data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
     return offsets, data
 

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from stele.model.block import plain_rows, vetted_rows
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
+from stele.model.layout import layout_of
 from stele.model.schema import Schema
 from stele.tablet.chunk import U64, Chunk
 from stele.tablet.order import SharedOrder, SortedRows
@@ -54,6 +55,7 @@ class MemTable:
     def __init__(self, schema: Schema) -> None:
         self.serial = next(_SERIALS)
         self._schema = schema
+        self.layout = layout_of(schema)
         self.chunks: list[Chunk] = []
         self.rows = 0
         self.bytes = 0

@@ -243,12 +243,14 @@ class TabletStore:
         return Outcome(entry.timestamp, write_block(rows, block, entry.timestamp, len(entry.payload)))
 
     def vet(self, block: bytes) -> bool:
-        """Check a block before it is proposed; whether it is plain (stele.tablet.vetting.vet).
+        """Check a block before it is proposed; whether it is plain (stele.tablet.vetting.vet). Most are small ones, which are
+        known to be at a glance.
 
         Raises:
             Rejected: every fault of the block as a whole.
         """
-        return vet(block, self.schema)
+        layout = self._contents.state.active.layout
+        return (layout is not None and layout.is_plain(block)) or vet(block, self.schema)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

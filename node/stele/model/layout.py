@@ -1,0 +1,227 @@
+"""Small blocks of whole rows without nulls, read by the words at their front, without Arrow's objects for each of them. Used by
+the store; opens no files.
+
+What stands before the values, a block's header and its message's metadata, is the same in all such blocks of one schema, but
+for how many rows there are and where each buffer lies. A block that is laid out otherwise, or has columns of other types, is
+left to stele.model.block, which reads any, at several times the cost.
+
+Invariant: what is said here of a block, `decode_block` says of it, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stele.model.block import HEADER, RowOp, encode_block
+from stele.model.foreign import batch_places
+from stele.model.keys import KEY_BYTES_MAX
+from stele.model.schema import Schema
+
+ROWS_MAX = 64
+"""Of more rows Arrow looks at the values at less cost."""
+
+_BYTES_KINDS = (pa.lib.Type_STRING, pa.lib.Type_BINARY)
+_KINDS = (
+    *_BYTES_KINDS,
+    *(pa.lib.Type_INT8, pa.lib.Type_INT16, pa.lib.Type_INT32, pa.lib.Type_INT64),
+    *(pa.lib.Type_FLOAT, pa.lib.Type_DOUBLE, pa.lib.Type_DATE32, pa.lib.Type_TIMESTAMP, pa.lib.Type_BOOL),
+)
+"""Any bits are a value, but for text."""
+_OFFSETS = [struct.Struct(f"<{rows + 1}i") for rows in range(ROWS_MAX + 1)]
+_ROWS_WORD = 1  # of the header: rows, and how many columns there are
+_INT32_MAX = (1 << 31) - 1
+
+_Ints = npt.NDArray[np.int64]
+
+
+class _Column:
+    __slots__ = ("is_key", "is_text", "type", "value_bits", "word")
+
+    def __init__(self, word: int, type_: pa.DataType, is_key: bool) -> None:
+        """`word`: its first of the words at the front: offset and length of each of its buffers."""
+        self.word = word
+        self.type = type_
+        self.value_bits: int = 0 if type_.id in _BYTES_KINDS else type_.bit_width  # 0: each value has its own
+        self.is_text = type_.id == pa.lib.Type_STRING
+        self.is_key = is_key
+
+
+class Layout:
+    """The words, of eight bytes, at the front of a schema's blocks. Made by `layout_of`."""
+
+    def __init__(self, schema: Schema, sample: bytes, places: tuple[int, int, int, int], body: int) -> None:
+        """`sample`: a block. `places`: of the length of its body, its rows, its nodes and buffers, in words; `body`: where
+        that begins, in bytes."""
+        self._arrow = schema.to_arrow()
+        self._front = struct.Struct(f"<{body // 8}q")
+        self._size, self._rows, self._nodes, word = places
+        self._columns: list[_Column] = []
+        for column_id, field in zip(schema.column_ids, self._arrow):
+            column = _Column(word, field.type, schema.is_key(column_id))
+            self._columns.append(column)
+            word += 4 if column.value_bits else 6
+        self._nodes_end = self._nodes + 2 * len(self._columns)
+        own = {
+            _ROWS_WORD,
+            self._size,
+            self._rows,
+            *range(self._nodes, self._nodes_end),
+            *range(places[3], word),
+        }
+        self._common = [at for at in range(body // 8) if at not in own]
+        self._common_of = itemgetter(*self._common)
+        self._common_words = self._common_of(self._front.unpack_from(sample))
+
+    def is_plain(self, block: bytes) -> bool:
+        """Whether this is such a block, of at most `ROWS_MAX` rows, safe to read, and none of its rows can be refused: what
+        stele.tablet.vetting finds out of any block. False: it may be plain all the same."""
+        body = self._front.size
+        if len(block) < body:
+            return False
+        words = self._front.unpack_from(block)
+        rows, size = words[self._rows], len(block) - body
+        if (
+            not 0 < rows <= ROWS_MAX
+            or words[_ROWS_WORD] != rows | len(self._columns) << 32
+            or words[self._size] != size
+            or words[self._nodes : self._nodes_end] != (rows, 0) * len(self._columns)
+            or self._common_of(words) != self._common_words
+        ):
+            return False
+        end = key_bytes = 0
+        for column in self._columns:
+            word, bits = column.word, column.value_bits
+            _, nulls, at, length = words[word : word + 4]
+            if nulls or at % 8 or at < end or length < 0 or at + length > size:
+                return False
+            end = at + length
+            if bits:
+                if 8 * length < bits * rows or 8 * length % bits:
+                    return False
+                longest = bits // 8 or 1
+            else:
+                if length < 4 * (rows + 1) or length % 4:
+                    return False
+                offsets = _OFFSETS[rows].unpack_from(block, body + at)
+                longest = offsets[-1]  # none is longer than all
+                at, length = words[word + 4 : word + 6]
+                if offsets[0] or sorted(offsets) != list(offsets) or at % 8 or at < end or length < longest:
+                    return False
+                end = at + length
+                if end > size:
+                    return False
+                if column.is_text and not _are_texts(block[body + at : body + at + longest], offsets):
+                    return False
+                longest = 2 * longest + 2  # as escaping might make it
+            if column.is_key:
+                key_bytes += longest
+        return key_bytes <= KEY_BYTES_MAX
+
+    def rows_of(self, blocks: Sequence[memoryview]) -> pa.RecordBatch | None:
+        """The rows of such blocks, one block after the other. They were found plain once, so that texts are texts. None: another
+        block is among them, or a damaged one, or they are more than an array holds."""
+        raw = b"".join(blocks)
+        sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
+        if len(raw) > _INT32_MAX or (sizes % 8).any() or sizes.min() < self._front.size:
+            return None
+        starts = np.cumsum(sizes) - sizes
+        words = np.frombuffer(raw, np.int64)[starts[:, None] // 8 + np.arange(self._front.size // 8)]
+        bodies, sizes = starts + self._front.size, sizes - self._front.size
+        rows = words[:, self._rows]
+        nodes = words[:, self._nodes : self._nodes_end].reshape(len(blocks), -1, 2)
+        if (
+            (words[:, self._common] != self._common_words).any()
+            or rows.min() <= 0
+            or rows.max() > ROWS_MAX
+            or (words[:, _ROWS_WORD] != rows | len(self._columns) << 32).any()
+            or (words[:, self._size] != sizes).any()
+            or (nodes != np.stack((rows, np.zeros_like(rows)), 1)[:, None]).any()
+        ):
+            return None
+        row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # of its block
+        arrays = []
+        for column in self._columns:
+            buffers = words[:, column.word : column.word + (4 if column.value_bits else 6)]
+            array = _array(column, buffers, raw, bodies, sizes, rows, row)
+            if array is None:
+                return None
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def layout_of(schema: Schema) -> Layout | None:
+    """The layout of a schema's blocks; None: it has columns of types that are not looked at here."""
+    arrow = schema.to_arrow()
+    if any(field.type.id not in _KINDS for field in arrow):
+        return None
+    arrays = []
+    for field in arrow:
+        value = [pa.py_buffer(struct.pack("<ii", 0, 1)), pa.py_buffer(b"x")]
+        if field.type.id not in _BYTES_KINDS:
+            value = [pa.py_buffer(bytes(8))]
+        arrays.append(pa.Array.from_buffers(field.type, 1, [None, *value], 0))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=arrow)
+    sample = encode_block(RowOp.UPSERT, schema.column_ids, batch, schema.version)
+    metadata = HEADER.size + 4 * len(arrow)
+    metadata += -metadata % 8 + 8  # behind a mark, and its length
+    body = metadata + int.from_bytes(sample[metadata - 4 : metadata], "little")
+    places = [metadata + place for place in batch_places(memoryview(sample)[metadata:body])]
+    if any(place % 8 for place in (*places, body)):
+        return None  # not as Arrow lays it out today
+    size, rows, nodes, buffers = (place // 8 for place in places)
+    return Layout(schema, sample, (size, rows, nodes, buffers), body)
+
+
+def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:
+    if data.isascii():
+        return True
+    try:
+        for begin, end in pairwise(offsets):
+            data[begin:end].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _array(
+    column: _Column, buffers: _Ints, raw: bytes, bodies: _Ints, sizes: _Ints, rows: _Ints, row: _Ints
+) -> pa.Array | None:
+    """A column of all blocks: of each the `buffers`, where in `raw` its body begins, its size and how many rows it has, and for
+    each row which of its block it is. None: buffers do not lie within the body."""
+    offsets, lengths = buffers[:, 2::2], buffers[:, 3::2]
+    bits = column.value_bits
+    if (
+        buffers[:, 1].any()
+        or (offsets % 8).any()
+        or offsets.min() < 0
+        or lengths.min() < 0
+        or (offsets > sizes[:, None]).any()
+        or (lengths > sizes[:, None] - offsets).any()
+        or (8 * lengths[:, 0] < (bits * rows if bits else 32 * (rows + 1))).any()
+    ):
+        return None
+    begins = bodies + offsets[:, 0]
+    if bits == 1:
+        octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
+        values = np.packbits(octets >> (row % 8).astype(np.uint8) & 1, bitorder="little")
+        return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(values)], 0)
+    width = bits // 8 or 4
+    found = np.frombuffer(raw, f"u{width}") if bits else np.frombuffer(raw, np.int32)
+    at = np.repeat(begins // width, rows) + row
+    if bits:
+        return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(found[at])], 0)
+    each, used = found[at + 1] - found[at], found[begins // 4 + rows]
+    if found[begins // 4].any() or each.min() < 0 or (used > lengths[:, 1]).any():
+        return None
+    ends = np.zeros(len(row) + 1, np.int32)
+    np.cumsum(each, out=ends[1:])
+    begins = bodies + offsets[:, 1]
+    data = b"".join([raw[at:end] for at, end in zip(begins.tolist(), (begins + used).tolist())])
+    return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(ends), pa.py_buffer(data)], 0)
