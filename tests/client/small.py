@@ -164,7 +164,8 @@ class SmallNode:
 
     async def start(self, port: int = 0) -> None:
         self.listener = StreamListener()
-        self.clients = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.listener, self.answer)
+        self.writes: set[asyncio.Task[Any]] = set()
+        self.clients = ClientStreams(self.identity, PeerBook(), ByteBudget(), self.listener, self)
         self.server = make_server(self.identity, PeerBook(), ByteBudget())
         introductions = Introductions(self.clients, self.speaks)
         add_TabletServerServiceServicer_to_server(introductions, self.server)
@@ -189,6 +190,8 @@ class SmallNode:
         server, self.server = self.server, None
         if server is not None:
             await self.listener.close()
+            for write in self.writes:
+                write.cancel()
             await server.stop(0)
 
     async def stop(self) -> None:
@@ -208,19 +211,26 @@ class SmallNode:
         return tablet
 
     async def answer(self, request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        await self._heard()
+        return self._read(request.read) if request.HasField("read") else self._kv(request.kv)
+
+    def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
+        write = asyncio.ensure_future(self._write(request))
+        self.writes.add(write)
+        write.add_done_callback(self.writes.discard)
+        return write
+
+    def end_write(self, outcome: tserver_pb2.WriteResponse) -> tserver_pb2.WriteResponse:
+        return outcome
+
+    async def _heard(self) -> None:
         self.came.set()
         await self.speaks.wait()
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        match request.WhichOneof("body"):
-            case "write":
-                return self._write(request.write)
-            case "read":
-                return self._read(request.read)
-            case _:
-                return self._kv(request.kv)
 
-    def _write(self, request: tserver_pb2.WriteRequest) -> tserver_pb2.ClientResponse:
+    async def _write(self, request: tserver_pb2.WriteRequest) -> tserver_pb2.WriteResponse:
+        await self._heard()
         tablet = self._leading(request.tablet_id)
         tablet.attempts.append(request)
         _maybe_fail(tablet.before)
@@ -230,7 +240,7 @@ class SmallNode:
         answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)
         for error in outcome.row_errors:
             answer.row_errors.add(row=error.row, code=int(error.code), message=error.message)
-        return tserver_pb2.ClientResponse(write=answer)
+        return answer
 
     def _apply(self, tablet: Tablet, request: Any, body: bytes, kind: writeop.BodyKind) -> Any:
         header = writeop.WriteHeader(

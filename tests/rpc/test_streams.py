@@ -53,15 +53,34 @@ class Service(TabletServerServiceServicer):
         await asyncio.sleep(600)
 
 
+class Answering:
+    """A node's answers: `answer` says what, and each write waits for a future of `writes`, whose result is its timestamp."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer: Any = answer
+        self.writes: dict[int, asyncio.Future[int]] = {}
+
+    def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[int]:
+        if request.block == b"bad":
+            raise Rejected("no")
+        return self.writes.setdefault(request.sequence, asyncio.get_running_loop().create_future())
+
+    def end_write(self, outcome: int) -> tserver_pb2.WriteResponse:
+        if not outcome:
+            raise Rejected("it was refused", code=Code.SCHEMA_MISMATCH)
+        return tserver_pb2.WriteResponse(timestamp=outcome)
+
+
 @asynccontextmanager
 async def serving(
-    answer: Answer, called: Callable[[], None] = lambda: None, budget: ByteBudget | None = None
+    answer: Answer | Answering, called: Callable[[], None] = lambda: None, budget: ByteBudget | None = None
 ) -> AsyncIterator[tuple[str, ChannelPool]]:
     """(address, pool) of a node that answers clients' requests so."""
     identity = Identity(ClusterId(new_id()), NODE, 1)
     listener = StreamListener()
     await listener.listen("127.0.0.1", 0)
-    streams = ClientStreams(identity, PeerBook(), budget or ByteBudget(), listener, answer)
+    answers = answer if isinstance(answer, Answering) else Answering(answer)
+    streams = ClientStreams(identity, PeerBook(), budget or ByteBudget(), listener, answers)
     server: grpc.aio.Server = make_server(identity, PeerBook(), ByteBudget())
     add_TabletServerServiceServicer_to_server(Service(streams, called), server)
     port = await bind(server, "127.0.0.1:0")
@@ -182,6 +201,58 @@ async def test_what_requests_were_charged_is_given_back_however_they_end() -> No
             await slow
         while budget.used_bytes:
             await asyncio.sleep(0.01)
+        await streams.close()
+
+
+def writing(sequence: int, block: bytes = b"", deadline_ms: int = 0) -> tserver_pb2.ClientRequest:
+    write = tserver_pb2.WriteRequest(sequence=sequence, block=block, deadline_ms=deadline_ms)
+    return tserver_pb2.ClientRequest(write=write)
+
+
+async def test_writes_end_with_their_outcome_their_deadline_or_their_client_and_are_charged_until_then() -> (
+    None
+):
+    budget = ByteBudget()
+    node = Answering(lambda request: asyncio.sleep(600))
+    async with serving(node, budget=budget) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+
+        def ask(sequence: int, block: bytes = b"", deadline_ms: int = 0) -> asyncio.Future[Any]:
+            return asyncio.ensure_future(stream.ask(writing(sequence, block, deadline_ms), timeout_s=60))
+
+        done, refused, failed = ask(1), ask(2), ask(3)
+        with pytest.raises(Rejected, match="no"):
+            await ask(4, b"bad")
+        assert set(node.writes) == {1, 2, 3} and budget.used_bytes >= 3 * 1_024
+        node.writes[3].set_exception(Retryable("lost", code=Code.UNKNOWN_OUTCOME))
+        node.writes[2].set_result(0)
+        node.writes[1].set_result(77)
+        ends = await asyncio.gather(done, refused, failed, return_exceptions=True)
+        assert ends[0].write.timestamp == 77
+        assert [end.code for end in ends[1:]] == [Code.SCHEMA_MISMATCH, Code.UNKNOWN_OUTCOME]
+        assert not budget.used_bytes
+
+        long, short = ask(5), ask(6, deadline_ms=20)  # the later one's deadline passes first
+        with pytest.raises(Retryable, match="no outcome within 20 ms") as caught:
+            await short
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        shorter = ask(7, deadline_ms=1)
+        with pytest.raises(Retryable, match="no outcome within 1 ms"):
+            await shorter
+        for sequence in (6, 7):
+            node.writes[sequence].set_result(1)  # nobody waits any more
+        assert budget.used_bytes and not long.done()
+        assert stream._connection is not None
+        stream._connection.close()
+        with pytest.raises(Retryable):
+            await long
+        while budget.used_bytes:
+            await asyncio.sleep(0.01)
+        assert not node.writes[5].cancelled()
+        node.writes[5].set_result(1)
+        await asyncio.sleep(0)
+        assert not budget.used_bytes
         await streams.close()
 
 

@@ -41,6 +41,8 @@ async def play(steps: list[tuple[str, TabletId, int]], host: TestNode) -> None:
         for tablet in TABLETS:
             assert here.current(tablet) is dumb(here, tablet)
             assert here.holds(tablet) == (dumb(here, tablet) is not None)
+            if here.holds(tablet):
+                assert here.of_request(bytes.fromhex(tablet)) is dumb(here, tablet)
 
 
 @given(steps=STEPS)

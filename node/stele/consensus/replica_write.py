@@ -15,7 +15,7 @@ from stele.consensus.replica_base import ReplicaBase
 from stele.consensus.superblock import Superblock
 from stele.consensus.timestamps import Timestamps, decode_ceiling, encode_ceiling
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError, no_outcome
 from stele.model.ids import OpId
 from stele.raft.events import Propose
 from stele.tablet.machine import Outcome
@@ -100,10 +100,7 @@ class WritePart(ReplicaBase):
             return await asyncio.shield(future)
         done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
         if not done:
-            raise Retryable(
-                f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
-                code=Code.UNKNOWN_OUTCOME,
-            )
+            raise no_outcome(deadline_ms)
         return future.result()
 
     def let_time_pass(self) -> None:

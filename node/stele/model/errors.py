@@ -152,6 +152,14 @@ def unknown_here(what: str, number: object) -> SteleError:
     return Rejected(f"{what} {number} is unknown to this program; upgrade it", code=Code.UNSUPPORTED_VERSION)
 
 
+def no_outcome(deadline_ms: int) -> SteleError:
+    """For a write that was submitted, whose caller waits no longer."""
+    return Retryable(
+        f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
+        code=Code.UNKNOWN_OUTCOME,
+    )
+
+
 def error_for(code: Code, message: str) -> SteleError:
     """The exception that stands for a code received from the wire."""
     if code is Code.NOT_LEADER:

@@ -24,22 +24,7 @@ class Charge:
     def release(self) -> None:
         """Give the bytes back; a second call does nothing."""
         size, self.size_bytes = self.size_bytes, 0
-        self._budget._give_back(size)
-
-    def grow(self, size_bytes: int) -> None:
-        """Take more. Raises as `ByteBudget.charge`, and is then as large as before."""
-        self.size_bytes += self._budget.charge(size_bytes).size_bytes
-
-    def split(self, parts: int) -> list[Charge]:
-        """This charge in `parts` of its own to release; together they are as large. This one is spent."""
-        share, rest = divmod(self.size_bytes, max(1, parts))
-        self.size_bytes = 0
-        charges = [Charge(self._budget, share) for _ in range(parts)]
-        if charges:
-            charges[0].size_bytes += rest
-        else:
-            self._budget._give_back(rest + share)
-        return charges
+        self._budget.give_back(size)
 
     def __enter__(self) -> Charge:
         return self
@@ -61,10 +46,10 @@ class ByteBudget:
         self.reserve_bytes = reserve_bytes
         self.used_bytes = 0
 
-    def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
-        """Take `size_bytes`.
+    def take(self, size_bytes: int, *, control: bool = False) -> None:
+        """Take `size_bytes`, of which every one is to be given back.
 
-        A single charge on an empty budget always fits, so that no message below the message limit starves.
+        On an empty budget any size fits, so that no message below the message limit starves.
 
         Raises:
             Retryable: THROTTLED if the budget is used up.
@@ -78,8 +63,13 @@ class ByteBudget:
                 code=Code.THROTTLED,
             )
         self.used_bytes += size_bytes
-        return Charge(self, size_bytes)
 
-    def _give_back(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int) -> None:
+        """What was taken before is free again."""
         self.used_bytes -= size_bytes
         ensure(self.used_bytes >= 0, "a byte budget got back more than was taken")
+
+    def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
+        """As `take`, for who has one place to give it back."""
+        self.take(size_bytes, control=control)
+        return Charge(self, size_bytes)

@@ -1,4 +1,7 @@
-"""What clients send: the server's half of their streams. The node gives one coroutine that answers a request.
+"""What clients send: the server's half of their streams. How the node answers a request is an `Answers`.
+
+Writes make up most of what comes in by far, and each waits for one thing alone: they are begun as their frame comes in and
+answered from their future, without a task, a wait and a timer for each. All else is answered by a coroutine in a task.
 
 Invariant: a request is charged before it is decoded and until it is answered, however small it is with what it costs to
 work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are
@@ -8,15 +11,17 @@ ready; a client that does not take them is not listened to meanwhile.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Code, Rejected, Retryable
-from stele.rpc.budget import ByteBudget, Charge
+from stele.model.errors import Code, Rejected, Retryable, no_outcome
+from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
 from stele.rpc.errors import as_stele_error, error_to_pb
@@ -31,8 +36,33 @@ log = structlog.get_logger("stele.rpc.client_stream")
 REQUEST_BYTES = 1_024
 """Charged for each request beside its bytes: what a node holds to work on one, about."""
 
-Answer = Callable[[tserver_pb2.ClientRequest], Awaitable[tserver_pb2.ClientResponse]]
-"""Answers one request: sets `write`, `read` or `kv`, or raises a SteleError. `request_id` is filled in here."""
+WRITE_DEADLINE_MS = 10_000
+"""How long a write waits for its outcome where its client does not say."""
+_LOOK_AGAIN_S = 0.02
+"""No sooner after one look for writes whose deadline has passed comes the next: so much late they are told at most."""
+
+
+class Answers(Protocol):
+    """What a node does with requests. All of it may raise a SteleError, which the client is told."""
+
+    def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
+        """Propose a block. The future is the replica's: whoever waits may go away, and cancels nothing."""
+
+    def end_write(self, outcome: Any) -> tserver_pb2.WriteResponse:
+        """The answer for a write with this outcome."""
+
+    def answer(self, request: tserver_pb2.ClientRequest) -> Coroutine[Any, Any, tserver_pb2.ClientResponse]:
+        """Answers any other request: sets `read` or `kv`. `request_id` is filled in by the stream."""
+
+
+class _Write(NamedTuple):
+    """A write that has no outcome yet."""
+
+    request_id: int
+    charged_bytes: int
+    deadline_ms: int
+    due_s: float
+    """When the deadline has passed, by the loop's clock."""
 
 
 class ClientStreams:
@@ -44,13 +74,13 @@ class ClientStreams:
         book: PeerBook,
         budget: ByteBudget,
         listener: StreamListener,
-        answer: Answer,
+        answers: Answers,
     ) -> None:
         self._identity = identity
         self._book = book
         self._budget = budget
         self._listener = listener
-        self._answer = answer
+        self._answers = answers
         self._may_log = OncePer()
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
@@ -65,21 +95,25 @@ class ClientStreams:
         return common_pb2.OpenStreamResponse(hello=self._identity.hello(), port=self._listener.port, key=key)
 
     def _begin(self, connection: FramedConnection) -> None:
-        _Stream(self._budget, self._answer, connection, self._may_log)
+        _Stream(self._budget, self._answers, connection, self._may_log)
 
 
 class _Stream:
     """One client's stream. Once it has ended, what the client still waits for is given up, not undone."""
 
     def __init__(
-        self, budget: ByteBudget, answer: Answer, connection: FramedConnection, may_log: OncePer
+        self, budget: ByteBudget, answers: Answers, connection: FramedConnection, may_log: OncePer
     ) -> None:
         self._budget = budget
-        self._answer = answer
+        self._answers = answers
         self._connection = connection
         self._may_log = may_log
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writes: dict[asyncio.Future[Any], _Write] = {}
+        self._look_s = math.inf  # when writes are looked through for those whose deadline has passed
+        self._timer: asyncio.TimerHandle | None = None
+        self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
         self._flushing = False
         connection.on_frames = self._take_all
@@ -89,6 +123,11 @@ class _Stream:
     def _lost(self, _: object) -> None:
         for task in self._tasks:
             task.cancel()
+        writes, self._writes = self._writes, {}
+        for write in writes.values():
+            self._budget.give_back(write.charged_bytes)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _full(self, full: bool) -> None:
         self._connection.read(not full)
@@ -100,53 +139,110 @@ class _Stream:
             self._take(raw)
 
     def _take(self, raw: bytes) -> None:
+        charged = len(raw) + REQUEST_BYTES
         try:
-            charge = self._budget.charge(len(raw) + REQUEST_BYTES)
+            self._budget.take(charged)
         except Retryable as exc:
             self._put_off(raw, exc)
             return
         try:
-            request = _decode(raw)
-            several = request.many.requests if request.WhichOneof("body") == "many" else None
-            if several is not None:
-                charge.grow(REQUEST_BYTES * (len(several) - 1))
+            requests = _decode(raw)
+            if len(requests) > 1:
+                more = REQUEST_BYTES * (len(requests) - 1)
+                self._budget.take(more)
+                charged += more
         except Retryable as exc:
-            charge.release()
+            self._budget.give_back(charged)
             self._put_off(raw, exc)
             return
         except Rejected:
-            charge.release()
+            self._budget.give_back(charged)
             raise
-        if several is None:
-            self._start(request, charge)
+        if not requests:
+            self._budget.give_back(charged)
             return
-        for each, share in zip(several, charge.split(len(several))):
-            self._start(each, share)
+        share, rest = divmod(charged, len(requests))
+        for request in requests:
+            if request.WhichOneof("body") == "write":
+                self._begin_write(request, share + rest)
+            else:
+                task = self._loop.create_task(self._respond(request, share + rest))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            rest = 0
 
     def _put_off(self, raw: bytes, exc: Retryable) -> None:
         for request_id in request_ids_of(raw):
             self._put(tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(exc)))
 
-    def _start(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
-        task = self._loop.create_task(self._respond(request, charge))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _respond(self, request: tserver_pb2.ClientRequest, charge: Charge) -> None:
+    async def _respond(self, request: tserver_pb2.ClientRequest, charged_bytes: int) -> None:
         kind = request.WhichOneof("body") or "none"
         try:
-            response = await self._answer(request)
+            response = await self._answers.answer(request)
+            response.request_id = request.request_id
             metrics.client_requests.cell(kind, "OK")[0] += 1
         except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
-            error = as_stele_error(exc, where=f"client stream, {kind}")
-            metrics.client_requests.cell(kind, error.code.name)[0] += 1
-            if error.code is Code.TOO_LARGE and self._may_log(self._connection.source, error.code):
-                log.warning("request refused", source=self._connection.source, error=str(error))
-            response = tserver_pb2.ClientResponse(error=error_to_pb(error))
+            response = self._error(request.request_id, kind, exc)
         finally:
-            charge.release()
-        response.request_id = request.request_id
+            self._budget.give_back(charged_bytes)
         self._put(response)
+
+    def _error(self, request_id: int, kind: str, exc: Exception) -> tserver_pb2.ClientResponse:
+        error = as_stele_error(exc, where=f"client stream, {kind}")
+        metrics.client_requests.cell(kind, error.code.name)[0] += 1
+        if error.code is Code.TOO_LARGE and self._may_log(self._connection.source, error.code):
+            log.warning("request refused", source=self._connection.source, error=str(error))
+        return tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(error))
+
+    # --- writes
+
+    def _begin_write(self, request: tserver_pb2.ClientRequest, charged_bytes: int) -> None:
+        request_id, body = request.request_id, request.write
+        try:
+            future = self._answers.begin_write(body)
+        except Exception as exc:  # noqa: BLE001 - the border, as above
+            self._budget.give_back(charged_bytes)
+            self._put(self._error(request_id, "write", exc))
+            return
+        deadline_ms = body.deadline_ms or WRITE_DEADLINE_MS
+        due_s = self._loop.time() + deadline_ms / 1000
+        self._writes[future] = _Write(request_id, charged_bytes, deadline_ms, due_s)
+        future.add_done_callback(self._end_write)
+        if due_s < self._look_s:
+            self._look_at(due_s)
+
+    def _end_write(self, future: asyncio.Future[Any]) -> None:
+        write = self._writes.pop(future, None)
+        if write is None:  # given up
+            return
+        self._budget.give_back(write.charged_bytes)
+        try:
+            written = self._answers.end_write(future.result())
+            response = tserver_pb2.ClientResponse(request_id=write.request_id, write=written)
+            self._written_count[0] += 1
+        except Exception as exc:  # noqa: BLE001 - the border, as above
+            response = self._error(write.request_id, "write", exc)
+        self._put(response)
+
+    def _look_at(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_s = when_s
+        self._timer = self._loop.call_at(when_s, self._give_up_late_writes)
+
+    def _give_up_late_writes(self) -> None:
+        """Those whose deadline has passed are told so. One timer for all: hardly any write comes to that."""
+        now_s = self._loop.time()
+        for future, write in [(f, w) for f, w in self._writes.items() if w.due_s <= now_s]:
+            del self._writes[future]
+            self._budget.give_back(write.charged_bytes)
+            self._put(self._error(write.request_id, "write", no_outcome(write.deadline_ms)))
+        self._look_s = math.inf
+        if self._writes:
+            next_s = min(write.due_s for write in self._writes.values())
+            self._look_at(max(next_s, now_s + _LOOK_AGAIN_S))
+
+    # --- answers
 
     def _put(self, response: tserver_pb2.ClientResponse) -> None:
         raw = response.SerializeToString()
@@ -200,14 +296,17 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _decode(raw: bytes) -> tserver_pb2.ClientRequest:
+def _decode(raw: bytes) -> Sequence[tserver_pb2.ClientRequest]:
+    """The requests of a frame."""
     try:
         request = tserver_pb2.ClientRequest.FromString(raw)
     except DecodeError:
         raise Rejected(f"{len(raw)} bytes that are no client request") from None
-    if len(request.many.requests) > REQUESTS_MAX:
+    if not request.HasField("many"):
+        return (request,)
+    requests = request.many.requests
+    if len(requests) > REQUESTS_MAX:
         raise Rejected(
-            f"a frame of {len(request.many.requests)} requests, at most {REQUESTS_MAX} may be",
-            code=Code.TOO_LARGE,
+            f"a frame of {len(requests)} requests, at most {REQUESTS_MAX} may be", code=Code.TOO_LARGE
         )
-    return request
+    return requests

@@ -18,6 +18,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import NodeId, StreamKey
+from stele.rpc.convert import id_from_pb
 
 log = structlog.get_logger("stele.tserver")
 
@@ -34,6 +35,9 @@ class Replicas:
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
         self._by_tablet: dict[str, dict[int, Replica]] = {}
+        self._alone: dict[
+            bytes, Replica
+        ] = {}  # by what requests name: those that are their tablet's only one here
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self._listeners: list[ReplicaListener] = []
         self.tombstones: dict[StreamKey, Superblock] = {}
@@ -83,6 +87,10 @@ class Replicas:
                 code=Code.TABLET_DELETED,
             )
         raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
+
+    def of_request(self, tablet: bytes) -> Replica:
+        """As `get`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
+        return self._alone.get(tablet) or self.get(id_from_pb(tablet))
 
     def refuse_unless_open(self) -> None:
         """Nothing once it is known what is on the volume.
@@ -154,6 +162,7 @@ class Replicas:
         self._by_key[key] = replica
         self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
         self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
+        self._note_alone(key.tablet_id)
 
     def drop(self, key: StreamKey) -> None:
         """It is here no longer. Nothing if it was not."""
@@ -163,6 +172,14 @@ class Replicas:
         if not here:
             self._by_tablet.pop(key.tablet_id, None)
         self._routes.pop((bytes.fromhex(key.tablet_id), key.replica_id), None)
+        self._note_alone(key.tablet_id)
+
+    def _note_alone(self, tablet_id: str) -> None:
+        here = [*self._by_tablet.get(tablet_id, {}).values()]
+        if len(here) == 1:
+            self._alone[bytes.fromhex(tablet_id)] = here[0]
+        else:
+            self._alone.pop(bytes.fromhex(tablet_id), None)
 
     def started(self, replica: Replica) -> None:
         """Tell the listeners."""

@@ -82,7 +82,7 @@ class Servers:
             status=node.status,
             open_stream=lambda request: clients.introduce(request),
         )
-        clients = ClientStreams(identity, node.book, node.budget, node.streams, tablets.answer)
+        clients = ClientStreams(identity, node.book, node.budget, node.streams, tablets)
         consensus = ConsensusService(
             identity,
             node.inbound,

@@ -17,7 +17,8 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.rpc.convert import id_from_pb, opid_to_pb
+from stele.rpc.client_stream import WRITE_DEADLINE_MS
+from stele.rpc.convert import opid_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
@@ -28,7 +29,6 @@ from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
 from stele.tserver.wall_clock import WallClock
 
-_DEADLINE_MS = 10_000
 _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}
 
 
@@ -54,11 +54,11 @@ class TabletService(TabletServerServiceServicer):
         self._status = status
         self._open_stream = open_stream
 
+    # --- stele.rpc.client_stream.Answers
+
     async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
-        """One request of a client stream."""
+        """One request of a client stream, other than a write."""
         match request.WhichOneof("body"):
-            case "write":
-                return pb.ClientResponse(write=await self.write(request.write))
             case "read":
                 return pb.ClientResponse(read=await self.read(request.read))
             case "kv":
@@ -66,29 +66,12 @@ class TabletService(TabletServerServiceServicer):
             case other:
                 raise Rejected(f"client request of kind {other}; expected write, read or kv")
 
-    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
-        """Where a client's requests go (they are answered by `answer`), and the key to begin with."""
-        return self._open_stream(request)
-
-    async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
-        """As on a stream."""
-        return await self.write(request)
-
-    async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadResponse:
-        """As on a stream."""
-        return await self.read(request)
-
-    async def Kv(self, request: pb.KvRequest, context: Any) -> pb.KvResponse:
-        """As on a stream."""
-        return await self.kv(request)
-
-    async def write(self, request: pb.WriteRequest) -> pb.WriteResponse:
-        """Propose a block and wait for its outcome."""
-        replica = self._replicas.get(id_from_pb(request.tablet_id))
-        _check_incarnation(replica, request.tablet_incarnation)
+    def begin_write(self, request: pb.WriteRequest) -> asyncio.Future[Outcome]:
+        """Propose a block."""
+        replica = self._replicas.of_request(request.tablet_id)
+        _check_tablet(replica, "table", request.tablet_incarnation)
         replica.check_leader()
         block = request.block
-        _check_kind(replica, "table")
         machine: Any = replica.machine
         header = WriteHeader(
             client_id=_client_id(request.client_id),
@@ -99,15 +82,42 @@ class TabletService(TabletServerServiceServicer):
             schema_version=machine.schema.version,
             plain=machine.vet(block),
         )
-        future = replica.submit(writeop.encode(header, block))
-        outcome = await replica.outcome(future, request.deadline_ms or _DEADLINE_MS)
-        return _write_response(outcome)
+        return replica.submit(writeop.encode(header, block))
+
+    def end_write(self, outcome: Outcome) -> pb.WriteResponse:
+        """The answer to a write with this outcome."""
+        if (error := outcome.error()) is not None:
+            raise error
+        response = pb.WriteResponse(timestamp=outcome.timestamp)
+        for each in outcome.row_errors:
+            response.row_errors.add(row=each.row, code=int(each.code), message=each.message)
+        return response
+
+    # --- unary calls
+
+    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        """Where a client's requests go (they are answered by `answer`), and the key to begin with."""
+        return self._open_stream(request)
+
+    async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
+        """As on a stream."""
+        replica = self._replicas.of_request(request.tablet_id)
+        future = self.begin_write(request)
+        return self.end_write(await replica.outcome(future, request.deadline_ms or WRITE_DEADLINE_MS))
+
+    async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadResponse:
+        """As on a stream."""
+        return await self.read(request)
+
+    async def Kv(self, request: pb.KvRequest, context: Any) -> pb.KvResponse:
+        """As on a stream."""
+        return await self.kv(request)
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or the latest."""
-        replica = self._replicas.get(id_from_pb(request.tablet_id))
-        _check_kind(replica, "table")
-        until = asyncio.get_running_loop().time() + (request.deadline_ms or _DEADLINE_MS) / 1000
+        replica = self._replicas.of_request(request.tablet_id)
+        _check_tablet(replica, "table")
+        until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot, request.deadline_ms)
             snapshot = request.snapshot
@@ -125,8 +135,8 @@ class TabletService(TabletServerServiceServicer):
 
     async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
-        replica = self._replicas.get(id_from_pb(request.tablet_id))
-        _check_kind(replica, "keyspace")
+        replica = self._replicas.of_request(request.tablet_id)
+        _check_tablet(replica, "keyspace")
         machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
             await replica.linearizable_read(request.deadline_ms)
@@ -157,7 +167,8 @@ class TabletService(TabletServerServiceServicer):
             kind=BodyKind.KEYSPACE,
         )
         outcome = await self._propose_keys(replica, operations, header, body, request.deadline_ms)
-        _raise_refused(outcome)
+        if (error := outcome.error()) is not None:
+            raise error
         return pb.KvResponse()
 
     async def _propose_keys(
@@ -191,7 +202,7 @@ class TabletService(TabletServerServiceServicer):
             machine.end_pending(token)
             raise
         future.add_done_callback(lambda _: machine.end_pending(token))
-        return await replica.outcome(future, deadline_ms or _DEADLINE_MS)
+        return await replica.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
     def _made_us(self, made_us: int) -> int:
         wall_us = self._wall_clock.read()
@@ -216,7 +227,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
         """Checksum of a tablet's rows and exactly-once state."""
-        replica = self._replicas.get(id_from_pb(request.tablet_id))
+        replica = self._replicas.of_request(request.tablet_id)
         if request.snapshot:
             await replica.snapshot_ready(request.snapshot)
             snapshot = int(request.snapshot)
@@ -226,20 +237,16 @@ class TabletService(TabletServerServiceServicer):
         return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
 
 
-def _check_incarnation(replica: Replica, incarnation: int) -> None:
-    if incarnation and incarnation != replica.superblock.tablet_incarnation:
+def _check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
+    superblock = replica.superblock
+    if incarnation and incarnation != superblock.tablet_incarnation:
         raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {replica.superblock.tablet_incarnation}, the request "
+            f"tablet {replica.tablet_id} is at incarnation {superblock.tablet_incarnation}, the request "
             f"names {incarnation}; ask the masters again",
             code=Code.STALE_INCARNATION,
         )
-
-
-def _check_kind(replica: Replica, kind: str) -> None:
-    if replica.superblock.kind != kind:
-        raise Rejected(
-            f"tablet {replica.tablet_id} is a {replica.superblock.kind}, the request is for a {kind}"
-        )
+    if superblock.kind != kind:
+        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, the request is for a {kind}")
 
 
 def _check_digest(block: bytes, digest: int) -> int:
@@ -255,19 +262,3 @@ def _client_id(raw: bytes) -> bytes:
     if len(raw) not in (0, 16):
         raise Rejected(f"client id of {len(raw)} bytes; expected 16, or none for no exactly-once bookkeeping")
     return raw or writeop.NO_CLIENT
-
-
-def _raise_refused(outcome: Outcome) -> None:
-    error = outcome.error()
-    if error is not None:
-        raise error
-
-
-def _write_response(outcome: Outcome) -> pb.WriteResponse:
-    _raise_refused(outcome)
-    return pb.WriteResponse(
-        timestamp=outcome.timestamp,
-        row_errors=[
-            pb.RowErrorPB(row=e.row, code=int(e.code), message=e.message) for e in outcome.row_errors
-        ],
-    )
