@@ -64,7 +64,7 @@ async def test_a_leader_that_says_nothing_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped: nothing is refused, its connection stands, and here neither an attempt nor pings time out."""
-    monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 300.0)
+    monkeypatch.setattr("stele.client.attempts.ATTEMPT_TIMEOUT_S", 300.0)
     monkeypatch.setattr("stele.rpc.connection.KEEPALIVE_TIME_MS", 300_000)
     async with (
         Cluster(tmp_path, masters=1, nodes=3) as cluster,

@@ -25,7 +25,7 @@ ONE = PartitionSchema()
 
 @pytest.fixture(autouse=True)
 def _long_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 300.0)
+    monkeypatch.setattr("stele.client.attempts.ATTEMPT_TIMEOUT_S", 300.0)
     monkeypatch.setattr("stele.client.streams._DIAL_TIMEOUT_S", 300.0)
     monkeypatch.setattr("stele.rpc.connection.KEEPALIVE_TIME_MS", 300_000)
     yield

@@ -111,7 +111,7 @@ async def test_what_was_asked_in_vain_is_gone(no_collector: None) -> None:
         nobody = streams.to(NODE, "127.0.0.1:1")
         assert (await fails(nobody.ask(asking(b"slow"), timeout_s=60)))() is None
         waiting = [asyncio.ensure_future(fails(stream.ask(asking(b"slow"), timeout_s=60))) for _ in range(2)]
-        await wait_until(lambda: len(stream._sent) == 2)
+        await wait_until(lambda: len(stream._waiting) == 2 and not stream._queue)
         assert stream._connection is not None
         stream._connection.close()
         broken = await asyncio.gather(*waiting)

@@ -206,7 +206,7 @@ async def test_what_is_opened_again_and_again_is_not_kept(tmp_path: Path) -> Non
             await table.put({"id": number})
             opened.add(table.locations)
             space = await client.keyspace("s")
-            opened.add(space._tablet._locations)
+            opened.add(space._tablet._way.locations)
         del table, space
         async with asyncio.timeout(60):  # what looks after a row under way comes back once more
             while len(opened) > 2:

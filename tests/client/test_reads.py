@@ -33,7 +33,7 @@ async def test_an_answer_to_a_read_with_broken_insides_is_an_error(tmp_path: Pat
 async def test_a_read_that_takes_longer_than_an_attempt_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stele.client.tablet.ATTEMPT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("stele.client.attempts.ATTEMPT_TIMEOUT_S", 0.2)
     async with small_cluster(tmp_path, timeout_s=60) as (cluster, client):
         table = await client.create_table("t", SCHEMA, ONE)
         await table.put({"id": 1})

@@ -204,7 +204,7 @@ async def test_a_client_id_lasts_while_writes_under_it_are_under_way_and_not_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers under two ids at once would tell the node that an unfinished one is finished; an old id it forgets."""
-    monkeypatch.setattr("stele.client.tablet.CLIENT_ID_IDLE_S", 0.0)
+    monkeypatch.setattr("stele.client.sequencer.CLIENT_ID_IDLE_S", 0.0)
     async with one_tablet(tmp_path) as (cluster, table, tablet):
         cluster.nodes[0].delay_s = 1.0
         first = asyncio.ensure_future(table.write_arrow(pa.table({"id": [1]})))

@@ -34,6 +34,12 @@ def test_one_value_and_many_hash_alike(values: list[bytes], seed: int) -> None:
     assert hashing.hash_binary(array, seed).tolist() == [hashing.hash_bytes(v, seed) for v in values]
 
 
+@given(st.integers(1, 20), st.binary(max_size=100), st.integers(0, 2**64 - 1))
+def test_values_of_one_length_hash_as_each_alone(width: int, raw: bytes, seed: int) -> None:
+    rows = np.frombuffer(raw, np.uint8, len(raw) // width * width).reshape(-1, width)
+    assert hashing.hash_rows(rows, seed).tolist() == [hashing.hash_bytes(row.tobytes(), seed) for row in rows]
+
+
 LENGTHS = (0, 1, 8, 127, 128, 129, 136, 255, 256, 257, 300, 1024, 1025)
 
 

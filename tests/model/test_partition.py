@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import tracemalloc
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stele.model import keys
+from stele.model.column import arrow_type
 from stele.model.errors import Rejected
+from stele.model.hashing import hash_bytes
 from stele.model.partition import (
     HashPartition,
     Partition,
@@ -22,7 +25,7 @@ from stele.model.partition import (
     assign,
     partitions,
     prune,
-    split,
+    runs,
 )
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
@@ -52,6 +55,30 @@ def test_golden_ordinals() -> None:
     eight = PartitionSchema((HashPartition((0, 1), 8),))
     assert assign(_batch(rows), SCHEMA, eight).tolist() == [3, 1, 5, 6, 2, 0]
     assert assign(_batch(rows), SCHEMA, PartitionSchema()).tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 32, 33, 100])
+def test_a_row_is_in_the_same_tablet_whoever_is_written_with_it(rows: int) -> None:
+    """One by one or together, of fixed width or not, in a part of a batch too."""
+    types = [("i", "int64"), ("s", "int16"), ("b", "bool"), ("t", "string"), ("d", "decimal(9,2)")]
+    schema = Schema.make([(name, type_) for name, type_ in types], [name for name, _ in types])
+    whole = (HashPartition((0,), 7), HashPartition((1, 2, 4), 3, 5), HashPartition((3,), 4))
+    rng = np.random.default_rng(rows)
+    ints = rng.integers(-(2**63), 2**63 - 1, rows + 3)
+    values = [
+        ints,
+        ints.astype(np.int16),
+        ints % 2 == 0,
+        [f"{i}" for i in ints],
+        [Decimal(int(i) % 999) for i in ints],
+    ]
+    arrays = [pa.array(each, arrow_type(type_)) for each, (_, type_) in zip(values, types)]
+    batch = pa.record_batch(arrays, schema=schema.to_arrow()).slice(3)
+    wanted = [0] * rows
+    for part in whole:
+        for at, key in enumerate(keys.encode_columns(batch, schema, part.column_ids).to_pylist()):
+            wanted[at] = wanted[at] * part.buckets + hash_bytes(key, part.seed) % part.buckets
+    assert assign(batch, schema, PartitionSchema(whole)).tolist() == wanted
 
 
 @given(
@@ -150,15 +177,14 @@ def test_more_combinations_than_numpy_can_count_prune_nothing() -> None:
     assert prune(parts, schema, [Predicate(column, "in", values) for column in range(4)]) == [0, 1, 2, 3]
 
 
-def test_split_keeps_the_order_of_rows() -> None:
-    batch = _batch([("a", n) for n in range(10)])
-    parts = list(split(batch, np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2])))
-    assert [(ordinal, rows.tolist()) for ordinal, rows in parts] == [
+def test_runs_keep_the_order_of_rows() -> None:
+    order, found = runs(np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2]))
+    assert [(ordinal, order[start:end].tolist()) for ordinal, start, end in found] == [
         (0, [1, 3, 7, 8]),
         (1, [4, 5]),
         (2, [0, 2, 6, 9]),
     ]
-    assert not list(split(batch.slice(0, 0), np.zeros(0, np.int64)))
+    assert runs(np.zeros(0, np.int64))[1] == []
 
 
 def test_faults_and_json() -> None:

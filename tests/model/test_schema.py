@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from stele.model import column
 from stele.model.column import Column, arrow_type, type_name
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
@@ -213,6 +214,17 @@ def test_a_column_says_why_a_value_is_none_of_its_own(type_: str, value: object)
     with pytest.raises(Rejected) as caught:
         column.array([None, value])
     assert caught.value.args[0] == why
+
+
+def test_of_types_that_are_not_looked_at_no_value_would_have_been_found_at_fault() -> None:
+    day, moment = datetime.date(2024, 5, 1), datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
+    nan, inf = float("nan"), float("inf")
+    values = (None, 0, -1, 2**70, 0.5, nan, inf, day, moment, moment.replace(tzinfo=None))
+    for type_, sound in column._SOUND.items():
+        find = column._fault_finder(arrow_type(type_))
+        given = [value for value in values if type(value) in sound]
+        assert find is not None and {type(value) for value in given} == sound
+        assert not any(map(find, given))
 
 
 def test_a_column_takes_what_is_whole_and_the_names_of_types_have_their_article() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stele.client import AsyncClient
-from stele.client.tablet import Sequencer
+from stele.client.sequencer import Sequencer
 from stele.model import writeop
 from stele.model.block import RowOp, decode_block
 from stele.model.errors import Code

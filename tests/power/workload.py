@@ -12,7 +12,7 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -88,7 +88,7 @@ def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
 def _listen(story: Story, rng: random.Random) -> None:
     """Note what nodes tell each other, what they are ordered to remove, and what clients number to send it again. Answers to
     inserts are long on their way: what was done for a client is flushed by the time it has heard of it."""
-    send, delete, ask = Node.send, TabletManager.delete, TabletClient._ask
+    send, delete, start = Node.send, TabletManager.delete, TabletClient._start
 
     def sent(self: Node, replica: Any, node_id: Any, to: ReplicaId, message: Any, **more: Any) -> None:
         promise = partial(
@@ -107,24 +107,33 @@ def _listen(story: Story, rng: random.Random) -> None:
         story.dropped.append(Dropped(time.monotonic(), self._directory.parent.name, tablet_id))
         await delete(self, tablet_id, *more)
 
-    async def asked(self: TabletClient, request: Any, timeout_s: float, sequencer: Any = None) -> Any:
+    def started(
+        self: TabletClient, request: Any, timeout_s: float, ended: Callable[[Any], None], sequencer: Any
+    ) -> Any:
         write = request.write
         if not write.block:
-            return await ask(self, request, timeout_s, sequencer)
-        place = self._locations.info.name, self.place.tablet_id
+            return start(self, request, timeout_s, ended, sequencer)
+        place = self._way.locations.info.name, self.place.tablet_id
         number = write.client_id, write.first_attempt_us, write.sequence
         story.sent.append(note := Sent(time.monotonic(), *place, *number, write.block))
-        try:
-            answer = await ask(self, request, timeout_s, sequencer)
-            if decode_block(write.block, SCHEMA).op is RowOp.INSERT:
-                await asyncio.sleep(rng.random() * _ANSWER_S_MAX)
-            note.timestamp = answer.write.timestamp
-            return answer
-        finally:
+        insert = decode_block(write.block, SCHEMA).op is RowOp.INSERT
+
+        def told(end: Any) -> None:
+            if not isinstance(end, BaseException):
+                note.timestamp = end.write.timestamp
             note.ended_s = time.monotonic()
+            ended(end)
+
+        def answered(end: Any) -> None:
+            if insert and not isinstance(end, BaseException):
+                asyncio.get_running_loop().call_later(rng.random() * _ANSWER_S_MAX, told, end)
+            else:
+                told(end)
+
+        return start(self, request, timeout_s, answered, sequencer)
 
     Node.send, TabletManager.delete = sent, deleted  # type: ignore[assignment, method-assign]
-    TabletClient._ask = asked  # type: ignore[method-assign]
+    TabletClient._start = started  # type: ignore[method-assign]
 
 
 class Workload:

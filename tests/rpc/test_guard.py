@@ -285,7 +285,7 @@ async def test_a_peer_that_is_switched_off_is_noticed(monkeypatch: pytest.Monkey
         stream = streams.to("a" * 32, f"127.0.0.1:{port}")
         request = tserver_pb2.ClientRequest(kv=tserver_pb2.KvRequest(key=b"k"))
         waiting = asyncio.ensure_future(stream.ask(request, timeout_s=100))
-        while not stream._sent:
+        while stream._connection is None or stream._queue:
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGSTOP)  # its kernel still answers for it; pings are not answered
         with pytest.raises(Retryable) as caught:

@@ -262,7 +262,7 @@ async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> Non
         streams = Streams(pool)
         stream = streams.to(NODE, address)
         asked = asyncio.ensure_future(stream.ask(asking(b"k"), timeout_s=60))
-        while stream._connection is None or not stream._sent:
+        while stream._connection is None or stream._queue:
             await asyncio.sleep(0.01)
         stream._connection.data_received(b"GET / HTTP/1.1\r\n")
         with pytest.raises(Retryable) as caught:
@@ -288,7 +288,7 @@ async def test_what_is_asked_while_a_connection_is_full_is_sent_once_there_is_ro
             await asyncio.sleep(0)
         await stream.ask(asking(b"k"), timeout_s=60)
         await asyncio.gather(*ahead)
-        assert not stream._waiting and not stream._sent  # nothing is kept of what was answered
+        assert not stream._waiting and not stream._queue  # nothing is kept of what was answered
         connection = stream._connection
         await streams.close()
         assert not connection.stands
@@ -308,7 +308,7 @@ async def test_what_is_asked_while_a_broken_stream_rests_is_sent_when_it_stands_
         streams = Streams(pool)
         stream = streams.to(NODE, address)
         slow = asyncio.ensure_future(stream.ask(asking(b"slow"), timeout_s=60))
-        while stream._connection is None or not stream._sent:
+        while stream._connection is None or stream._queue:
             await asyncio.sleep(0.01)
         stream._connection.close()
         with pytest.raises(Retryable):
@@ -325,7 +325,7 @@ def test_what_is_asked_when_the_connection_has_just_ended_was_certainly_not_sent
             streams = Streams(pool)
             stream = streams.to(NODE, address)
             first = asyncio.ensure_future(stream.ask(asking(b"a"), timeout_s=60))
-            while stream._connection is None or not stream._sent:
+            while stream._connection is None or stream._queue:
                 await asyncio.sleep(0.01)
             transport = stream._connection._transport
             assert transport is not None
@@ -340,6 +340,29 @@ def test_what_is_asked_when_the_connection_has_just_ended_was_certainly_not_sent
             await streams.close()
 
     uvloop.run(ask_at_the_end())
+
+
+async def test_each_request_waits_for_its_own_time_whichever_was_asked_first() -> None:
+    """One timer is for all of them."""
+    async with serving(lambda request: asyncio.sleep(600)) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        ends: list[float] = []
+
+        async def ask(timeout_s: float) -> None:
+            with pytest.raises(Retryable, match=f"did not answer within {timeout_s}") as caught:
+                await stream.ask(asking(b"k"), timeout_s=timeout_s)
+            assert caught.value.code is Code.TIMED_OUT
+            ends.append(timeout_s)
+
+        left = asyncio.ensure_future(stream.ask(asking(b"k"), timeout_s=90))
+        await asyncio.gather(*map(ask, (0.9, 0.3, 0.6, 0.3)))
+        assert ends == [0.3, 0.3, 0.6, 0.9]
+        left.cancel()
+        await asyncio.wait([left])
+        assert not stream._waiting
+        await streams.close()
+        assert stream._timer is None or stream._timer.cancelled()
 
 
 async def test_what_is_asked_of_a_closed_stream_ends_at_once() -> None:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from stele.client.attempts import Asking
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
-from stele.model.block import DELETES, INSERTS, RowError, RowOp, encode_block
+from stele.model.block import DELETES, INSERTS, UPDATES, RowError, RowOp, encode_block
 from stele.model.errors import Code, SteleError, error_for, let_go
-from stele.model.partition import PartitionSchema, assign, split
+from stele.model.partition import PartitionSchema, assign, runs
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
+from stele.rpc.proto.tserver_pb2 import WriteResponse
 
 BLOCK_ROWS_MAX = 8_192
 GATE_S = 0.05
@@ -37,9 +39,10 @@ _Item = tuple[RowOp, Row, Done, int]
 
 
 class _Part:
-    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all of them, or one per row."""
+    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all of them, or one per row. `alone`: the
+    block that had them was too large, and they are not to be joined with others again."""
 
-    __slots__ = ("batch", "column_ids", "futures", "ops")
+    __slots__ = ("alone", "batch", "column_ids", "futures", "ops")
 
     def __init__(
         self,
@@ -47,20 +50,32 @@ class _Part:
         column_ids: tuple[int, ...],
         batch: pa.RecordBatch,
         futures: list[Done],
+        alone: bool = False,
     ) -> None:
         self.ops = ops
         self.column_ids = column_ids
         self.batch = batch
         self.futures = futures
+        self.alone = alone
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for one of the rows still."""
         return not all(future.done() for future in self.futures)
 
+    def half(self, some: slice) -> _Part:
+        """Some of the rows."""
+        futures = self.futures[some]
+        ops = self.ops if isinstance(self.ops, RowOp) else self.ops[some]
+        return _Part(ops, self.column_ids, self.batch.slice(some.start, len(futures)), futures, alone=True)
+
 
 class Batcher:
-    """One per open table. `tablet_of(ordinal)` gives the client of a tablet, or raises a SteleError."""
+    """One per open table. `tablet_of(ordinal)` gives the client of a tablet, or raises a SteleError.
+
+    The blocks of a round are made and leave together when those of the one before are answered, so that the nodes work on
+    all tablets in one turn and with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
+    """
 
     def __init__(
         self,
@@ -80,9 +95,11 @@ class Batcher:
         self._turn = 0
         self._turn_open = False
         self._waiting: dict[int, deque[_Part]] = {}
-        self._leaving: dict[int, list[_Part]] = {}  # by tablet: those of its task
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._gate: asyncio.Task[None] | None = None
+        self._leaving: dict[int, _Part] = {}  # by tablet: its block under way
+        self._writes: dict[int, Asking] = {}  # and its request
+        self._round: set[int] = set()  # tablets whose blocks the next round waits for
+        self._gate: asyncio.Handle | None = None  # what begins the next round; none if nothing waits for one
+        self._quiet: asyncio.Future[None] | None = None  # done when nothing is under way, for who closes
 
     def put(self, op: RowOp, row: Row) -> Done:
         """Write one row with whatever else waits. The future gives its hybrid time.
@@ -95,7 +112,8 @@ class Batcher:
         if not self._turn_open:
             self._turn_open = True
             loop.call_soon(self._end_turn)
-        self._open_gate()
+            if self._gate is None:
+                self._gate = loop.call_soon(self._begin_round)
         return future
 
     def _end_turn(self) -> None:
@@ -105,9 +123,10 @@ class Batcher:
     async def close(self) -> None:
         """Wait for what is under way, as far as somebody waits for it. Whoever is cancelled meanwhile ends the waiting
         alone."""
-        while under_way := [*self._tasks.values(), *((self._gate,) if self._gate is not None else ())]:
+        while self._leaving or self._gate is not None:
+            quiet = self._quiet = self._quiet or asyncio.get_running_loop().create_future()
             self._drop_unwanted()
-            await asyncio.wait(under_way, timeout=_LOOK_S)
+            await asyncio.wait([quiet], timeout=_LOOK_S)
 
     def _drop_unwanted(self) -> None:
         """Rows that nobody waits for any more are not sent, and no answer is waited for."""
@@ -118,52 +137,58 @@ class Batcher:
                 self._waiting[ordinal] = wanted
             else:
                 del self._waiting[ordinal]
-        for ordinal, leaving in self._leaving.items():
-            if not any(part.wanted for part in leaving):
-                self._tasks[ordinal].cancel()
+        for ordinal, leaving in list(self._leaving.items()):
+            if not leaving.wanted:
+                self._writes[ordinal].cancel()
+
+    def _begin_round(self) -> None:
+        """Send what waits, a block to each tablet that has none under way."""
+        self._gate = None
+        if self._rows:
+            self._route()
+        ready = [ordinal for ordinal in self._waiting if ordinal not in self._leaving]
+        self._round = set(ready)
+        for ordinal in ready:
+            self._send(ordinal)
+        if self._round:
+            self._gate = asyncio.get_running_loop().call_later(GATE_S, self._begin_round)
+        self._look_quiet()
+
+    def _ended(self, ordinal: int) -> None:
+        """A tablet's block is no longer under way."""
+        del self._leaving[ordinal]
+        self._writes.pop(ordinal, None)
+        if ordinal in self._round:
+            self._round.remove(ordinal)
+            if not self._round:
+                if self._gate is not None:
+                    self._gate.cancel()
+                # Who was answered just now has given his next row by then.
+                self._gate = asyncio.get_running_loop().call_soon(self._end_round)
+        elif ordinal in self._waiting:
+            self._open_gate()
+        self._look_quiet()
+
+    def _end_round(self) -> None:
+        self._gate = None
+        if self._rows or self._waiting:
+            self._open_gate()
+        self._look_quiet()
 
     def _open_gate(self) -> None:
-        """See that somebody sends what waits."""
+        """See that what waits is sent."""
         if self._gate is None:
-            self._gate = asyncio.get_running_loop().create_task(self._send_all())
-            self._gate.add_done_callback(self._gate_ended)
+            self._gate = asyncio.get_running_loop().call_soon(self._begin_round)
 
-    def _gate_ended(self, gate: asyncio.Task[None]) -> None:
-        if self._gate is gate:  # cancelled, perhaps before its first step
-            self._gate = None
-            if self._rows or self._waiting:
-                self._open_gate()
-
-    async def _send_all(self) -> None:
-        """Send what waits, a block to each tablet at once, until nothing waits.
-
-        The next blocks are made and leave together when these are answered, so that the nodes work on all tablets in
-        one turn and with one sync. A tablet that takes long holds the others up for GATE_S only, and once.
-        """
-        while True:
-            if self._rows:
-                self._route()
-            ready = [ordinal for ordinal in self._waiting if ordinal not in self._tasks]
-            if not ready and not self._rows:
-                self._gate = None
-                return
-            for ordinal in ready:
-                task = self._tasks[ordinal] = asyncio.get_running_loop().create_task(self._send(ordinal))
-                task.add_done_callback(partial(self._ended, ordinal))
-            if ready:
-                await asyncio.wait([self._tasks[ordinal] for ordinal in ready], timeout=GATE_S)
+    def _look_quiet(self) -> None:
+        if self._quiet is not None and not self._leaving and self._gate is None:
+            self._quiet.set_result(None)
+            self._quiet = None
 
     def _route(self) -> None:
         """Turn the rows that wait into parts of blocks: rows of one shape together, those of other turns in order."""
         rows, self._rows = self._rows, []
-        groups: dict[object, list[_Item]] = {}
-        for item in rows:
-            groups.setdefault(_shape(item[0], item[1]), []).append(item)
-        if len(groups) > 1:
-            groups = {}
-            for item in rows:
-                groups.setdefault((item[3], _shape(item[0], item[1])), []).append(item)
-        for group in groups.values():
+        for group in _groups(rows):
             try:
                 self._route_group(group)
             except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
@@ -171,95 +196,90 @@ class Batcher:
                     _fail(item[2], exc)
 
     def _route_group(self, group: list[_Item]) -> None:
-        batch, column_ids, kept, errors = batch_from_rows(
-            [item[1] for item in group], self._schema, group[0][0]
-        )
+        each, rows, futures, _ = map(list, zip(*group))
+        ops: RowOp | np.ndarray = each[0]
+        batch, column_ids, kept, errors = batch_from_rows(rows, self._schema, each[0])
         for error in errors:
-            _, row, future, _ = group[error.row]
-            self._refuse(future, with_key(error, row, self._schema))
-        positions = kept.tolist()
-        futures = [group[i][2] for i in positions]
-        ops: RowOp | np.ndarray = group[0][0]
-        if any(item[0] is not ops for item in group):
-            ops = np.fromiter((group[i][0] for i in positions), np.uint8, len(kept))
-        pieces = list(split(batch, assign(batch, self._schema, self._partitioning)))
+            self._refuse(futures[error.row], with_key(error, rows[error.row], self._schema))
+        if errors:
+            each, futures = ([column[i] for i in kept.tolist()] for column in (each, futures))
+        if any(op is not ops for op in each):
+            ops = np.array(each, np.uint8)
+        order, pieces = runs(assign(batch, self._schema, self._partitioning))
         if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
-            order = np.concatenate([members for _, members in pieces])
             batch = batch.take(pa.array(order))
             if not isinstance(ops, RowOp):
                 ops = ops[order]
             futures = [futures[i] for i in order.tolist()]
-        start = 0
-        for ordinal, members in pieces:
-            end = start + len(members)
+        for ordinal, start, end in pieces:
             part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
             part = _Part(part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
-            start = end
             self._waiting.setdefault(ordinal, deque()).append(part)
 
-    async def _send(self, ordinal: int) -> None:
+    def _send(self, ordinal: int) -> None:
         """Send one block of what waits for a tablet."""
-        waiting = self._waiting.get(ordinal)
-        if not waiting:
-            return  # nobody waits for them any more
+        waiting = self._waiting[ordinal]
         parts = [waiting.popleft()]
-        rows = len(parts[0].futures)
+        first, rows = parts[0], len(parts[0].futures)
         while (
             waiting
-            and waiting[0].column_ids == parts[0].column_ids
+            and waiting[0].column_ids == first.column_ids
             and rows + len(waiting[0].futures) <= BLOCK_ROWS_MAX
+            and not first.alone
         ):
             rows += len(waiting[0].futures)
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
-        self._leaving[ordinal] = parts
+        part = self._leaving[ordinal] = first if len(parts) == 1 else _joined(parts)
         try:
-            await self._send_block(ordinal, parts)
+            block = encode_block(part.ops, part.column_ids, part.batch, self._schema.version)
+            write = self._tablet_of(ordinal).start_write(
+                block, self._timeout_s, partial(self._answered, ordinal)
+            )
+            self._writes[ordinal] = write
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
-            for part in parts:
-                for future in part.futures:
-                    _fail(future, exc)
+            self._answered(ordinal, exc)
 
-    def _ended(self, ordinal: int, task: asyncio.Task[None]) -> None:
-        del self._tasks[ordinal]
-        leaving = self._leaving.pop(ordinal, ())  # none before its first step: what was to leave waits still
-        if task.cancelled():
-            for part in leaving:
+    def _answered(self, ordinal: int, end: WriteResponse | BaseException) -> None:
+        """What a tablet's block ended with."""
+        part = self._leaving[ordinal]
+        try:
+            if not isinstance(end, BaseException):
+                self._written(part, end)
+            elif isinstance(end, asyncio.CancelledError):
                 for future in part.futures:
                     future.cancel()
-        if ordinal in self._waiting:
-            self._open_gate()
+            elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE and len(part.futures) > 1:
+                # Refused before anything was proposed. Its halves leave before what waits behind it.
+                half = len(part.futures) // 2
+                waiting = self._waiting.setdefault(ordinal, deque())
+                waiting.extendleft([part.half(slice(half, None)), part.half(slice(0, half))])
+            else:
+                _fail_all(part.futures, end)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
+            _fail_all(part.futures, exc)
+        self._ended(ordinal)
 
-    async def _send_block(self, ordinal: int, parts: list[_Part]) -> None:
-        futures = [future for part in parts for future in part.futures]
-        ops = parts[0].ops if len(parts) == 1 else _joined_ops(parts)
-        batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
-        try:
-            block = encode_block(ops, parts[0].column_ids, batch, self._schema.version)
-            answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
-        except SteleError as exc:
-            if exc.code is Code.TOO_LARGE and len(futures) > 1:  # refused before anything was proposed
-                half = len(futures) // 2
-                for some in (slice(0, half), slice(half, None)):
-                    rows = batch.slice(some.start, len(futures[some]))
-                    part_ops = ops if isinstance(ops, RowOp) else ops[some]
-                    part = _Part(part_ops, parts[0].column_ids, rows, futures[some])
-                    await self._send_block(ordinal, [part])
-                return
-            let_go(exc)  # this frame holds the futures
-            for future in futures:
-                _fail(future, exc)
-            return
-        refused = [row_error_from_pb(e) for e in answer.row_errors]
-        for error in with_keys(refused, batch, self._schema):
-            self._refuse(futures[error.row], error)
-        for future in futures:
+    def _written(self, part: _Part, answer: WriteResponse) -> None:
+        if answer.row_errors:
+            refused = [row_error_from_pb(e) for e in answer.row_errors]
+            for error in with_keys(refused, part.batch, self._schema):
+                self._refuse(part.futures[error.row], error)
+        timestamp = answer.timestamp
+        for future in part.futures:
             if not future.done():
-                future.set_result(answer.timestamp)
+                future.set_result(timestamp)
 
     def _refuse(self, future: Done, error: RowError) -> None:
         _fail(future, error_for(error.code, f"table {self._table}: {error.message}"))
+
+
+def _joined(parts: list[_Part]) -> _Part:
+    """One part of several with the same columns."""
+    batch = pa.concat_batches([part.batch for part in parts])
+    futures = [future for part in parts for future in part.futures]
+    return _Part(_joined_ops(parts), parts[0].column_ids, batch, futures)
 
 
 def _joined_ops(parts: list[_Part]) -> RowOp | np.ndarray:
@@ -273,6 +293,20 @@ def _joined_ops(parts: list[_Part]) -> RowOp | np.ndarray:
     return np.concatenate(each)
 
 
+def _groups(rows: list[_Item]) -> Iterable[list[_Item]]:
+    first = rows[0][0]
+    if first not in UPDATES and all(item[0] is first for item in rows):
+        return [rows]
+    groups: dict[object, list[_Item]] = {}
+    for item in rows:
+        groups.setdefault(_shape(item[0], item[1]), []).append(item)
+    if len(groups) > 1:
+        groups = {}
+        for item in rows:
+            groups.setdefault((item[3], _shape(item[0], item[1])), []).append(item)
+    return groups.values()
+
+
 def _shape(op: RowOp, row: Row) -> object:
     """Rows of one shape can stand in one block: whole rows, keys alone, or updates of the same columns."""
     if op in INSERTS:
@@ -282,6 +316,12 @@ def _shape(op: RowOp, row: Row) -> object:
     return frozenset(row)
 
 
-def _fail(future: Done, error: Exception) -> None:
+def _fail(future: Done, error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _fail_all(futures: list[Done], error: BaseException) -> None:
+    let_go(error)  # its frames may hold the futures
+    for future in futures:
+        _fail(future, error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
@@ -26,7 +25,7 @@ from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
 from stele.model.column import Column, shown
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import PartitionSchema, assign
+from stele.model.partition import PartitionSchema, assign, runs
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -386,13 +385,10 @@ def _pieces(
         return []
     if partitioning.tablets == 1:
         return [(0, batch, positions)]
-    ordinals = assign(batch, schema, partitioning)
-    order = np.argsort(ordinals, kind="stable")
-    ordered = ordinals[order]
-    bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
+    order, found = runs(assign(batch, schema, partitioning))
     return [
-        (int(ordered[start]), batch.take(pa.array(order[start:end])), positions[order[start:end]])
-        for start, end in itertools.pairwise(bounds)
+        (ordinal, batch.take(pa.array(order[start:end])), positions[order[start:end]])
+        for ordinal, start, end in found
     ]
 
 

@@ -7,9 +7,11 @@ Used by the writers and readers of tablets. Invariant: every request ends exactl
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError, let_go
@@ -25,7 +27,13 @@ _REST_S = 0.05
 _SEARCHES_MAX = 16
 """Searches for leaders that may be under way at once (see stele.client.leader_search)."""
 
+_EARLY_S = 0.001
+"""Clocks of loops count milliseconds: a timer may come so much before its time."""
+
 Response = tserver_pb2.ClientResponse
+Ended = Callable[[Response | SteleError], None]
+_Asked = tuple[Ended, float, float]
+"""Whom to tell, until when it waits by the loop's clock, and how long that was."""
 
 
 class NotSent(Retryable):
@@ -98,24 +106,29 @@ class NodeStream:
         self._pool = pool
         self._node_id = node_id
         self._address = address
+        self._loop = asyncio.get_running_loop()
         self._next_id = 1
-        self._queue: deque[tuple[int, bytes]] = deque()
-        self._waiting: dict[int, asyncio.Future[Response]] = {}
-        self._sent: set[int] = set()
+        self._queue: deque[tuple[int, bytes]] = deque()  # by ascending number
+        self._waiting: dict[int, _Asked] = {}
         self._connection: FramedConnection | None = None
         self._flushing = False
-        self._closed = False
+        self.closed = False
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = math.inf  # when the timer comes
 
-    async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
-        """Send a request (its request_id is filled in here) and wait for its answer.
+    def start(self, request: tserver_pb2.ClientRequest, timeout_s: float, ended: Ended) -> int:
+        """Send a request under a new number, which is filled in and given back.
+
+        `ended` is told once, later than this returns, unless the request is abandoned before: the answer, what the node
+        refused it with, UNAVAILABLE if the stream broke, TIMED_OUT after `timeout_s`; NotSent if it never left; GivenUp if
+        `give_up` was called. It must not raise.
 
         Raises:
-            NotSent: no connection to the node; Closed if `close` was called.
-            GivenUp: `give_up` was called.
-            SteleError: what the node answered; UNAVAILABLE if the stream broke; TIMED_OUT after `timeout_s`.
+            Closed: `close` was called.
+            Rejected: TOO_LARGE.
         """
-        if self._closed:
+        if self.closed:
             raise Closed()
         request_id = self._next_id
         self._next_id += 1
@@ -123,47 +136,76 @@ class NodeStream:
         raw = request.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
             raise Rejected(f"a request of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX}", code=Code.TOO_LARGE)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Response] = loop.create_future()
-        self._waiting[request_id] = future
+        until = self._loop.time() + timeout_s
+        self._waiting[request_id] = (ended, until, timeout_s)
         self._queue.append((request_id, raw))
         if self._task is None or self._task.done():
-            self._task = loop.create_task(self._run())
+            self._task = self._loop.create_task(self._run())
         elif not self._flushing and self._connection is not None:
             self._flushing = True
-            loop.call_soon(self._flush)
-        timer = loop.call_later(timeout_s, self._timed_out, request_id, timeout_s)
+            self._loop.call_soon(self._flush)
+        if until < self._look_at:
+            self._look_by(until)
+        return request_id
+
+    async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
+        """`start` a request and wait for its answer; raises what `ended` is told."""
+        future: asyncio.Future[Response | SteleError] = self._loop.create_future()
+        request_id = self.start(request, timeout_s, partial(settle, future))
         try:
-            response = await future
+            end = await future
         finally:
-            timer.cancel()
-            self._waiting.pop(request_id, None)
-            self._sent.discard(request_id)
+            self.abandon(request_id)
             del future  # it may hold an error, whose traceback holds this frame and the request
-        if response.HasField("error"):
-            raise error_from_pb(response.error)
-        return response
+        if not isinstance(end, SteleError):
+            return end
+        try:
+            raise end
+        finally:
+            del end
 
     async def close(self) -> None:
         """End the stream; nothing can be asked any more."""
-        self._closed = True
+        self.closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(Retryable(f"{self._address}: the client was closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abandon(self, request_id: int) -> None:
+        """Nobody waits for this any more, if it waits still: what is queued is not sent."""
+        self._waiting.pop(request_id, None)
 
     def give_up(self, request_id: int, why: str) -> None:
         """End a request that waits, if it still does: GivenUp, or NotSent if it never left."""
         self._end(request_id, GivenUp(f"{self._address} {why}", code=Code.TIMED_OUT))
 
-    def _timed_out(self, request_id: int, timeout_s: float) -> None:
-        why = f"{self._address} did not answer within {timeout_s:.1f} s"
-        self._end(request_id, Retryable(why, code=Code.TIMED_OUT))
+    def _look_by(self, until: float) -> None:
+        """One timer for all that waits, at the first time that one of them has waited enough."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = until
+        self._timer = self._loop.call_later(until - self._loop.time(), self._look)
+
+    def _look(self) -> None:
+        """End what has waited enough."""
+        self._timer, self._look_at = None, math.inf
+        now = self._loop.time() + _EARLY_S
+        late = [(number, after_s) for number, (_, until, after_s) in self._waiting.items() if until <= now]
+        for request_id, after_s in late:
+            why = f"{self._address} did not answer within {after_s:.1f} s"
+            self._end(request_id, Retryable(why, code=Code.TIMED_OUT))
+        first = min((until for _, until, _ in self._waiting.values()), default=math.inf)
+        if first < self._look_at:
+            self._look_by(first)
 
     def _end(self, request_id: int, error: Retryable) -> None:
-        future = self._waiting.pop(request_id, None)  # what is queued and waits no longer is not sent
-        if future is not None and not future.done():
-            future.set_exception(error if request_id in self._sent else NotSent(str(error.args[0])))
+        unsent = bool(self._queue) and request_id >= self._queue[0][0]
+        asked = self._waiting.pop(request_id, None)  # what is queued and waits no longer is not sent
+        if asked is not None:
+            asked[0](NotSent(str(error.args[0])) if unsent else error)
 
     async def _run(self) -> None:
         """One connection, from dialling to its end; then whoever waits is told."""
@@ -173,6 +215,9 @@ class NodeStream:
         except SteleError as exc:
             let_go(exc)
             error = exc
+        except asyncio.CancelledError:
+            self.closed = True  # by `close`, or with all tasks of a loop that ends
+            raise
         finally:
             self._fail(error)
             del error
@@ -214,9 +259,9 @@ class NodeStream:
         for raw in frames:
             response = Response.FromString(raw)
             for each in response.many.responses if response.WhichOneof("body") == "many" else (response,):
-                future = self._waiting.get(each.request_id)
-                if future is not None and not future.done():
-                    future.set_result(each)
+                asked = self._waiting.pop(each.request_id, None)
+                if asked is not None:
+                    asked[0](error_from_pb(each.error) if each.HasField("error") else each)
 
     def _full(self, full: bool) -> None:
         if not full:
@@ -227,23 +272,21 @@ class NodeStream:
         connection = self._connection
         if connection is None or connection.full or not connection.stands:
             return
-        ready: deque[bytes] = deque()
-        while self._queue:
-            request_id, raw = self._queue.popleft()
-            if request_id in self._waiting:
-                self._sent.add(request_id)
-                ready.append(raw)
+        queue, self._queue = self._queue, deque()
+        ready = deque([raw for request_id, raw in queue if request_id in self._waiting])
         while ready:
             connection.send(client_requests(ready))
 
     def _fail(self, error: SteleError) -> None:
-        queued = {request_id for request_id, _ in self._queue}
+        unsent_from = self._queue[0][0] if self._queue else self._next_id
+        unsent = error if isinstance(error, Closed) else NotSent(str(error.args[0]), code=error.code)
         self._queue.clear()
-        for request_id, future in list(self._waiting.items()):
-            if future.done():
-                continue
-            if request_id in queued and request_id not in self._sent:
-                unsent = NotSent(str(error.args[0]), code=error.code)
-                future.set_exception(error if isinstance(error, Closed) else unsent)
-            else:
-                future.set_exception(error)
+        waiting, self._waiting = self._waiting, {}
+        for request_id, (ended, _, _) in waiting.items():
+            ended(unsent if request_id >= unsent_from else error)
+
+
+def settle(future: asyncio.Future[Any], end: object) -> None:
+    """Give a future its result, unless it has ended: whoever waited was cancelled."""
+    if not future.done():
+        future.set_result(end)

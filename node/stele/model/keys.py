@@ -30,12 +30,11 @@ KEY_BYTES_MAX = 8192
 
 _TINY_ROWS = 8
 _TERMINATOR = b"\x00\x00"
-_SIGNED: dict[int, tuple[str, int]] = {
-    1: (">u1", 1 << 7),
-    2: (">u2", 1 << 15),
-    4: (">u4", 1 << 31),
-    8: (">u8", 1 << 63),
+_SIGNED = {
+    width: (np.dtype(f"u{width}"), np.dtype(f">u{width}"), np.dtype(f"u{width}").type(1 << (8 * width - 1)))
+    for width in (1, 2, 4, 8)
 }
+"""By width in bytes: as it is in memory, as it is in a key, the sign bit."""
 _PACK = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
 _INT_WIDTHS = {
     pa.lib.Type_INT8: 1,
@@ -79,6 +78,23 @@ def column_list(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]
         if array.null_count:
             raise Rejected("a key column holds nulls; expected none")
     return _encode_tiny(arrays)
+
+
+def fixed_rows(
+    batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]
+) -> npt.NDArray[np.uint8] | None:
+    """Like `encode_columns`, as the rows of a matrix; None if they are not all of one length by their types.
+
+    Raises:
+        Rejected: as `encode_columns`.
+    """
+    arrays = _columns(batch, schema, column_ids)
+    for array in arrays:
+        if _is_bytes(array.type):
+            return None
+        if array.null_count:
+            raise Rejected("a key column holds nulls; expected none")
+    return _side_by_side([_fixed_bytes(array) for array in arrays])
 
 
 def _columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -> list[pa.Array]:
@@ -195,15 +211,18 @@ def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
     if type_.id not in _INT_WIDTHS:
         raise Rejected(f"a column of type {type_} cannot be part of a key")
     width = type_.bit_width // 8
-    big_endian, sign = _SIGNED[width]
-    native = np.dtype(f"u{width}")
+    native, big_endian, sign = _SIGNED[width]
     raw_ints = np.frombuffer(array.buffers()[1], native, array.offset + rows)[array.offset :]
-    big: npt.NDArray[np.uint8] = (raw_ints ^ native.type(sign)).astype(big_endian).view(np.uint8)
+    big: npt.NDArray[np.uint8] = (raw_ints ^ sign).astype(big_endian).view(np.uint8)
     return big.reshape(rows, width)
 
 
+def _side_by_side(parts: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
 def _from_matrix(parts: list[npt.NDArray[np.uint8]]) -> pa.BinaryArray:
-    matrix = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    matrix = _side_by_side(parts)
     rows, width = matrix.shape
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
     data = np.ascontiguousarray(matrix)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +21,14 @@ import pyarrow as pa
 from stele.model import keys
 from stele.model.column import shown
 from stele.model.errors import Rejected
-from stele.model.hashing import hash_binary, hash_bytes
+from stele.model.hashing import hash_binary, hash_bytes, hash_rows
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
 
 TABLETS_MAX = 100_000
 _FEW_ROWS = 32
-"""So many rows are hashed one by one: each numpy call costs as much as a few rows."""
+_FEW_FIXED_ROWS = 8
+"""So many rows are hashed one by one, or where all columns are of fixed width: each numpy call costs as much as some rows."""
 _COMBINATIONS_MAX = 256
 
 
@@ -195,17 +196,23 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
     """
     ordinals = np.zeros(len(batch), np.int64)
     for part in partitioning.hash:
-        if len(batch) <= _FEW_ROWS:
-            listed = keys.column_list(batch, schema, part.column_ids)
-            buckets = [hash_bytes(key, part.seed) % part.buckets for key in listed]
-            ordinals = ordinals * part.buckets + np.array(buckets, np.int64)
-            continue
-        hashes = hash_binary(keys.encode_columns(batch, schema, part.column_ids), part.seed)
-        ordinals = ordinals * part.buckets + (hashes % np.uint64(part.buckets)).astype(np.int64)
+        ordinals = ordinals * part.buckets + _buckets(batch, schema, part)
     if partitioning.range is not None:
         encoded = keys.encode_columns(batch, schema, partitioning.range.column_ids)
         ordinals = ordinals * partitioning.ranges + _range_of(encoded, partitioning.range.split_keys)
     return ordinals
+
+
+def _buckets(batch: pa.RecordBatch, schema: Schema, part: HashPartition) -> npt.NDArray[np.int64]:
+    if len(batch) > _FEW_FIXED_ROWS:
+        fixed = keys.fixed_rows(batch, schema, part.column_ids)
+        if fixed is not None:
+            return (hash_rows(fixed, part.seed) % np.uint64(part.buckets)).astype(np.int64)
+    if len(batch) > _FEW_ROWS:
+        hashes = hash_binary(keys.encode_columns(batch, schema, part.column_ids), part.seed)
+        return (hashes % np.uint64(part.buckets)).astype(np.int64)
+    listed = keys.column_list(batch, schema, part.column_ids)
+    return np.array([hash_bytes(key, part.seed) % part.buckets for key in listed], np.int64)
 
 
 def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[np.int64]:
@@ -218,17 +225,18 @@ def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[n
     return places[len(splits) :]
 
 
-def split(
-    batch: pa.RecordBatch, ordinals: npt.NDArray[np.int64]
-) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """(ordinal, positions of its rows in their order), by ascending ordinal."""
-    if len(batch) == 0:
-        return
-    order = np.argsort(ordinals, kind="stable")
+def runs(
+    ordinals: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
+    """(order, [(ordinal, start, end)]): the rows `order[start:end]` are those of a tablet, in their order; by ascending
+    ordinal."""
+    order = ordinals.argsort(kind="stable")
+    if not len(order):
+        return order, []
     ordered = ordinals[order]
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]))
-    for start, end in itertools.pairwise(starts.tolist()):
-        yield int(ordered[start]), order[start:end]
+    ends = ((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist()
+    starts = [0, *ends]
+    return order, list(zip(ordered[starts].tolist(), starts, [*ends, len(order)]))
 
 
 def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> list[int]:

@@ -28,7 +28,7 @@ def check_row(row: object) -> None:
     Raises:
         Rejected: it is no mapping.
     """
-    if not isinstance(row, Mapping):
+    if not isinstance(row, (dict, Mapping)):  # a dict is known at once
         raise Rejected(
             f"row {shown(row)}: expected a mapping of column names to values, like {{'id': 1}}, "
             f"got {type(row).__name__}"
@@ -77,12 +77,15 @@ def batch_from_rows(
         Rejected: update rows that name different columns (split them by their columns first).
     """
     faults = _Faults()
-    for position, row in enumerate(rows):
-        unknown = [name for name in row if name not in schema.by_name]
-        if unknown:
-            faults.add(
-                position, f"{_columns(map(str, unknown))} unknown; expected {', '.join(schema.by_name)}"
-            )
+    known = frozenset(schema.by_name)
+    if len(known.union(*rows)) > len(known):
+        for position, row in enumerate(rows):
+            unknown = [name for name in row if name not in known]
+            if unknown:
+                faults.add(
+                    position,
+                    f"{_columns(map(str, unknown))} unknown; expected {', '.join(schema.by_name)}",
+                )
     columns = _columns_for(rows, faults.by_row, schema, op)
     arrays: list[pa.Array] = []
     for column in columns:

@@ -1,0 +1,310 @@
+"""A request to one tablet, from its first attempt to its end: finds the leader, retries, backs off. Used by tablet.py.
+
+Invariant: every attempt carries the same bytes under the same number, and a write that ended without an answer is called
+UNKNOWN_OUTCOME, unless no attempt can have been proposed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from stele.client.leader_search import LeaderSearch
+from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
+from stele.client.sequencer import Sequencer
+from stele.client.streams import GivenUp, NodeStream, NotSent, Response, Streams
+from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError, let_go
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import tserver_pb2
+
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
+ATTEMPT_TIMEOUT_S = 2.0
+"""The first attempt's; doubled with each that timed out."""
+_ATTEMPT_AT_LEAST_S = 0.05
+_INTERNAL_TRIES = 3
+
+_ELSEWHERE = frozenset(
+    (
+        Code.NOT_LEADER,
+        Code.UNAVAILABLE,
+        Code.NOT_FOUND,
+        Code.TABLET_DELETED,
+        Code.WRONG_NODE,
+        Code.WRONG_CLUSTER,
+        Code.STALE_INCARNATION,
+        Code.STEPPING_DOWN,
+        Code.CORRUPT,
+        Code.IO_ERROR,
+        Code.INTERNAL,
+        Code.TIMED_OUT,
+        Code.NO_QUORUM,
+        Code.UNKNOWN_OUTCOME,
+    )
+)
+_SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
+_REFRESH = frozenset(
+    (Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER, Code.STALE_INCARNATION)
+)
+_NOT_PROPOSED = frozenset(
+    (
+        Code.CHANGE_IN_PROGRESS,
+        Code.SCHEMA_MISMATCH,
+        Code.CLOCK_AHEAD,
+        Code.TOO_LARGE,
+        Code.INVALID_ARGUMENT,
+        Code.UNSUPPORTED_VERSION,
+        Code.DIGEST_MISMATCH,
+    )
+)
+"""Told before proposing, also of what a leader of another release took. CHANGE_IN_PROGRESS may be an earlier attempt of the
+same write, which ends soon."""
+_MAYBE_DONE = frozenset(
+    (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
+)
+
+
+class Way:
+    """The way to one tablet: where its replicas are, and who may lead. One per TabletClient."""
+
+    def __init__(self, place: TabletPlace, locations: Locations, streams: Streams) -> None:
+        self.search = LeaderSearch(place, locations, streams)
+        self._place = place
+        self.locations = locations
+        self._streams = streams
+        self._rng = random.Random()
+
+    def reach(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
+    ) -> tuple[ReplicaPlace, NodeStream]:
+        """Whom to send a request to, which is addressed to it.
+
+        Raises:
+            SteleError: nobody, for now or for good.
+        """
+        target = self._place.target()
+        self._address(request, timeout_s, sequencer)
+        return target, self._streams.to(target.node_id, target.address)
+
+    async def go_on(
+        self,
+        request: tserver_pb2.ClientRequest,
+        timeout_s: float,
+        sequencer: Sequencer | None,
+        deadline: float,
+        target: ReplicaPlace | None,
+        error: SteleError,
+    ) -> Response | SteleError:
+        """The attempts after a first one, of `target`, that ended with an error: the answer, or what is to be raised."""
+        attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
+        maybe_done, failures_inside = False, 0
+        while True:
+            if isinstance(error, Closed):
+                return _last_word(error, maybe_done, timeout_s)
+            if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
+                sequencer.forgotten = True  # what is under way under its client id ends under it
+                if sequencer.known:
+                    return Retryable(
+                        f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
+                    )
+                return Rejected(
+                    f"this machine's clock is behind: client ids that it makes now are older than those that tablet "
+                    f"{self._place.tablet_id} has forgotten after 15 minutes; set it right, then write again; nothing was "
+                    "done",
+                    code=Code.CLOCK_BEHIND,
+                )
+            if error.code in _NOT_PROPOSED and maybe_done:
+                # This attempt was not proposed, and says nothing of those before it.
+                if error.code is not Code.CHANGE_IN_PROGRESS:
+                    return _last_word(error, maybe_done, timeout_s)
+            elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
+                return error
+            maybe_done |= sequencer is not None and _may_be_done(error)
+            failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
+            given_up = isinstance(error, GivenUp)
+            if error.code is Code.TIMED_OUT and not given_up:
+                attempt_s *= 2
+            if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
+                return _last_word(error, maybe_done, timeout_s)
+            at_once = given_up or await self._turn_to(target, error)
+            if not at_once:
+                await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            # An attempt without time to be answered would only blur what is known.
+            rest_s = deadline - time.monotonic()
+            if rest_s < _ATTEMPT_AT_LEAST_S:
+                return _last_word(error, maybe_done, timeout_s)
+            this_s = min(attempt_s, rest_s)
+            target = None
+            try:
+                target, stream = self.reach(request, this_s, sequencer)
+                number = self.search.begin(target, stream, request)
+                try:
+                    return await stream.ask(request, timeout_s=this_s)
+                finally:
+                    self.search.end(number)
+            except SteleError as exc:
+                let_go(exc)
+                error = exc
+
+    def _address(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
+    ) -> None:
+        """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
+        deadline_ms = max(1, int(timeout_s * 900))
+        kind = request.WhichOneof("body")
+        tablet_id = id_to_pb(self._place.tablet_id)
+        lowest_unfinished = 0 if sequencer is None else sequencer.lowest_unfinished()
+        if kind == "write":
+            write = request.write
+            write.tablet_id = tablet_id
+            write.deadline_ms = deadline_ms
+            write.lowest_unfinished = lowest_unfinished
+            write.tablet_incarnation = self._place.incarnation
+        elif kind == "read":
+            request.read.tablet_id = tablet_id
+            request.read.deadline_ms = deadline_ms
+        else:
+            request.kv.tablet_id = tablet_id
+            request.kv.deadline_ms = deadline_ms
+            request.kv.lowest_unfinished = lowest_unfinished
+
+    async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
+        """Decide whom to ask next. True: at once, a leader was named."""
+        if error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) and asked is not None:
+            return False
+        if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
+            if error.leader_hint != asked.node_id and self._place.led_by(error.leader_hint):
+                return True
+        elif asked is not None:
+            self._place.ask_next(asked)
+            if error.code not in _REFRESH:
+                if error.code in MOVED or self._place.leader == 0:
+                    self.locations.refresh_soon()
+                return False
+        try:
+            await self.locations.refresh(timeout_s=1.0)
+        except Closed:
+            return False  # what is to be said of it depends on the attempts before
+        except SteleError as exc:
+            if isinstance(exc, Rejected) and exc.code is not Code.WRONG_CLUSTER:
+                raise
+            # The masters may be away, and others have their addresses; the replicas known so far are asked in turn.
+        return False
+
+
+class Asking:
+    """One request to a tablet. `ended` is told once, in a later turn of the loop: the answer, a SteleError, or that it was
+    cancelled.
+
+    The first attempt, with which nearly every one ends, takes no task; those after it do.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_ended",
+        "_number",
+        "_request",
+        "_sequencer",
+        "_stream",
+        "_target",
+        "_task",
+        "_timeout_s",
+        "_way",
+    )
+
+    def __init__(
+        self,
+        way: Way,
+        request: tserver_pb2.ClientRequest,
+        timeout_s: float,
+        ended: Callable[[Response | BaseException], None],
+        sequencer: Sequencer | None,
+    ) -> None:
+        self._way = way
+        self._request = request
+        self._timeout_s = timeout_s
+        self._ended = ended
+        self._sequencer = sequencer
+        self._deadline = time.monotonic() + timeout_s
+        self._target: ReplicaPlace | None = None
+        self._stream: NodeStream | None = None
+        self._task: asyncio.Task[Response | SteleError] | None = None
+        first_s = max(0.001, min(ATTEMPT_TIMEOUT_S, timeout_s))
+        try:
+            self._target, stream = way.reach(request, first_s, sequencer)
+            stream.start(request, first_s, self._answered)
+        except SteleError as exc:
+            let_go(exc)
+            self._go_on(exc)
+        else:
+            self._stream = stream
+            self._number = way.search.begin(self._target, stream, request)
+
+    def cancel(self) -> None:
+        """Ask no more, unless it has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._stream is not None:
+            self._stream.abandon(self._request.request_id)
+            self._left()
+            self._ended(asyncio.CancelledError())
+
+    def _left(self) -> None:
+        """The first attempt is over."""
+        self._stream = None
+        self._way.search.end(self._number)
+
+    def _answered(self, end: Response | SteleError) -> None:
+        stream = self._stream
+        self._left()
+        if not isinstance(end, SteleError):
+            self._ended(end)
+        elif stream is not None and stream.closed and end.code is Code.UNAVAILABLE:
+            # Nothing can be asked again. A loop that ends runs no new task.
+            maybe_done = self._sequencer is not None and _may_be_done(end)
+            self._ended(_last_word(Closed(), maybe_done, self._timeout_s))
+        else:
+            self._go_on(end)
+
+    def _go_on(self, error: SteleError) -> None:
+        others = self._way.go_on(
+            self._request, self._timeout_s, self._sequencer, self._deadline, self._target, error
+        )
+        self._task = asyncio.get_running_loop().create_task(others)
+        self._task.add_done_callback(self._others_ended)
+
+    def _others_ended(self, task: asyncio.Task[Response | SteleError]) -> None:
+        self._task = None
+        if task.cancelled():
+            self._ended(asyncio.CancelledError())
+        else:
+            error = task.exception()
+            self._ended(task.result() if error is None else error)
+
+
+def _may_be_done(error: SteleError) -> bool:
+    """Whether a write whose attempt ended so may have been done by it."""
+    return error.code in _MAYBE_DONE and not isinstance(error, NotSent)
+
+
+def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleError:
+    if isinstance(error, Closed):
+        told = "this client was closed before there was an answer"
+        if maybe_done:
+            return Retryable(f"{told}; the write may have been done", code=Code.UNKNOWN_OUTCOME)
+        return Closed(f"{told}; nothing was done")
+    if maybe_done:
+        return Retryable(
+            f"no answer within {timeout_s:.1f} s, and the write may have been done: {error.args[0]}; "
+            "read before writing it anew",
+            code=Code.UNKNOWN_OUTCOME,
+        )
+    # That the table itself is gone the masters alone can tell.
+    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in _REFRESH:
+        return Retryable(
+            f"no leader found within {timeout_s:.1f} s: {error.args[0]}; nothing was done",
+            code=Code.NO_QUORUM,
+        )
+    return error
