@@ -170,7 +170,7 @@ def test_what_cannot_be_synced_is_refused(file: OsFile) -> None:
     sync.close()
 
 
-@pytest.mark.parametrize("why", ["machine", "kernel", "submit"])
+@pytest.mark.parametrize("why", ["machine", "kernel", "ring", "submit"])
 def test_where_there_is_none_one_line_says_so(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +179,8 @@ def test_where_there_is_none_one_line_says_so(
         monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     elif why == "kernel":
         monkeypatch.setattr(aio, "_NUMBERS", {platform.machine(): (unknown,) * 4})
+    elif why == "ring":
+        monkeypatch.setattr(aio, "_RING_MAGIC", 77)
     else:
         monkeypatch.setattr(aio, "_FDSYNC", 77)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))

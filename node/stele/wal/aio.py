@@ -32,6 +32,7 @@ _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Of io_setup, io_destroy, io_getevents, io_submit, by machine; the kernel's tables never change."""
 _FDSYNC = 3
 _RESFD = 1
+_RING_MAGIC = 0xA10A10A1
 _PROBE_S = 10.0
 
 
@@ -65,11 +66,28 @@ class _Event(ctypes.Structure):
     )
 
 
+class _Ring(ctypes.Structure):
+    """`struct aio_ring`, at the address that names the context. The kernel moves `tail`, who takes events `head`."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("head", ctypes.c_uint32),
+        ("tail", ctypes.c_uint32),
+        ("magic", ctypes.c_uint32),
+        ("compatible", ctypes.c_uint32),
+        ("incompatible", ctypes.c_uint32),
+        ("header_bytes", ctypes.c_uint32),
+    )
+
+
 class KernelSync:
     """Implements stele.wal.files.BackgroundSync for files of the operating system.
 
+    The end of a sync is read in the ring of results, which the kernel shows in memory, without a call: as fio does.
+
     Raises, when it is made:
-        OSError: this machine or kernel has no AIO, or refuses it.
+        OSError: this machine or kernel has no AIO, or refuses it, or shows no ring that we know.
     """
 
     def __init__(self) -> None:
@@ -90,10 +108,15 @@ class KernelSync:
         if self._waiting(self._setup, ctypes.c_long(1), ctypes.byref(self._context)) != 0:
             raise _error("io_setup")
         try:
+            self._ring = _Ring.from_address(self._context.value)
+            if self._ring.magic != _RING_MAGIC or self._ring.incompatible:
+                raise OSError(errno.ENOSYS, "the kernel's AIO shows no ring of results that is known")
             self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:
             self._waiting(self._destroy, self._context)
             raise
+        at = self._context.value + self._ring.header_bytes
+        self._results = (_Event * self._ring.count).from_address(at)
         # Made once: each call passes the same addresses.
         self._control = _Control(opcode=_FDSYNC, flags=_RESFD, result_fd=self._eventfd)
         self._controls = (ctypes.POINTER(_Control) * 1)(ctypes.pointer(self._control))
@@ -104,7 +127,7 @@ class KernelSync:
             ctypes.c_long(1),
             self._controls,
         )
-        self._event_arguments = (ctypes.c_long(1), ctypes.byref(self._event), None)
+        self._event_arguments = (ctypes.c_long(1), ctypes.c_long(1), ctypes.byref(self._event), None)
 
     def begin(self, file: File) -> None:
         """As BackgroundSync."""
@@ -115,19 +138,24 @@ class KernelSync:
 
     def ended(self) -> bool:
         """As BackgroundSync."""
-        while True:
-            count = self._short(self._get_events, self._context, ctypes.c_long(0), *self._event_arguments)
-            if count >= 0 or ctypes.get_errno() != errno.EINTR:
-                return self._took(count)
+        ensure(not self._closed, "kernel AIO is asked of a sync after it was closed")  # the ring is gone
+        ring = self._ring
+        head = ring.head
+        if head == ring.tail:
+            return False
+        result = self._results[head].result
+        ring.head = (head + 1) % ring.count
+        return _ended(result)
 
     def wait(self) -> None:
         """As BackgroundSync."""
         while True:
-            count = self._waiting(self._get_events, self._context, ctypes.c_long(1), *self._event_arguments)
-            if count < 0 and ctypes.get_errno() == errno.EINTR:
-                continue
-            if self._took(count):
+            count = self._waiting(self._get_events, self._context, *self._event_arguments)
+            if count == 1:
+                _ended(self._event.result)
                 return
+            if count < 0 and ctypes.get_errno() != errno.EINTR:
+                raise _error("io_getevents")
 
     def watch(self, loop: Loop, told: Callable[[], None]) -> None:
         """As BackgroundSync."""
@@ -135,8 +163,11 @@ class KernelSync:
         loop.add_reader(self._eventfd, self._readable)
 
     def readable_within(self, seconds: float) -> bool:
-        """Whether the eventfd tells of an end within that time. Blocks; for the probe."""
-        return bool(select.select([self._eventfd], [], [], seconds)[0])
+        """Whether the eventfd tells of an end within that time; emptied then. Blocks; for the probe."""
+        if not select.select([self._eventfd], [], [], seconds)[0]:
+            return False
+        os.eventfd_read(self._eventfd)
+        return True
 
     def close(self) -> None:
         """As BackgroundSync. The context goes at once; the eventfd in the thread of the loop that watches it."""
@@ -159,18 +190,19 @@ class KernelSync:
 
     def _readable(self) -> None:
         # Always emptied, also for an end that another thread has taken: it would stay readable, and the loop would spin.
-        with contextlib.suppress(BlockingIOError):
+        # The kernel writes a result before it tells of it: who has read this sees it in the ring.
+        try:
             os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            return
         if self._told is not None and not self._closed:
             self._told()
 
-    def _took(self, count: int) -> bool:
-        if count < 0:
-            raise _error("io_getevents")
-        if count and self._event.result < 0:
-            number = -self._event.result
-            raise OSError(number, os.strerror(number))
-        return count > 0
+
+def _ended(result: int) -> bool:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return True
 
 
 def _error(call: str) -> OSError:
