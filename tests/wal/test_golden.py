@@ -16,6 +16,7 @@ from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.wal import Log, LogOptions
 from stele.wal.dump import describe
 from stele.wal.dump import main as dump_main
+from stele.wal.format import GROUP_ALIGN, GroupKind, encode_group
 from tests.wal.support import CONFIG, NODE, entries, entry, key, loaded, run_all
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -109,6 +110,31 @@ def test_dump_tells_all_of_a_golden_log(capsys: pytest.CaptureFixture[str]) -> N
     assert dump_main([str(GOLDEN / "format-1-zstd")]) == 0
     assert "records" in capsys.readouterr().out
     assert dump_main(["/nowhere"]) == 2
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (56, 1), (7, 8, 9), (100, 5000)])
+def test_a_group_has_the_same_bytes_in_one_buffer_and_in_pieces(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoded() -> tuple[int, bytes, int, int]:
+        pieces = [bytes([size % 251]) * size for size in sizes]
+        buffers, length, crc = encode_group(
+            GroupKind.RECORDS,
+            pieces,
+            len(sizes),
+            segment_id=1,
+            prev_segment_id=2,
+            prev_crc=3,
+            offset=4096,
+            synced_offset=4096,
+        )
+        return len(buffers), b"".join(buffers), length, crc
+
+    one, *joined = encoded()
+    monkeypatch.setattr("stele.wal.format._PIECE_BYTES", 0)  # none is small
+    many, *apart = encoded()
+    assert one == 1 < many and joined == apart
+    assert joined[1] == len(joined[0]) and joined[1] % GROUP_ALIGN == 0  # type: ignore[arg-type,operator]
 
 
 if __name__ == "__main__":

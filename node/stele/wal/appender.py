@@ -10,13 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
-from stele.model.ids import OpId
 from stele.wal.base import LogBase
 from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.handover import Again, Checkpoint, Done, Item, LoopSide, Writer
@@ -26,17 +25,20 @@ from stele.wal.state import State, place
 
 _log = structlog.get_logger("stele.wal")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _SOFT = frozenset((Kind.ENTRY, Kind.TRUNCATE, Kind.SNAPSHOT_BEGIN))
 _RECORD_BYTES = RECORD.size
+_ENTRY = int(Kind.ENTRY)
+_pack = RECORD.pack
 
 
-def voids(kind: int, detail: int, index: int) -> OpId | None:
+def voids(kind: int, detail: int, index: int) -> int | None:
     """The highest index that a record other than an entry concerns, for the footer; None if no entry at all."""
     if kind == Kind.TRUNCATE:
-        return OpId(0, index)
+        return index
     if kind == Kind.SNAPSHOT_END and not detail:
-        return OpId(0, (1 << 63) - 1)
+        return (1 << 63) - 1
     return None
 
 
@@ -49,17 +51,20 @@ def call_all(callbacks: Sequence[Done]) -> None:
             _log.exception("a callback of the log failed")
 
 
+_Row = tuple[State, int, int, int, int, Sequence[Entry]]
+"""(stream, kind, first index, last index, term or flag, the cache's new entries), of a record or a run of entries."""
+
+
 class _Group:
     """Records on their way into one group, and what the index must learn of them."""
 
-    __slots__ = ("count", "entries", "index", "pieces", "size")
+    __slots__ = ("count", "index", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
         self.count = 0
-        self.entries: list[tuple[State, Entry]] = []
-        self.index: list[tuple[State, int, int, int, int]] = []  # stream, kind, first, last, term or flag
+        self.index: list[_Row] = []
 
 
 class Appender:
@@ -72,8 +77,7 @@ class Appender:
         self.unsettled: LoopSide | None = None
         """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
         self._log = log
-        self._indexed: list[tuple[int, int, list[tuple[State, int, int, int, int]]]] = []
-        self._fifo_new: list[tuple[State, Entry]] = []
+        self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
         self._unsynced_since = 0.0
         self._thread = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
 
@@ -92,11 +96,11 @@ class Appender:
         """One batch, and the end of a closing log, in the caller's thread: for logs opened without threads."""
         self.guard(self._one_turn)
 
-    def guard(self, work: Callable[[], T]) -> T | None:
+    def guard(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Do the writer's work. What it raises fails the log, and then None is returned, now and ever after."""
         try:
             if self._log.failed is None:
-                return work()
+                return work(*args, **kwargs)
         except OSError as exc:
             error = Corrupt(
                 f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR
@@ -230,22 +234,19 @@ class Appender:
     def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry]) -> None:
         """One call's entries stand in one group: a crash leaves all of them or none."""
         tablet, replica = state.raw
-        pack, kind_entry = RECORD.pack, int(Kind.ENTRY)
         pieces = group.pieces
-        cached = [] if type(entries) is Again else group.entries
         first, term = entries[0].index, entries[0].term
         for e in entries:
             payload = e.payload
             length = len(payload)
             if e.term != term:
-                group.index.append((state, kind_entry, first, e.index - 1, term))
+                group.index.append((state, _ENTRY, first, e.index - 1, term, ()))
                 first, term = e.index, e.term
-            pieces.append(pack(kind_entry, e.kind, 0, length, tablet, replica, e.term, e.index, e.timestamp))
+            pieces.append(_pack(_ENTRY, e.kind, 0, length, tablet, replica, term, e.index, e.timestamp))
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
-            cached.append((state, e))
         group.count += len(entries)
-        group.index.append((state, kind_entry, first, entries[-1].index, term))
+        group.index.append((state, _ENTRY, first, e.index, term, () if type(entries) is Again else entries))
 
     def _add_record(self, group: _Group, state: State, r: Record) -> None:
         group.pieces.append(RECORD.pack(r.kind, r.detail, 0, len(r.blob), r.tablet, r.replica, r.a, r.b, r.c))
@@ -253,26 +254,25 @@ class Appender:
             group.pieces.append(r.blob)
         group.size += _RECORD_BYTES + len(r.blob)
         group.count += 1
-        group.index.append((state, r.kind, r.b, r.b, r.detail))
+        group.index.append((state, r.kind, r.b, r.b, r.detail, ()))
 
     def _stage(self, group: _Group) -> None:
         if not self.active.fits(group.size):
             self._roll()
-        offset = self.active.stage(GroupKind.RECORDS, group.pieces, group.count)
-        rows = self.active.rows
-        for state, kind, first, last, term in group.index:
-            if kind == Kind.ENTRY:
-                rows.touch(state.raw, offset, OpId(term, first), OpId(term, last))
+        active, stats = self.active, self._log.stats
+        offset = active.stage(GroupKind.RECORDS, group.pieces, group.count)
+        touch = active.rows.touch
+        for state, kind, first, last, term, _ in group.index:
+            if kind == _ENTRY:
+                touch(state.raw, offset, term, first, last)
             else:
-                rows.touch(state.raw, offset, None, voids(kind, term, last))
-        self._indexed.append((self.active.sequence, offset, group.index))
-        self._fifo_new += group.entries
-        self._log.stats.records += group.count
-        self._log.stats.groups += 1
+                touch(state.raw, offset, 0, None, voids(kind, term, last))
+        self._unindexed.append((active.sequence, offset, group.index))
+        stats.records += group.count
+        stats.groups += 1
 
     def _write_staged(self) -> None:
-        length = self.active.write()
-        self._log.stats.bytes_written += length
+        self._log.stats.bytes_written += self.active.write()
 
     def _sync(self) -> None:
         begin = time.monotonic()
@@ -323,22 +323,25 @@ class Appender:
 
     def update_index(self) -> None:
         """What was written may be read back, and leave the cache."""
+        with self._log.lock:
+            self.index_written()
+
+    def index_written(self) -> None:
+        """As `update_index`; call with the log's lock held."""
         log = self._log
-        with log.lock:
-            log.active_length = self.active.offset
-            for sequence, offset, rows in self._indexed:
-                for state, kind, first, last, term in rows:
-                    if kind == Kind.ENTRY:
-                        state.runs.add(first, last, term, sequence, offset)
-                    elif kind == Kind.TRUNCATE:
-                        state.runs.cut(first)
-                    elif kind == Kind.SNAPSHOT_END:
-                        state.index_snapshot(first, bool(term))
-                    elif kind == Kind.TOMBSTONE:
-                        state.runs.reset(state.start.index)
-            self._indexed.clear()
-            log.cache.add(self._fifo_new)
-            self._fifo_new.clear()
+        log.active_length = self.active.offset
+        for sequence, offset, rows in self._unindexed:
+            for state, kind, first, last, term, cached in rows:
+                if kind == _ENTRY:
+                    state.runs.add(first, last, term, sequence, offset)
+                    log.cache.add(state, cached)
+                elif kind == Kind.TRUNCATE:
+                    state.runs.cut(first)
+                elif kind == Kind.SNAPSHOT_END:
+                    state.index_snapshot(first, bool(term))
+                elif kind == Kind.TOMBSTONE:
+                    state.runs.reset(state.start.index)
+        self._unindexed.clear()
 
     def _finish(self) -> None:
         """The queue is empty and the log is closing."""

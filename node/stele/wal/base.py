@@ -80,30 +80,32 @@ class LogBase:
 
     def admit(self, size: int) -> None:
         """Refuse entries while the queue is full, or where there is no space left but for hard state."""
-        if self.failed is not None or self.handover.closing:
+        handover = self.handover
+        if self.failed is not None or handover.closing:
             self.admit_control()
-        if self.handover.queued_bytes + size > self.options.queue_bytes_max and self.handover.queue:
+        if handover.queued_bytes + size > self.options.queue_bytes_max and handover.queue:
             self.stats.throttled += 1
             raise Retryable(
-                f"log: {self.handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
+                f"log: {handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
                 "try again",
                 code=Code.THROTTLED,
             )
-        self._admit_to_disk()
+        if self.no_space:
+            self._refuse_entries()
 
     def admit_again(self) -> None:
         """As `admit`, for entries that the log has and that make it shorter: they wait for no queue."""
         self.admit_control()
-        self._admit_to_disk()
-
-    def _admit_to_disk(self) -> None:
         if self.no_space:
-            self.stats.refused_disk_full += 1
-            raise Retryable(
-                f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
-                f"{self.options.low_space_files // 2} inodes, are free; drop tables or grow the volume",
-                code=Code.DISK_FULL,
-            )
+            self._refuse_entries()
+
+    def _refuse_entries(self) -> None:
+        self.stats.refused_disk_full += 1
+        raise Retryable(
+            f"log {self.directory}: less than {self.options.low_space_bytes // 2} bytes, or "
+            f"{self.options.low_space_files // 2} inodes, are free; drop tables or grow the volume",
+            code=Code.DISK_FULL,
+        )
 
     def admit_control(self) -> None:
         """Refuse everything after a failure or the end."""

@@ -6,7 +6,7 @@ Invariant: an entry that is not yet written is never dropped; what is dropped st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from stele.model.entry import Entry
 from stele.wal.state import State
@@ -26,14 +26,13 @@ class EntryCache:
         self._fifo: deque[tuple[State, Entry]] = deque()
         self.bytes = 0
 
-    def add(self, written: Iterable[tuple[State, Entry]]) -> None:
+    def add(self, state: State, written: Sequence[Entry]) -> None:
         """These were written, and are indexed; drop the oldest until the bound holds. Those that are void by now are not kept."""
-        fifo = self._fifo
-        for pair in written:
-            if pair[0].cache.get(pair[1].index) is not pair[1]:
-                continue
-            fifo.append(pair)
-            self.bytes += pair[1].size_bytes + _PLACE_BYTES
+        fifo, held = self._fifo, state.cache
+        for entry in written:
+            if held.get(entry.index) is entry:
+                fifo.append((state, entry))
+                self.bytes += entry.size_bytes + _PLACE_BYTES
         while self.bytes > self._bytes_max and fifo:
             state, entry = fifo.popleft()
             self.bytes -= entry.size_bytes + _PLACE_BYTES

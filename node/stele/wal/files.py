@@ -137,6 +137,8 @@ class OsFile:
 
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
         """As File."""
+        if len(buffers) == 1 and os.pwrite(self._fd, buffers[0], offset) == len(buffers[0]):
+            return  # a small batch, and a marker
         at = 0
         while at < len(buffers):
             some: Sequence[bytes | memoryview] = buffers[at : at + _IOV_MAX]

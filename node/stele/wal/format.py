@@ -30,7 +30,8 @@ GROUP_MAGIC = b"SGRP"
 GROUP_ALIGN = 8
 
 _SEGMENT = struct.Struct("<8sII16sQQQI")
-_GROUP = struct.Struct("<4sBBHIIIIQQQQI")
+_GROUP_HEAD = struct.Struct("<4sBBHIIIIQQQQ")
+_GROUP = struct.Struct(_GROUP_HEAD.format + "I")
 _CRC = struct.Struct("<I")
 GROUP_HEADER_BYTES = _GROUP.size + 4
 RECORD = struct.Struct("<BBHI16sQQQQ")
@@ -190,15 +191,16 @@ def encode_group(
     synced_offset: int,
     compression: str | None = None,
 ) -> tuple[list[bytes], int, int]:
-    """(buffers to write one after the other, their length, the group's CRC). Large pieces are not copied."""
-    body = join_small(pieces)
-    raw_bytes = stored = sum(map(len, body))
+    """(buffers to write one after the other, their length, the group's CRC). Large pieces are not copied; a small group is
+    one buffer."""
+    raw_bytes = stored = sum(map(len, pieces))
+    body = [b"".join(pieces)] if raw_bytes < _PIECE_BYTES else join_small(pieces)
     codec = 0
     if compression is not None and raw_bytes > 64:
         packed = pa.compress(b"".join(body), codec=compression, asbytes=True)
         if len(packed) < raw_bytes:
             body, stored, codec = [packed], len(packed), CODECS[compression]
-    head = _GROUP.pack(
+    head = _GROUP_HEAD.pack(
         GROUP_MAGIC,
         kind,
         codec,
@@ -211,15 +213,20 @@ def encode_group(
         prev_segment_id,
         offset,
         synced_offset,
-        0,
-    )[:-4]
+    )
     crc = google_crc32c.value(head)
     for piece in body:
         crc = crc32c_extend(crc, piece)
     head += _CRC.pack(crc)
     head += _CRC.pack(google_crc32c.value(head))
     padding = _PADDING[-stored % GROUP_ALIGN]
-    return [head, *body, padding] if padding else [head, *body], len(head) + stored + len(padding), crc
+    buffers = [head, *body, padding]
+    # A system call copies one buffer faster than it looks at three.
+    return (
+        [b"".join(buffers)] if stored < _PIECE_BYTES else buffers,
+        GROUP_HEADER_BYTES + stored + len(padding),
+        crc,
+    )
 
 
 def join_small(pieces: Sequence[bytes]) -> list[bytes]:

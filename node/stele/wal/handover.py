@@ -79,11 +79,14 @@ PASSES = frozenset(
         ),  # woken: a large batch, another thread's append, a sync that is due, the end
         (Writer.NOBODY, Writer.LOOP),  # a small batch, or the marker
         (Writer.THREAD, Writer.NOBODY),  # the queue is empty, or what is left is given to the loop
-        (Writer.LOOP, Writer.NOBODY),  # all is synced
+        (Writer.LOOP, Writer.NOBODY),  # the marker is written
         (Writer.LOOP, Writer.KERNEL),  # the sync has begun
         (Writer.LOOP, Writer.THREAD),  # the sync could not be begun; or the log is closing
-        (Writer.KERNEL, Writer.LOOP),  # the loop was told of its end
-        (Writer.KERNEL, Writer.THREAD),  # the log is closing, and the loop may never run again
+        (Writer.KERNEL, Writer.NOBODY),  # the loop was told of its end, and took the result
+        (
+            Writer.KERNEL,
+            Writer.THREAD,
+        ),  # the log is closing: the loop may never run again, or took the result
     )
 )
 
@@ -137,15 +140,15 @@ class Handover:
         if self.writer is not old or (old, new) not in PASSES:
             ensure(False, f"log: the writer, {self.writer!r}, is passed from {old!r} to {new!r}")
         self.writer = new
-        if old is Writer.LOOP and (self.closing or new is Writer.THREAD):
+        if old is not Writer.NOBODY and (new is Writer.THREAD or self.closing):
             self.wake.notify()
 
-    def loop_rests(self) -> None:
-        """The loop's thread, which is the writer, has synced all that it wrote."""
+    def loop_rests(self, old: Writer) -> None:
+        """The loop has done all that was to be done, and took the kernel's result: nothing of its own is under way."""
         if self.closing:
-            self.pass_writer(Writer.LOOP, Writer.THREAD)
+            self.pass_writer(old, Writer.THREAD)
             return
-        self.pass_writer(Writer.LOOP, Writer.NOBODY)
+        self.pass_writer(old, Writer.NOBODY)
         if self.queue and not self._deferred:
             # Not at once: the callbacks that run now append too, and one sync serves all.
             assert self._loop is not None

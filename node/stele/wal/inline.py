@@ -67,7 +67,9 @@ class Inline:
         """Whether all that is queued may be written here. Call with the log's lock held, by who may take the writer."""
         handover = self._log.handover
         size = handover.queued_bytes
-        if size > INLINE_BYTES_MAX or handover.for_thread or self._clock() < self._not_before:
+        if size > INLINE_BYTES_MAX or handover.for_thread:
+            return False
+        if self._not_before and self._clock() < self._not_before:
             return False
         groups = size // self._log.options.group_bytes_max + 1
         # Inside the prepared part fdatasync is enough, and no segment is closed or opened.
@@ -75,21 +77,22 @@ class Inline:
 
     def begin(self, items: list[Item]) -> None:
         """Write a batch and begin its sync. The loop's thread is the writer."""
-        self._appender.guard(lambda: self._begin(items))
+        self._appender.guard(self._begin, items)
 
     def _begin(self, items: list[Item]) -> None:
+        appender, stats = self._appender, self._log.stats
         begin = self._clock()
-        self._appender.write(items)
-        self._log.stats.inline_batches += 1
+        appender.write(items)
+        stats.inline_batches += 1
         self._dones = [done for _, _, _, done in items if done is not None]
         self._begun = self._clock()
         took = self._begun - begin
         if took > SLOW_WRITE_S:
             self._not_before = self._begun + took * PAUSE_PER_WRITE
-            self._log.stats.slow_writes += 1
-        self._appender.unsettled = self
+            stats.slow_writes += 1
+        appender.unsettled = self
         try:
-            self._background.begin(self._appender.active.file)
+            self._background.begin(appender.active.file)
         except OSError as exc:
             # No sync has begun, so none has failed: the thread does it, this one and all that follow.
             _log.warning("syncs go through the log's thread from now on", error=str(exc))
@@ -101,26 +104,24 @@ class Inline:
 
     def _told(self) -> None:
         """The background sync may have ended."""
-        log, handover = self._log, self._log.handover
-        with log.lock:
-            if handover.writer is not Writer.KERNEL:
-                return  # the thread has taken it: the log is closing
-            handover.pass_writer(Writer.KERNEL, Writer.LOOP)
         dones = self._appender.guard(self._take)
         if dones is None:
             return
-        # The loop is not the writer by now: a callback may do what it likes, close the log or raise.
+        # Nobody is the writer by now: a callback may do what it likes, close the log or raise.
         call_all(dones)
         self._mark()
 
     def _take(self) -> list[Done] | None:
-        if not self._background.ended():
-            self._pass(Writer.KERNEL)
-            return None
-        self._appender.active.was_synced()
-        dones = self._settled()
-        with self._log.lock:
-            self._log.handover.loop_rests()
+        """The callbacks of the batch whose sync has ended. The lock is held for all of it: nobody else takes the writer."""
+        log, handover = self._log, self._log.handover
+        with log.lock:
+            # Not in the kernel's hands: the thread has taken it, as the log is closing.
+            if handover.writer is not Writer.KERNEL or not self._background.ended():
+                return None
+            self._appender.active.was_synced()
+            dones = self._settled()
+            self._appender.index_written()
+            handover.loop_rests(Writer.KERNEL)
         return dones
 
     def _mark(self) -> None:
@@ -134,7 +135,7 @@ class Inline:
     def _write_marker(self) -> None:
         self._appender.mark_synced()
         with self._log.lock:
-            self._log.handover.loop_rests()
+            self._log.handover.loop_rests(Writer.LOOP)
 
     def _pass(self, to: Writer) -> None:
         with self._log.lock:
@@ -150,7 +151,9 @@ class Inline:
         else:
             self._begun = self._clock()
             self._appender.active.sync()
-        return self._settled()
+        dones = self._settled()
+        self._appender.update_index()
+        return dones
 
     def _settled(self) -> list[Done]:
         self._under_way = False
@@ -160,7 +163,6 @@ class Inline:
         if took > SLOW_SYNC_S:
             self._not_before = max(self._not_before, now + min(took * PAUSE_PER_SYNC, _PAUSE_MAX_S))
         self._appender.synced(took)
-        self._appender.update_index()
         dones, self._dones = self._dones, []
         return dones
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.ids import OpId, StreamKey
+from stele.model.ids import StreamKey
 from stele.wal.appender import voids
 from stele.wal.aside import evidence_end
 from stele.wal.base import LogBase
@@ -205,10 +205,9 @@ def _replay_parts(
 
 def _touch(rows: FooterRows, r: Record, offset: int) -> None:
     if r.kind == Kind.ENTRY:
-        opid = OpId(r.a, r.b)
-        rows.touch((r.tablet, r.replica), offset, opid, opid)
+        rows.touch((r.tablet, r.replica), offset, r.a, r.b, r.b)
     else:
-        rows.touch((r.tablet, r.replica), offset, None, voids(r.kind, r.detail, r.b))
+        rows.touch((r.tablet, r.replica), offset, 0, None, voids(r.kind, r.detail, r.b))
 
 
 # --- the new segment

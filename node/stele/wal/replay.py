@@ -93,7 +93,7 @@ class Replay:
         entry = Entry(r.a, r.b, entry_kind_of(r.detail, r.a, r.b), r.c, r.blob)
         state.put((entry,))
         state.runs.add(r.b, r.b, r.a, sequence, offset)
-        self._cache.add(((state, entry),))
+        self._cache.add(state, (entry,))
 
     def _snapshot(self, state: State, r: Record, covered: bool) -> None:
         keep = bool(r.detail)

@@ -45,14 +45,13 @@ class Runs:
         """Entries were written; what stood at or above `first` is void."""
         if first <= self.last:
             self.cut(first)
-        place = sequence << _OFFSET_BITS | offset
-        if self._places and self._places[-1] == place and self._terms[-1] == term:
-            self.last = last
+        self.last = last
+        places, place = self._places, sequence << _OFFSET_BITS | offset
+        if places and places[-1] == place and self._terms[-1] == term:
             return
         self._firsts.append(first)
-        self._places.append(place)
+        places.append(place)
         self._terms.append(term)
-        self.last = last
 
     def cut(self, from_index: int) -> None:
         """Entries at or above `from_index` are void."""

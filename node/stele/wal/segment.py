@@ -94,17 +94,19 @@ class FooterRows:
 
     rows: dict[tuple[bytes, int], FooterRow] = field(default_factory=dict)
 
-    def touch(self, raw: tuple[bytes, int], offset: int, low: OpId | None, high: OpId | None) -> None:
-        """The group at `offset` holds records of a stream, with indexes from `low` to `high` among them."""
+    def touch(
+        self, raw: tuple[bytes, int], offset: int, term: int, low: int | None, high: int | None
+    ) -> None:
+        """The group at `offset` holds records of a stream, with indexes from `low` to `high` of that term among them."""
         row = self.rows.get(raw)
         if row is None:
-            self.rows[raw] = FooterRow(low, high, offset, offset)
-            return
-        row.last_offset = max(row.last_offset, offset)
-        if low is not None and (row.first is None or low.index < row.first.index):
-            row.first = low
-        if high is not None and (row.last is None or high.index > row.last.index):
-            row.last = high
+            row = self.rows[raw] = FooterRow(None, None, offset, offset)
+        elif offset > row.last_offset:
+            row.last_offset = offset
+        if low is not None and (row.first is None or low < row.first.index):
+            row.first = OpId(term, low)
+        if high is not None and (row.last is None or high > row.last.index):
+            row.last = OpId(term, high)
 
 
 class ActiveSegment:

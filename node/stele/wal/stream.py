@@ -30,6 +30,7 @@ from stele.wal.state import Anchor, HardState, State
 
 _LOAD_BYTES = 8 << 20
 _U63 = 1 << 63
+_U64 = 1 << 64
 
 
 class StreamLog:
@@ -109,20 +110,21 @@ class StreamLog:
         if not entries:
             ensure(False, f"log {state.key}: an append of no entries")
         size = 0
-        expected = entries[0].index
+        first = expected = entries[0].index
         for entry in entries:
-            length = len(entry.payload)
-            if entry.index != expected or not 0 <= entry.term < _U63 or not 0 <= entry.timestamp < 2 * _U63:
+            if entry.index != expected or not 0 <= entry.term < _U63 or not 0 <= entry.timestamp < _U64:
                 ensure(False, f"log {state.key}: entry {entry.opid} where index {expected} was expected")
             expected += 1
-            size += length + RECORD_COST_BYTES
-        self._check_size(size, log.options.append_bytes_max)
+            size += len(entry.payload) + RECORD_COST_BYTES
+        if size > log.options.append_bytes_max:
+            self._check_size(size, log.options.append_bytes_max)
         with log.lock:
-            self._check_live()
+            if state.failed is not None:
+                self._check_live()
             log.admit(size)
             if state.tombstoned:
                 raise Rejected(f"log {state.key}: the replica was removed", code=Code.TABLET_DELETED)
-            if not state.start.index < entries[0].index <= state.last.index + 1:
+            if not state.start.index < first <= state.last.index + 1:
                 ensure(
                     False,
                     f"log {state.key}: entries from {entries[0].opid} on do not follow {state.last}; "
