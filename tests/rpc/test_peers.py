@@ -123,9 +123,11 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 async def test_messages_arrive_in_order_and_large_ones_whole() -> None:
     async with pair() as (first, second):
         for number in range(1_000):
-            assert first.transport.send(second.identity.node_id, message(number))
+            assert first.transport.send(second.identity.node_id, message(number).SerializeToString())
         for number in range(4):
-            assert first.transport.send(second.identity.node_id, message(number, 8 << 20), bulk=True)
+            assert first.transport.send(
+                second.identity.node_id, message(number, 8 << 20).SerializeToString(), bulk=True
+            )
         await until(lambda: len(second.got) == 1_004)
         control = [m.update.term for _, m in second.got if not m.update.entries]
         assert control == list(range(1_000))
@@ -138,7 +140,7 @@ async def test_messages_arrive_in_order_and_large_ones_whole() -> None:
 
 async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_told() -> None:
     async with pair() as (first, second):
-        first.transport.send(second.identity.node_id, message(1))
+        first.transport.send(second.identity.node_id, message(1).SerializeToString())
         await until(lambda: second.got)
         await second.close()
         await until(lambda: first.lost)
@@ -153,7 +155,7 @@ async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:
         first.transport.options = replace(OPTIONS, forget_s=0.1)
         links = first.transport._links
         for bulk in (False, True):
-            first.transport.send(second.identity.node_id, message(1), bulk=bulk)
+            first.transport.send(second.identity.node_id, message(1).SerializeToString(), bulk=bulk)
         await until(lambda: len(second.got) == 2)
         await asyncio.sleep(0.2)
         assert len(links) == 2  # those that stand
@@ -172,7 +174,7 @@ async def is_back(sender: Node, node: Node) -> None:
     sender.book.observe(node.identity.node_id, 2, node.identity.address)
 
     def sent_until_heard() -> bool:
-        sender.transport.send(node.identity.node_id, message(2))
+        sender.transport.send(node.identity.node_id, message(2).SerializeToString())
         return bool(node.got)
 
     await until(sent_until_heard)
@@ -181,7 +183,7 @@ async def is_back(sender: Node, node: Node) -> None:
 async def refused(sender: Node, to: str) -> str:
     """Why a message makes no stream to a peer."""
     with structlog.testing.capture_logs() as lines:
-        sender.transport.send(NodeId(to), message(1))
+        sender.transport.send(NodeId(to), message(1).SerializeToString())
         await until(lambda: any(line["event"] == "no stream to peer" for line in lines))
     return next(str(line["error"]) for line in lines if line["event"] == "no stream to peer")
 
@@ -201,7 +203,7 @@ async def test_a_peer_that_stays_away_is_told_of_once_in_a_while() -> None:
         with structlog.testing.capture_logs() as lines, pytest.MonkeyPatch.context() as patch:
             patch.setattr(_Link, "_dial", counted)
             while dialled < 10:
-                first.transport.send(second.identity.node_id, message(1))
+                first.transport.send(second.identity.node_id, message(1).SerializeToString())
                 await asyncio.sleep(0.01)
         kinds = [line["error"].split(":")[0] for line in lines if line["event"] == "no stream to peer"]
         assert kinds and len(kinds) == len(set(kinds))  # a slow machine times out as well
@@ -234,12 +236,14 @@ async def test_queues_to_a_silent_peer_stay_bounded() -> None:
     try:
         other = NodeId("0" * 32)
         node.transport.options = PeerOptions(control_messages_max=10, bulk_bytes_max=100_000)
-        assert all(node.transport.send(other, message(n)) for n in range(1_000))
+        assert all(node.transport.send(other, message(n).SerializeToString()) for n in range(1_000))
         kept = node.transport._links[other, "control"]._queue
         assert len(kept) == 10
-        accepted = sum(node.transport.send(other, message(n, 30_000), bulk=True) for n in range(100))
+        accepted = sum(
+            node.transport.send(other, message(n, 30_000).SerializeToString(), bulk=True) for n in range(100)
+        )
         assert accepted == 3
-        assert not node.transport.send(other, message(1, 17 << 20), bulk=True)
+        assert not node.transport.send(other, message(1, 17 << 20).SerializeToString(), bulk=True)
     finally:
         await node.close()
 
@@ -350,7 +354,7 @@ async def test_many_messages_in_one_frame_let_the_loop_go_on_and_keep_their_orde
         counting = asyncio.create_task(count_turns())
         first.transport.options = replace(OPTIONS, control_messages_max=10_000)
         for number in range(5_000):
-            assert first.transport.send(second.identity.node_id, message(number))
+            assert first.transport.send(second.identity.node_id, message(number).SerializeToString())
         await until(lambda: len(second.got) == 5_000)
         await counting
         assert [m.update.term for _, m in second.got] == list(range(5_000))

@@ -6,12 +6,12 @@ import pytest
 
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
-from stele.model.ids import NodeId, OpId, new_id
+from stele.model.ids import NodeId, OpId, ReplicaId, new_id
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.rpc.convert import peer_from_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto.consensus_pb2 import ConsensusMessage
-from stele.tserver.messages import message_from_pb, message_to_pb
+from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
 
 MESSAGES: list[Message] = [
     UpdateRequest(3, OpId(2, 7), (), 7, 5, 1_234, 6),
@@ -32,9 +32,13 @@ MESSAGES: list[Message] = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_round_trip(message: Message) -> None:
-    envelope = ConsensusMessage(from_replica=1, to_replica=2)
-    message_to_pb(message, envelope)
-    assert message_from_pb(ConsensusMessage.FromString(envelope.SerializeToString())) == message
+    tablet = bytes.fromhex(new_id())
+    raw = encode_head(tablet, ReplicaId(300), ReplicaId(2), 1) + encode_body(message) + QUIET
+    envelope = ConsensusMessage.FromString(raw)
+    assert message_from_pb(envelope) == message
+    assert (envelope.tablet_id, envelope.from_replica, envelope.to_replica) == (tablet, 300, 2)
+    assert envelope.tablet_incarnation == 1 and envelope.quiet
+    assert raw == envelope.SerializeToString()  # what protobuf would write
 
 
 def test_an_unknown_body_is_refused() -> None:

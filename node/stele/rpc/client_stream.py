@@ -260,7 +260,7 @@ class _Stream:
 
     def _flush(self) -> None:
         self._flushing = False
-        while self._ready and self._connection.stands and not self._connection.full:
+        while self._ready and not self._connection.full:
             self._connection.send(client_responses(self._ready))
 
 

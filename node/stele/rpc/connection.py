@@ -45,7 +45,10 @@ class FrameReader:
         Raises:
             Rejected: TOO_LARGE for a length above the limit, as garbage has it; the stream is of no use any more.
         """
-        if self._parts:
+        if not self._parts:
+            if int.from_bytes(data[:LENGTH_BYTES], "big") == len(data) - LENGTH_BYTES:
+                return [data[LENGTH_BYTES:]]  # most often one read brings one frame
+        else:
             self._parts.append(data)
             self._have += len(data)
             if self._have < self._need:
@@ -157,9 +160,10 @@ class FramedConnection(asyncio.Protocol):
 
     def send(self, framed: bytes) -> None:
         """Send a frame that begins with its length already (see `stele.rpc.frames`). Nothing, once it has ended."""
-        if self._transport is not None and self.stands:
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self.lost.done():
             self._written += len(framed)
-            self._transport.write(framed)
+            transport.write(framed)
 
     def read(self, on: bool) -> None:
         """Take in nothing for a while, or go on."""

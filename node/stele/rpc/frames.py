@@ -37,7 +37,10 @@ def frame(body: bytes) -> bytes:
 
 def peer_frame(messages: deque[bytes]) -> bytes:
     """A frame for TCP with a PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
-    return _framed(_parts(messages, _PEER_MESSAGE, len(messages)))
+    parts = [b""]
+    size = _take(messages, _PEER_MESSAGE, len(messages), parts)
+    parts[0] = size.to_bytes(LENGTH_BYTES, "big")
+    return b"".join(parts)
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
@@ -53,36 +56,31 @@ def client_responses(responses: deque[bytes]) -> bytes:
 def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
     if len(queue) == 1 or len(queue[0]) >= FRAME_BYTES:
         return frame(queue.popleft())
-    parts = _parts(queue, inner, REQUESTS_MAX)
-    return _framed([outer + _varint(_size(parts)), *parts])
+    parts = [b""]
+    size = _take(queue, inner, REQUESTS_MAX, parts)
+    head = outer + _varint(size)
+    parts[0] = (len(head) + size).to_bytes(LENGTH_BYTES, "big") + head
+    return b"".join(parts)
 
 
-def _framed(parts: list[bytes]) -> bytes:
-    return b"".join((_size(parts).to_bytes(LENGTH_BYTES, "big"), *parts))
-
-
-def _size(parts: list[bytes]) -> int:
-    size = 0
-    for part in parts:
-        size += len(part)
-    return size
-
-
-def _parts(queue: deque[bytes], tag: bytes, at_most: int) -> list[bytes]:
-    parts: list[bytes] = []
-    size = 0
-    while queue and (not parts or (size + len(queue[0]) < FRAME_BYTES and len(parts) < 2 * at_most)):
+def _take(queue: deque[bytes], tag: bytes, at_most: int, parts: list[bytes]) -> int:
+    """Move what fits from the queue to `parts`, each as a field with this tag. How many bytes that are."""
+    size = taken = 0
+    while queue and (not taken or (size + len(queue[0]) < FRAME_BYTES and taken < at_most)):
         raw = queue.popleft()
         head = tag + _varint(len(raw))
         parts.append(head)
         parts.append(raw)
         size += len(head) + len(raw)
-    return parts
+        taken += 1
+    return size
 
 
 def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

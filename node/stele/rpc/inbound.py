@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
 from stele import metrics
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId
-from stele.rpc.budget import ByteBudget, Charge
+from stele.rpc.budget import ByteBudget
 from stele.rpc.connection import FramedConnection
 from stele.rpc.identity import caller_from_hello, check
 from stele.rpc.listener import StreamListener
@@ -59,7 +59,7 @@ class PeerInbound:
         earlier = self._streams.pop((node_id, channel), None)
         if earlier is not None:
             earlier.end()
-        stream = _Stream(self, connection, node_id, channel)
+        stream = _Stream(self._transport, self._budget, connection, node_id, channel)
         self._streams[node_id, channel] = stream
         connection.on_frames = stream.take
         connection.lost.add_done_callback(lambda _: self._lost(stream))
@@ -71,28 +71,26 @@ class PeerInbound:
             if stream.channel == CONTROL:
                 self._transport.on_disconnect(stream.node_id)
 
-    def charge(self, size_bytes: int) -> Charge:
-        """Of the node's budget, for a frame."""
-        return self._budget.charge(min(size_bytes, self._budget.reserve_bytes), control=True)
-
-    def message(self, node_id: NodeId, message: consensus_pb2.ConsensusMessage) -> None:
-        """Hand a message on."""
-        self._transport.on_message(node_id, message)
-
 
 class _Stream:
     """What one peer sends on one channel: a bounded number of messages per turn of the loop, in order."""
 
     def __init__(
-        self, inbound: PeerInbound, connection: FramedConnection, node_id: NodeId, channel: str
+        self,
+        transport: PeerTransport,
+        budget: ByteBudget,
+        connection: FramedConnection,
+        node_id: NodeId,
+        channel: str,
     ) -> None:
         self.node_id = node_id
         self.channel = channel
-        self._inbound = inbound
+        self._transport = transport
+        self._budget = budget
         self._connection = connection
         self._frames: deque[bytes] = deque()
         self._messages: Iterator[consensus_pb2.ConsensusMessage] | None = None
-        self._charge: Charge | None = None
+        self._charged_bytes = 0  # for the frame whose messages are handed on
         self._resting = False
         self._ended = False
         self._count = metrics.peer_frames.cell(channel, "received")
@@ -109,20 +107,19 @@ class _Stream:
         self._ended = True
         self._frames.clear()
         self._messages = None
-        if self._charge is not None:
-            self._charge.release()
+        self._give_back()
         self._connection.close()
 
     def _work(self) -> None:
+        on_message, node_id = self._transport.on_message, self.node_id
         handed = 0
         while not self._ended:
             if self._messages is None:
                 if not self._frames:
                     return
-                self._begin(self._frames.popleft())
-            assert self._messages is not None and self._charge is not None
+                self._messages = iter(self._decode(self._frames.popleft()))
             for message in self._messages:
-                self._inbound.message(self.node_id, message)
+                on_message(node_id, message)
                 handed += 1
                 if self._ended:
                     return
@@ -130,16 +127,24 @@ class _Stream:
                     self._rest()
                     return
             self._messages = None
-            self._charge.release()
+            self._give_back()
 
-    def _begin(self, raw: bytes) -> None:
+    def _decode(self, raw: bytes) -> Sequence[consensus_pb2.ConsensusMessage]:
+        """The messages in a frame, which is charged first."""
+        size = len(raw)
         self._count[0] += 1
-        self._bytes[0] += len(raw)
-        self._charge = self._inbound.charge(len(raw))
+        self._bytes[0] += size
+        charged = min(size, self._budget.reserve_bytes)
+        self._budget.take(charged, control=True)
+        self._charged_bytes = charged
         try:
-            self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
+            return consensus_pb2.PeerFrame.FromString(raw).messages
         except DecodeError:
-            raise Rejected(f"{len(raw)} bytes that are no frame between peers") from None
+            raise Rejected(f"{size} bytes that are no frame between peers") from None
+
+    def _give_back(self) -> None:
+        self._budget.give_back(self._charged_bytes)
+        self._charged_bytes = 0
 
     def _rest(self) -> None:
         self._resting = True

@@ -149,35 +149,37 @@ class StreamListener:
             log.error("stream ended by a fault of ours", source=connection.source, exc_info=error)
 
 
-class _Stranger(FramedConnection):
-    """A connection from outside."""
+class _Stranger(asyncio.Protocol):
+    """A connection from outside that has not shown a key yet; then what comes in goes to the connection directly."""
 
     def __init__(self, listener: StreamListener) -> None:
-        super().__init__()
         self._listener = listener
-        self._head: bytes | None = b""  # what it has said, until that is a key
+        self._connection = FramedConnection()
+        self._transport: asyncio.BaseTransport
+        self._head = b""  # what it has said so far
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._listener.came(self)
+        self._transport = transport
+        self._connection.connection_made(transport)
+        self._listener.came(self._connection)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head is None:
-            super().data_received(data)
-            return
         head = self._head = self._head + data
         prefix = KEY_BYTES.to_bytes(LENGTH_BYTES, "big")
         size = LENGTH_BYTES + KEY_BYTES
         if head[:LENGTH_BYTES] != prefix[: len(head)]:
-            self.close(Rejected("it did not begin with a key that this node gave out"))
+            self._connection.close(Rejected("it did not begin with a key that this node gave out"))
         elif len(head) >= size:
-            self._head = None
             try:
-                self._listener.show(self, head[LENGTH_BYTES:size])
+                self._listener.show(self._connection, head[LENGTH_BYTES:size])
             except Rejected as exc:
-                self.close(exc)
+                self._connection.close(exc)
                 return
-            super().data_received(head[size:])
+            self._transport.set_protocol(self._connection)
+            self._connection.data_received(head[size:])
 
 
 def _listening(address: str, port: int) -> socket.socket:

@@ -77,8 +77,9 @@ class PeerTransport:
         """Of this process."""
         return self.pool.identity
 
-    def send(self, node_id: NodeId, message: consensus_pb2.ConsensusMessage, *, bulk: bool = False) -> bool:
-        """Queue a message; all that one turn of the loop queues for a peer leaves together. Never blocks.
+    def send(self, node_id: NodeId, raw: bytes, *, bulk: bool = False, may_wait: bool = False) -> bool:
+        """Queue an encoded ConsensusMessage; all that one turn of the loop queues for a peer leaves together. Never blocks.
+        `may_wait`: it is a mere heartbeat.
 
         False if it was dropped: no connection, a full queue, or a message above the limit.
         """
@@ -86,9 +87,7 @@ class PeerTransport:
         link = self._links.get((node_id, channel))
         if link is None:
             link = self._links[node_id, channel] = _Link(self, node_id, channel, self._links)
-        update = message.update if message.WhichOneof("body") == "update" else None
-        heartbeat = update is not None and not update.entries and not update.read_context
-        if link.put(message.SerializeToString(), may_wait=heartbeat):
+        if link.put(raw, may_wait):
             return True
         metrics.peer_dropped.labels(channel).inc()
         return False
@@ -141,7 +140,7 @@ class _Link:
         """Whether the stream stands."""
         return self._connection is not None
 
-    def put(self, raw: bytes, *, may_wait: bool) -> bool:
+    def put(self, raw: bytes, may_wait: bool) -> bool:
         """Queue one encoded message, unless the peer is known not to answer just now."""
         if self._resting or len(raw) + 64 > MESSAGE_BYTES_MAX:
             return False
@@ -154,6 +153,8 @@ class _Link:
             metrics.peer_dropped.labels(self._channel).inc()
         self._queue.append(raw)
         self._queued_bytes += len(raw)
+        if self._flushing:
+            return True  # it leaves with what was queued in this turn before
         if not may_wait:
             self._wake()
         elif self._timer is None:
@@ -175,7 +176,7 @@ class _Link:
     def _flush(self) -> None:
         self._flushing = False
         connection = self._connection
-        while connection is not None and self._queue and connection.stands and not connection.full:
+        while connection is not None and self._queue and not connection.full:
             raw = peer_frame(self._queue)
             self._queued_bytes = max(0, self._queued_bytes - len(raw)) if self._queue else 0
             self._frames[0] += 1

@@ -1,29 +1,47 @@
 """Raft messages to protobuf and back. Called for every message between nodes, so written out plainly.
 
-Invariant: `message_from_pb(message_to_pb(m)) == m`.
+An encoded envelope is its fields one after the other: `encode_head`, which is the same for each message to a peer, then
+`encode_body`, which is the same for each peer that gets the message.
+
+Invariant: `message_from_pb` of both is the message, and both are exactly what protobuf would write.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import assert_never
 
 from stele.model.errors import Code, Rejected
-from stele.model.ids import NodeId, OpId
+from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
+QUIET = consensus_pb2.ConsensusMessage(quiet=True).SerializeToString()
+"""Behind head and body it marks the message so."""
 
-def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) -> None:
-    """Put `message` into the body of `envelope`, field by field: a submessage that is assigned is copied."""
+
+@lru_cache(16_384)
+def encode_head(tablet_id: bytes, sender: ReplicaId, to: ReplicaId, incarnation: int) -> bytes:
+    """The fields of an envelope that say whose message it is."""
+    return consensus_pb2.ConsensusMessage(
+        tablet_id=tablet_id, from_replica=sender, to_replica=to, tablet_incarnation=incarnation
+    ).SerializeToString()
+
+
+def encode_body(message: Message) -> bytes:
+    """The field of an envelope that is the message. Field by field: a submessage that is assigned is copied."""
+    envelope = consensus_pb2.ConsensusMessage()
     match message:
         case UpdateRequest():
             update = envelope.update
             update.term = message.term
-            update.preceding.term = message.preceding.term
-            update.preceding.index = message.preceding.index
+            preceding = update.preceding
+            preceding.term = message.preceding.term
+            preceding.index = message.preceding.index
             update.commit_index = message.commit_index
-            update.read_context = message.read_context
+            if message.read_context:
+                update.read_context = message.read_context
             update.sent_ms = message.sent_ms
             update.all_replicated_index = message.all_replicated_index
             for entry in message.entries:
@@ -37,16 +55,21 @@ def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) ->
         case UpdateResponse():
             response = envelope.update_response
             response.term = message.term
-            response.success = message.success
-            response.last_received.term = message.last_received.term
-            response.last_received.index = message.last_received.index
-            response.conflict_index = message.conflict_index
-            response.conflict_term = message.conflict_term
-            response.read_context = message.read_context
+            last_received = response.last_received
+            last_received.term = message.last_received.term
+            last_received.index = message.last_received.index
             response.sent_ms = message.sent_ms
             response.has_data = message.has_data
-            response.failed = message.failed
             response.preceding_index = message.preceding_index
+            response.success = message.success
+            if message.conflict_index:
+                response.conflict_index = message.conflict_index
+            if message.conflict_term:
+                response.conflict_term = message.conflict_term
+            if message.read_context:
+                response.read_context = message.read_context
+            if message.failed:
+                response.failed = True
         case VoteRequest():
             envelope.vote.CopyFrom(
                 consensus_pb2.VoteRequest(
@@ -74,6 +97,7 @@ def message_to_pb(message: Message, envelope: consensus_pb2.ConsensusMessage) ->
             envelope.timeout_now.CopyFrom(consensus_pb2.TimeoutNow(term=message.term))
         case _:
             assert_never(message)
+    return envelope.SerializeToString()
 
 
 def _opid(pb: common_pb2.OpIdPB) -> OpId:

@@ -43,7 +43,7 @@ from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.memory import ScanMemory, StoreMemory
-from stele.tserver.messages import message_from_pb, message_to_pb
+from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
 from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.reads import READS_AT_ONCE
@@ -113,6 +113,8 @@ class Node:
         self._vetting: asyncio.Task[None] | None = None
         self.wall_clock = WallClock(self.node_id)
         self._ticker: Ticker | None = None
+        # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
+        self._encoded: tuple[Message | None, bytes] = None, b""
         self._maintenance: Maintenance | None = None
 
     # --- Host
@@ -133,19 +135,20 @@ class Node:
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
         """Hand a message to the transport."""
-        envelope = consensus_pb2.ConsensusMessage(
-            tablet_id=replica.raw_tablet_id,
-            from_replica=replica.superblock.replica_id,
-            to_replica=to,
-            tablet_incarnation=replica.superblock.tablet_incarnation,
-            quiet=quiet,
-        )
-        message_to_pb(message, envelope)
-        bulk = isinstance(message, UpdateRequest) and bool(message.entries)
-        self.transport.send(node_id, envelope, bulk=bulk)
+        superblock = replica.superblock
+        head = encode_head(replica.raw_tablet_id, superblock.replica_id, to, superblock.tablet_incarnation)
+        if message is not self._encoded[0]:
+            self._encoded = message, encode_body(message)
+        raw = head + self._encoded[1]
+        if isinstance(message, UpdateRequest):
+            bulk = bool(message.entries)
+            may_wait = not bulk and not message.read_context
+            self.transport.send(node_id, raw + QUIET if quiet else raw, bulk=bulk, may_wait=may_wait)
+        else:
+            self.transport.send(node_id, raw)
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
-        self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting))
+        self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
 
     def changed(self, replica: HostedReplica) -> None:
         """A replica's report is due."""
@@ -397,11 +400,12 @@ class Node:
 
     def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
         self.quiet.heard(from_node)
-        if envelope.HasField("resting"):
-            self.quiet.told(from_node, envelope.resting)
-            return
         replica = self.replicas.route(envelope.tablet_id, envelope.to_replica)
-        if replica is None or envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
+        if replica is None:
+            if envelope.HasField("resting"):
+                self.quiet.told(from_node, envelope.resting)
+            return
+        if envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
             return
         try:
             message = message_from_pb(envelope)
@@ -417,6 +421,7 @@ class Node:
         self.replicas.peer_node_failed(node_id)
 
     def _tick(self, now_ms: int) -> None:
+        self._encoded = None, b""
         self.replicas.tick(now_ms)
         self.quiet.tick(now_ms)
         self.watch.tick(now_ms)
