@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stele.model.block import RowOp, encode_block
+from stele.model.block import RowOp, encode_block, vetted_rows
 from stele.model.errors import Rejected
 from stele.model.layout import ROWS_MAX, layout_of
 from stele.model.schema import Schema
@@ -139,6 +139,30 @@ def test_what_is_plain_no_more_is_left_to_others() -> None:
     for length in (4_000, 4_096, 9_000):
         assert layout.is_plain(made([b"k" * length])) is _vetted(made([b"k" * length]), TEXTS)
     assert not layout.is_plain(good[:-8]) and not layout.is_plain(b"") and not layout.is_plain(good[:40])
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_rows_of_many_blocks_are_those_of_each(schema: Schema) -> None:
+    rng, layout = random.Random(2), layout_of(schema)
+    assert layout is not None
+    joined = 0
+    for _ in range(150):
+        blocks = [block(rng, schema, rng.randrange(1, 10)) for _ in range(rng.randrange(1, 6))]
+        if rng.random() < 0.7:
+            at = rng.randrange(len(blocks))
+            blocks[at] = _damaged(rng, blocks[at])
+            if not _vetted(blocks[at], schema):
+                layout.rows_of([memoryview(data) for data in blocks])  # whatever it is, it is safe
+                continue
+        found = layout.rows_of([memoryview(data) for data in blocks])
+        if found is not None:
+            joined += 1
+            found.validate(full=True)
+            wanted = pa.concat_batches([vetted_rows(data, schema) for data in blocks])
+            for column, other in zip(found, wanted, strict=True):
+                as_bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type, column.type)
+                assert column.view(as_bits).equals(other.view(as_bits))  # a NaN equals none
+    assert joined > 50
 
 
 def test_a_table_with_decimals_has_no_layout() -> None:

@@ -217,7 +217,7 @@ def _array(
     at = np.repeat(begins // width, rows) + row
     if bits:
         return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(found[at])], 0)
-    each, used = found[at + 1] - found[at], found[begins // 4 + rows]
+    each, used = found[at + 1].astype(np.int64) - found[at], found[begins // 4 + rows]
     if found[begins // 4].any() or each.min() < 0 or (used > lengths[:, 1]).any():
         return None
     ends = np.zeros(len(row) + 1, np.int32)

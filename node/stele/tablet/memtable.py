@@ -2,8 +2,8 @@
 
 Rows are numbered in the order they were applied (their ordinal). They stand in chunks, one per block at first; small
 chunks are coalesced, so that a million single puts cost no million Arrow batches. Small plain blocks wait undecoded
-until there are some dozens, or somebody reads: decoded together they cost a fraction. Two indexes: a dict of the keys of
-small blocks, whose entries chain to the older version, and a hash index over ordinals, which is built only when
+until there are some hundreds, or somebody reads: decoded together they cost a fraction. Two indexes: a dict of the keys of
+small blocks, with a chain to the older versions of each, and a hash index over ordinals, which is built only when
 something asks for keys of big blocks (a load of upserts never does).
 
 Threads: one writer; readers work on a `MemView`, which later writes do not change. Whoever comes first, writer or
@@ -15,14 +15,14 @@ Invariant: ordinals rise with timestamps, so the newest version of a key is the 
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stele.model.block import plain_rows, vetted_rows
 from stele.model.errors import Code, Corrupt, Rejected
@@ -30,13 +30,19 @@ from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.layout import layout_of
 from stele.model.schema import Schema
 from stele.tablet.chunk import U64, Chunk
+from stele.tablet.hash_index import HashIndex
 from stele.tablet.order import SharedOrder, SortedRows
 from stele.tablet.runs import Mask, Positions, Run, concat_batches
 
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
 _COALESCE = 64
-_WAITING_MAX = 64
+_WAITING_MAX = 256
+_WAITING_ROWS_MAX = 2_048
+_WAITING_BYTES_MAX = 1 << 20
+"""Blocks are decoded past any of these, so that whoever reads first need not wait for long."""
+_JOINED_MIN = 32
+"""As many blocks are taken apart together at less cost than one by one."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """More gains nothing, and an array of Arrow's holds 2 GiB."""
@@ -45,8 +51,8 @@ _DICT_ENTRY_BYTES = 240
 
 _SERIALS = itertools.count(1)
 
-Version = tuple[int, int, bool, "Version | None"]
-"""(ordinal, timestamp, deleted, the older version that the dict knows)."""
+_Waiting = tuple[memoryview, int, int]
+"""A block, how many rows it has, hybrid time."""
 
 
 class MemTable:
@@ -59,13 +65,16 @@ class MemTable:
         self.chunks: list[Chunk] = []
         self.rows = 0
         self.bytes = 0
-        self._small: dict[bytes, Version] = {}
+        # Places of rows: twice the ordinal, and one more for a delete. The newest of each key, and before which others were.
+        self._small: dict[bytes, int] = {}
+        self._older: dict[int, int] = {}
         self._small_tail = 0
-        self._waiting: list[tuple[memoryview, int, int]] = []  # block, rows, hybrid time
+        self._waiting: list[_Waiting] = []
         self._waiting_rows = 0
+        self._waiting_bytes = 0
         self._waiting_lock = threading.Lock()
         self._big_end = 0
-        self._index = _HashIndex()
+        self._index = HashIndex()
         self._lock = threading.Lock()
         self._order = SharedOrder()
 
@@ -92,10 +101,7 @@ class MemTable:
                 self._big_end = self.rows
                 self._small_tail = 0
                 return
-            small = self._small
-            for row, key in enumerate(keys):
-                gone = deleted is not None and bool(deleted[row])
-                small[key] = (self.rows + row, time, gone, small.get(key))
+            self._index_small(chunk, keys)
             self.bytes += _DICT_ENTRY_BYTES * len(keys)
             self.chunks.append(chunk)
             self.rows += chunk.rows
@@ -117,9 +123,14 @@ class MemTable:
         with self._waiting_lock:
             self._waiting.append((block, rows, time))
             self._waiting_rows += rows
+            self._waiting_bytes += len(block)
             self.rows += rows
             self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
-            if len(self._waiting) >= _WAITING_MAX:
+            if (
+                len(self._waiting) >= _WAITING_MAX
+                or self._waiting_rows >= _WAITING_ROWS_MAX
+                or self._waiting_bytes >= _WAITING_BYTES_MAX
+            ):
                 self._decode_waiting()
 
     def _decoded(self, block: memoryview) -> pa.RecordBatch:
@@ -133,35 +144,48 @@ class MemTable:
         waiting = self._waiting
         if not waiting:
             return
-        batches = [self._decoded(block) for block, _, _ in waiting]
         start = self.rows - self._waiting_rows
-        times: int | U64 = waiting[0][2]
-        if len(waiting) > 1:
-            counts = [rows for _, rows, _ in waiting]
-            times = np.repeat(np.array([time for _, _, time in waiting], np.uint64), counts)
-        try:
-            chunks = [Chunk(start, concat_batches(batches), times, None, self._schema)]
-        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
-            starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
-            chunks = [
-                Chunk(first, batch, time, None, self._schema)
-                for first, batch, (_, _, time) in zip(starts, batches, waiting)
-            ]
+        chunks = self._joined_chunk(waiting, start) or self._read_chunks(waiting, start)
         keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
         for chunk, listed in zip(chunks, keys):
             self._index_small(chunk, listed)
-        self._waiting, self._waiting_rows = [], 0
-        unseen = sum(c.batch.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
+        unseen = sum(c.batch.nbytes for c in chunks) - self._waiting_bytes
         self.bytes += max(0, unseen) - (len(waiting) - len(chunks)) * _CHUNK_OVERHEAD_BYTES
         self.chunks += chunks
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         self._small_tail = 0
         self._coalesce(1)
 
+    def _joined_chunk(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
+        """One chunk of many blocks that are laid out alike; none, if they are few or others."""
+        if self.layout is None or len(waiting) < _JOINED_MIN:
+            return []
+        batch = self.layout.rows_of([block for block, _, _ in waiting])
+        return [] if batch is None else [Chunk(start, batch, _times(waiting), None, self._schema)]
+
+    def _read_chunks(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
+        """Chunks of any blocks, read one by one."""
+        batches = [self._decoded(block) for block, _, _ in waiting]
+        try:
+            return [Chunk(start, concat_batches(batches), _times(waiting), None, self._schema)]
+        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
+            starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
+            return [
+                Chunk(first, batch, time, None, self._schema)
+                for first, batch, (_, _, time) in zip(starts, batches, waiting)
+            ]
+
     def _index_small(self, chunk: Chunk, keys: Sequence[bytes]) -> None:
-        times, start, small = chunk.times, chunk.start, self._small
-        each = [times] * chunk.rows if isinstance(times, int) else times.tolist()
-        for row, key in enumerate(keys):
-            small[key] = (start + row, each[row], False, small.get(key))
+        small, older = self._small, self._older
+        start, deleted = 2 * chunk.start, chunk.deleted
+        places: Iterable[int] = range(start, start + 2 * chunk.rows, 2)
+        if deleted is not None:
+            places = [place + gone for place, gone in zip(places, deleted.tolist())]
+        for place, key in zip(places, keys):
+            before = small.get(key)
+            if before is not None and before < place:  # it is not, where memory lacked for the rest before
+                older[place] = before
+            small[key] = place
 
     def append_keyed(
         self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size_bytes: int, keys: pa.BinaryArray
@@ -207,7 +231,7 @@ class MemTable:
         """(ordinal, deleted) of the newest version of one key, None if it is not here."""
         self._decode()
         found = self._small.get(key)
-        best = None if found is None else (found[0], found[2])
+        best = None if found is None else (found >> 1, bool(found & 1))
         if self._big_end:
             with self._lock:
                 self._ensure_index(self._big_end)
@@ -233,6 +257,12 @@ class MemTable:
             if chunk.deleted is not None:
                 found[members] = chunk.deleted[rows]
         return found
+
+    def key_at(self, ordinal: int) -> bytes:
+        """Key of one row."""
+        chunk, row = self._at(self.chunks, ordinal)
+        key: bytes = chunk.keys[row].as_py()
+        return key
 
     def keys_at(self, ordinals: Positions) -> pa.BinaryArray:
         """Keys of these rows."""
@@ -290,24 +320,30 @@ class MemTable:
             self._decode_waiting()
             return MemView(self, self.chunks, len(self.chunks), self.rows)
 
-    def versions(self, key: bytes, end: int) -> list[tuple[int, int, bool]]:
+    def versions(self, key: bytes, end: int) -> Iterator[tuple[int, int, bool]]:
         """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest first."""
-        found: dict[int, tuple[int, bool]] = {}
-        version = self._small.get(key)
-        while version is not None:
-            if version[0] < end:
-                found[version[0]] = (version[1], version[2])
-            version = version[3]
-        if self._big_end:
-            with self._lock:
-                self._ensure_index(self._big_end)
-                chunks = self.chunks
-                for ordinal in self._index.candidates(hash_bytes(key)):
-                    chunk, row = self._at(chunks, ordinal)
-                    if ordinal < end and ordinal not in found and chunk.keys[row].as_py() == key:
-                        gone = chunk.deleted is not None and bool(chunk.deleted[row])
-                        found[ordinal] = (chunk.time_of(row), gone)
-        return [(ordinal, *found[ordinal]) for ordinal in sorted(found, reverse=True)]
+        last = end
+        for ordinal in heapq.merge(self._chained(key), self._hashed(key, end), reverse=True):
+            if ordinal < last:
+                last = ordinal
+                chunk, row = self._at(self.chunks, ordinal)
+                yield ordinal, chunk.time_of(row), chunk.deleted is not None and bool(chunk.deleted[row])
+
+    def _chained(self, key: bytes) -> Iterator[int]:
+        """Ordinals of a key's versions from small blocks, newest first."""
+        place = self._small.get(key)
+        while place is not None:
+            yield place >> 1
+            place = self._older.get(place)
+
+    def _hashed(self, key: bytes, end: int) -> list[int]:
+        """Those below `end` that the hash index knows."""
+        if not self._big_end:
+            return []
+        with self._lock:
+            self._ensure_index(self._big_end)
+            candidates = self._index.candidates(hash_bytes(key))
+            return [at for at in candidates if at < end and self.key_at(at) == key]
 
     def sorted_rows(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
         """The `rows` rows of these chunks in order, the newest part first. Its last rows may have been applied since.
@@ -354,63 +390,11 @@ class MemView:
         return None
 
 
-class _HashIndex:
-    """Sorted (hash, ordinal) pairs in parts whose sizes fall, so that adding costs a logarithmic number of merges."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        self._parts: list[tuple[U64, Positions]] = []
-
-    def add(self, hashes: U64) -> None:
-        ordinals = np.arange(self.end, self.end + len(hashes), dtype=np.int64)
-        order = np.argsort(hashes, kind="stable")
-        self._parts.append((hashes[order], ordinals[order]))
-        self.end += len(hashes)
-        while len(self._parts) > 1 and len(self._parts[-2][0]) <= 2 * len(self._parts[-1][0]):
-            newer_hashes, newer = self._parts.pop()
-            older_hashes, older = self._parts.pop()
-            both = np.concatenate((older_hashes, newer_hashes))
-            order = np.argsort(both, kind="stable")
-            self._parts.append((both[order], np.concatenate((older, newer))[order]))
-
-    def candidates(self, hash_: int) -> list[int]:
-        """Ordinals with this hash, highest first."""
-        found: list[int] = []
-        wanted = np.uint64(hash_)
-        for hashes, ordinals in reversed(self._parts):
-            low, high = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
-            found.extend(reversed(ordinals[low:high].tolist()))
-        return found
-
-    def newest(self, keys: pa.BinaryArray, hashes: U64, table: MemTable) -> Positions:
-        found = np.full(len(keys), -1, np.int64)
-        left = np.arange(len(keys))
-        for part_hashes, ordinals in reversed(self._parts):
-            place = np.searchsorted(part_hashes, hashes[left], "right") - 1
-            hit = (place >= 0) & (part_hashes[np.maximum(place, 0)] == hashes[left])
-            if not hit.any():
-                continue
-            rows, candidates = left[hit], ordinals[place[hit]]
-            wanted = keys.take(pa.array(rows))
-            same = _equal(wanted, table.keys_at(candidates))
-            found[rows[same]] = candidates[same]
-            for row in rows[~same].tolist():  # two keys, one hash: look at each candidate
-                found[row] = self._exact(keys[row].as_py(), int(hashes[row]), table)
-            left = left[found[left] < 0]
-            if len(left) == 0:
-                break
-        return found
-
-    def _exact(self, key: bytes, hash_: int, table: MemTable) -> int:
-        for ordinal in self.candidates(hash_):
-            chunk, row = table._at(table.chunks, ordinal)
-            if chunk.keys[row].as_py() == key:
-                return ordinal
-        return -1
-
-
-def _equal(left: pa.BinaryArray, right: pa.BinaryArray) -> Mask:
-    return np.asarray(pc.equal(left, right))
+def _times(waiting: Sequence[_Waiting]) -> int | U64:
+    if len(waiting) == 1:
+        return waiting[0][2]
+    times = np.fromiter((time for _, _, time in waiting), np.uint64, len(waiting))
+    return np.repeat(times, [rows for _, rows, _ in waiting])
 
 
 def _join(chunks: Sequence[Chunk], schema: Schema) -> Chunk:

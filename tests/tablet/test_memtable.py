@@ -1,0 +1,62 @@
+"""Small blocks that are decoded together are what they are one by one, also to those who ask for a key's versions."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from stele.model.block import RowOp, encode_block
+from stele.model.keys import encode_tuple
+from stele.model.schema import Schema
+from stele.tablet.memtable import MemTable
+from stele.tablet.runs import concat
+
+SCHEMA = Schema.make([("k", "int64"), ("v", "string"), ("b", "bool")], ["k"])
+
+
+def _batch(rng: random.Random, rows: int) -> pa.RecordBatch:
+    values = [
+        [rng.randrange(50) for _ in range(rows)],
+        ["é" * rng.randrange(4) for _ in range(rows)],
+        [rng.random() < 0.5 for _ in range(rows)],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(values, SCHEMA.to_arrow())]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA.to_arrow())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_are_the_same_together_and_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    together, one_by_one = MemTable(SCHEMA), MemTable(SCHEMA)
+    one_by_one.layout = None
+    snapshots = []
+    for time in range(1, 900):
+        batch, tables = _batch(rng, rng.choice((1, 2, 5, 9))), (together, one_by_one)
+        keys = [encode_tuple((key,), [pa.int64()]) for key in batch.column(0).to_pylist()]
+        for table in tables:
+            if time % 251 == 0:  # others between them: some rows are deletes
+                table.append(batch, time, pa.array(keys).to_numpy(False) > keys[0], 100, keys)
+            elif time % 401 == 0:
+                table.append(batch, time, None, 100, None)
+            else:
+                block = encode_block(RowOp.UPSERT, SCHEMA.column_ids, batch, SCHEMA.version)
+                table.append_plain(memoryview(block), time, len(block))
+        if time % 300 == 0:
+            snapshots.append((time, [table.view() for table in tables]))
+    assert together.bytes == one_by_one.bytes
+    snapshots.append((900, [together.view(), one_by_one.view()]))
+    for time, (left, right) in snapshots:
+        whole = concat(left.runs())
+        assert whole.batch.equals(concat(right.runs()).batch)
+        assert whole.times.tolist() == concat(right.runs()).times.tolist()
+        for number in range(50):
+            key = encode_tuple((number,), [pa.int64()])
+            at = [row for row, found in enumerate(whole.keys.to_pylist()) if found == key]
+            gone = [whole.deleted is not None and bool(whole.deleted[row]) for row in at]
+            expected = [(row, int(whole.times[row]), deleted) for row, deleted in zip(at, gone)][::-1]
+            assert list(together.versions(key, left.rows)) == expected
+            assert left.find(key, time) == right.find(key, time)
+            if time == 900:
+                assert together.newest_small(key) == (expected[0][0], expected[0][2])
