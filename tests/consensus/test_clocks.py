@@ -51,13 +51,37 @@ async def test_no_timestamp_is_made_of_a_clock_that_was_set(group_of: MakeGroup,
     await group.write(rows([2]))
 
 
+async def test_writes_that_waited_for_a_ceiling_and_those_behind_them_are_in_order(
+    group_of: MakeGroup,
+) -> None:
+    """Whoever finds a ceiling and nobody that waits goes to the core at once; the others when they can."""
+    group, _ = await group_of()
+    await group.write(rows([1]))
+    leader = await group.leader()
+    at_once = leader.submit(rows([2]))
+    assert not leader._proposals.waiting
+    group.node_of(leader).skew_us = 400_000  # past the ceiling: another has to come first
+    waiting = [leader.submit(rows([key])) for key in (3, 4)]
+    assert len(leader._proposals.waiting) == 2
+    group.node_of(leader).skew_us = 0  # below it again: whoever comes waits behind those that do
+    waiting.append(leader.submit(rows([5])))
+    assert len(leader._proposals.waiting) == 3
+    outcomes = await asyncio.wait_for(asyncio.gather(at_once, *waiting), WAIT_S)
+    times = [outcome.timestamp for outcome in outcomes]
+    assert times == sorted(set(times))
+    assert table(leader, await leader.latest_snapshot()) == {key: f"x{key}" for key in range(1, 6)}
+
+
 async def test_writes_that_wait_when_the_clock_is_set_are_told_to_try_again(group_of: MakeGroup) -> None:
     """They would wait for a timestamp as long as their callers do."""
     group, nodes = await group_of()
     compare_clocks(nodes)
     await group.write(rows([1]))
     leader = await group.leader()
-    waiting = leader.submit(rows([2]))  # its timestamp is made at the end of this turn
+    group.node_of(
+        leader
+    ).skew_us = 400_000  # right, as clocks go, and past the ceiling: one has to come first
+    waiting = leader.submit(rows([2]))
     group.node_of(leader).skew_us = HOUR_US
     with pytest.raises(Retryable) as refused:
         await asyncio.wait_for(waiting, WAIT_S)

@@ -55,7 +55,6 @@ class Replica(MemberPart):
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
     ) -> None:
         super().__init__(superblock, directory, host, options)
-        self._node_of: dict[ReplicaId, NodeId] = {}
         self._role_listeners: list[RoleListener] = []
         self.last_applied_ms = 0
         self.committed_elsewhere = 0
@@ -152,6 +151,7 @@ class Replica(MemberPart):
         """Time has passed; called by the node for all its replicas, cheap when nothing is due."""
         if self._runtime is None:
             return
+        self.ticked_ms = now_ms
         self._runtime.tick(now_ms)
         if self.state is ReplicaState.CONFIGURING:
             self._refresh_state()
@@ -163,7 +163,8 @@ class Replica(MemberPart):
         if self.state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
             self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
         if self._runtime is not None and self.state is not ReplicaState.STOPPED:
-            self._node_of[sender] = from_node
+            if sender not in self._node_of:
+                self._node_of[sender] = from_node
             self._runtime.receive(sender, message)
 
     def peer_node_failed(self, node_id: str) -> None:
@@ -204,14 +205,13 @@ class Replica(MemberPart):
 
     def send(self, to: ReplicaId, message: Message) -> None:
         """A message may leave now."""
-        peer = self.config.peer(to) or self.committed_config.peer(to)
-        node_id = peer.node_id if peer is not None else self._node_of.get(to)
+        node_id = self._node_of.get(to)
         if node_id is not None:
             self.host.send(self, node_id, to, message)
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
         """Entries are about to be written: remember the ceilings among them."""
-        self.active_ms = self.host.now_ms()
+        self.active_ms = self.ticked_ms
         for entry in entries:
             if entry.kind is EntryKind.CEILING:
                 self.timestamps.in_log(decode_ceiling(entry.payload))
@@ -225,9 +225,10 @@ class Replica(MemberPart):
 
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""
+        if isinstance(effect, fx.Committed):
+            self._committed(effect.entries)
+            return
         match effect:
-            case fx.Committed(entries):
-                self._committed(entries)
             case fx.Proposed(context, opid):
                 self._write_proposed(context, opid)
             case fx.ProposalRefused(context, code, message):
@@ -259,7 +260,8 @@ class Replica(MemberPart):
                 self.host.changed(self)
 
     def _committed(self, entries: tuple[Entry, ...]) -> None:
-        self._ceilings_committed(entries)
+        if self._ceilings:
+            self._ceilings_committed(entries)
         self.committed_opid = entries[-1].opid
         if self._applier is not None:
             self._applier.add(entries)
@@ -270,7 +272,7 @@ class Replica(MemberPart):
         if entry.timestamp > self.timestamps.applied:
             self.timestamps.applied = entry.timestamp
         if entry.kind is EntryKind.WRITE:
-            self.last_applied_ms = self.host.now_ms()
+            self.last_applied_ms = self.ticked_ms
             self._proposals.applied(entry, outcome)
 
     def _role_changed(self, change: fx.RoleChanged) -> None:

@@ -36,6 +36,9 @@ class ReplicaState(IntEnum):
     FAILED = 5
 
 
+_TAKES_PART = (ReplicaState.RUNNING, ReplicaState.CONFIGURING)
+
+
 class ReplicaBase:
     """Fields and questions that all parts share. `machine` is None while a young witness has no rows yet."""
 
@@ -56,7 +59,9 @@ class ReplicaBase:
         self.leader: ReplicaId | None = None
         self.config = Configuration(-1, ())
         self.committed_config = Configuration(-1, ())
-        self.active_ms = host.now_ms()
+        self.ticked_ms = host.now_ms()
+        """The time of its node's last tick: near enough for what is counted in many of them, and no call."""
+        self.active_ms = self.ticked_ms
         self.committed_opid = OPID_NONE
         self._serves = False
         self._leaderless_since_ms = host.now_ms()
@@ -95,12 +100,12 @@ class ReplicaBase:
     @property
     def is_leader(self) -> bool:
         """Whether it leads and holds rows."""
-        return self.role is Role.LEADER and self._serves and self.running
+        return self.role is Role.LEADER and self._serves and self.state in _TAKES_PART
 
     @property
     def running(self) -> bool:
         """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
-        return self.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
+        return self.state in _TAKES_PART
 
     def leader_peer(self) -> Peer | None:
         """The leader, where known."""

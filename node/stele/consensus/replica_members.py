@@ -16,7 +16,7 @@ from stele.consensus.replica_log import LogPart
 from stele.consensus.superblock import Superblock
 from stele.model.config import Configuration, Peer
 from stele.model.errors import SteleError
-from stele.model.ids import ReplicaId
+from stele.model.ids import NodeId, ReplicaId
 from stele.raft.events import ChangeType, ProposeChange, TransferLeadership
 from stele.raft.status import PeerState
 
@@ -29,6 +29,7 @@ class MemberPart(LogPart):
     ) -> None:
         super().__init__(superblock, directory, host, options)
         self._configs: list[Configuration] = []
+        self._node_of: dict[ReplicaId, NodeId] = {}  # a replica never changes its node
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self.needs_copy: dict[ReplicaId, str] = {}
 
@@ -86,6 +87,7 @@ class MemberPart(LogPart):
     def _remember(self, config: Configuration) -> None:
         self._configs = [c for c in self._configs if c.opid_index < config.opid_index][-15:]
         self._configs.append(config)
+        self._node_of.update((peer.replica_id, peer.node_id) for peer in config.peers)
 
     def _config_changed(self, config: Configuration, committed: bool, cause: str) -> None:
         if committed:

@@ -1,5 +1,5 @@
-"""The writing side of a replica: proposals get timestamps under a committed ceiling and go to the core, once per turn
-of the event loop. A layer of Replica.
+"""The writing side of a replica: proposals get timestamps under a committed ceiling and go to the core; what finds no ceiling
+waits. A layer of Replica.
 
 Invariant: nothing is handed to the core without a timestamp that a committed ceiling covers.
 """
@@ -65,13 +65,29 @@ class WritePart(ReplicaBase):
                 f"rows that wait to be flushed fill the memory of node {self.host.node_id}; send again a little later",
                 code=Code.THROTTLED,
             )
-        self._check_clock()
-        if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
-            raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
+        timestamp = None if self._proposals.waiting else self.timestamps.assign()
+        if timestamp is None:
+            self._check_clock()
+            if self._proposals.waiting_bytes > self.options.raft.uncommitted_bytes_max:
+                raise Retryable("too many writes wait for this leader; slow down", code=Code.THROTTLED)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._proposals.add(Pending(payload, future))
-        self._schedule_pump()
+        pending = Pending(payload, future)
+        if timestamp is None:
+            self._proposals.add(pending)
+            self._schedule_pump()
+        else:
+            self._post(pending, timestamp)
+            if self.timestamps.ceiling_due:
+                self._want_ceiling()
         return future
+
+    def _post(self, pending: Pending, timestamp: int) -> None:
+        """Hand a write that has its timestamp to the core."""
+        pending.timestamp = timestamp
+        context = next(self._contexts)
+        self._proposals.posted(context, pending)
+        if self._runtime is not None:
+            self._runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
 
     def _check_clock(self) -> None:
         """Raise where this node's clock is wrong, or timestamps of this log are so far ahead that what needs one would wait
@@ -118,10 +134,9 @@ class WritePart(ReplicaBase):
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give waiting writes timestamps and hand them to the core."""
+        """Give timestamps to writes that waited for a ceiling or for time to pass, and hand them to the core."""
         self._pump_scheduled = False
-        runtime = self._runtime
-        if runtime is None or not self.is_leader or not (self._proposals.waiting or self._ceiling_waiters):
+        if not self.is_leader or not (self._proposals.waiting or self._ceiling_waiters):
             return
         if fault := self.timestamps.fault:
             self._proposals.fail_waiting(wrong_clock(fault))
@@ -131,11 +146,7 @@ class WritePart(ReplicaBase):
             timestamp = self.timestamps.assign()
             if timestamp is None:
                 break
-            pending = self._proposals.next_waiting()
-            pending.timestamp = timestamp
-            context = next(self._contexts)
-            self._proposals.posted(context, pending)
-            runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
+            self._post(self._proposals.next_waiting(), timestamp)
         self._want_ceiling()
 
     def _want_ceiling(self, at_least: int = 0) -> None:
@@ -189,6 +200,7 @@ class WritePart(ReplicaBase):
             self.timestamps.lost()
 
     def _ceilings_committed(self, entries: tuple[Entry, ...]) -> None:
+        """Those of this leader, which has some."""
         for entry in entries:
             if entry.kind is EntryKind.CEILING and self._ceilings.pop(entry.index, None) == self.term:
                 self.timestamps.committed(decode_ceiling(entry.payload))

@@ -72,6 +72,8 @@ class Timestamps:
         self._proposed = 0  # on its way, 0: none
         self._proposed_us = 0  # when, by the wall clock
         self._begins_us = 0  # of this clock: it has passed what earlier leaders may have assigned
+        self.ceiling_due = False
+        """Whether `next_ceiling` would give one, as far as the last `assign` could see."""
         self.applied = 0  # all at or below it is applied here, and will never change
 
     def in_log(self, ceiling: int) -> None:
@@ -118,14 +120,17 @@ class Timestamps:
         if self._proposed:
             return None
         wall = self._wall_us()
-        due = from_physical_us(wall + self._ahead_us // 2)
-        if self._committed >= max(due, at_least):
+        if self._committed >= max(self._due(wall), at_least):
             return None
         ceiling = from_physical_us(wall + self._ahead_us)
         if ceiling <= max(self._highest, self._committed) or self._fault(wall):
             return None
         self._proposed, self._proposed_us = ceiling, wall
         return ceiling
+
+    def _due(self, wall_us: int) -> int:
+        """A ceiling below this one is to be followed by the next."""
+        return from_physical_us(wall_us + self._ahead_us // 2)
 
     @property
     def behind_ms(self) -> int:
@@ -138,10 +143,11 @@ class Timestamps:
     def assign(self) -> HybridTime | None:
         """A fresh timestamp below the committed ceiling; None: wait for a ceiling, for time to pass, or for a right clock."""
         wall = self._wall_us()
-        time = max(self._clock.last + 1, from_physical_us(wall))
+        time = self._clock.next_at(wall)
         if wall < self._begins_us or time > self._committed or self._fault(wall):
             return None
-        self._clock.observe(time)
+        self._clock.last = time
+        self.ceiling_due = not self._proposed and self._committed < self._due(wall)
         return HybridTime(time)
 
     def stamp(self, ceiling: int) -> HybridTime:

@@ -55,27 +55,27 @@ def logical(time: int) -> int:
 class HybridClock:
     """Hands out hybrid times. `wall_us` returns microseconds since 1970; it is the owner's, so tests may own time."""
 
-    __slots__ = ("_last", "_wall_us")
+    __slots__ = ("_wall_us", "last")
 
     def __init__(self, wall_us: Callable[[], int], *, start: int = 0) -> None:
         self._wall_us = wall_us
-        self._last = start
+        self.last = start
+        """The highest time handed out or observed."""
 
     def now(self) -> HybridTime:
         """A hybrid time above all that were handed out or observed before."""
-        wall = self._wall_us() << LOGICAL_BITS
-        self._last = wall if wall > self._last else self._last + 1
-        return HybridTime(self._last)
+        self.last = self.next_at(self._wall_us())
+        return HybridTime(self.last)
+
+    def next_at(self, wall_us: int) -> int:
+        """What `now` would hand out at this reading of the wall clock."""
+        wall = wall_us << LOGICAL_BITS
+        return wall if wall > self.last else self.last + 1
 
     def observe(self, time: int) -> None:
         """Never hand out `time` or less from now on."""
-        if time > self._last:
-            self._last = time
-
-    @property
-    def last(self) -> int:
-        """The highest time handed out or observed."""
-        return self._last
+        if time > self.last:
+            self.last = time
 
     def wall_us(self) -> int:
         """The owner's wall clock, microseconds since 1970."""

@@ -112,20 +112,13 @@ class Node:
         self._starting: asyncio.Task[None] | None = None
         self._vetting: asyncio.Task[None] | None = None
         self.wall_clock = WallClock(self.node_id)
+        self.wall_us, self.clock_fault = self.wall_clock.read, self.wall_clock.fault
         self._ticker: Ticker | None = None
         # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
         self._encoded: tuple[Message | None, bytes] = None, b""
         self._maintenance: Maintenance | None = None
 
     # --- Host
-
-    def wall_us(self) -> int:
-        """Microseconds since 1970."""
-        return self.wall_clock.read()
-
-    def clock_fault(self, wall_us: int) -> str:
-        """Why no timestamp may be made of this reading, for people; "" if it may."""
-        return self.wall_clock.fault(wall_us)
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b."""
