@@ -33,13 +33,13 @@ _ENTRY = int(Kind.ENTRY)
 _pack = RECORD.pack
 
 
-def voids(kind: int, detail: int, index: int) -> int | None:
-    """The highest index that a record other than an entry concerns, for the footer; None if no entry at all."""
+def voids(kind: int, detail: int, index: int) -> int:
+    """The highest index that a record other than an entry concerns, for the footer; 0 if no entry at all."""
     if kind == Kind.TRUNCATE:
         return index
     if kind == Kind.SNAPSHOT_END and not detail:
         return (1 << 63) - 1
-    return None
+    return 0
 
 
 def call_all(callbacks: Sequence[Done]) -> None:
@@ -266,7 +266,7 @@ class Appender:
             if kind == _ENTRY:
                 touch(state.raw, offset, term, first, last)
             else:
-                touch(state.raw, offset, 0, None, voids(kind, term, last))
+                touch(state.raw, offset, 0, 0, voids(kind, term, last))
         self._unindexed.append((active.sequence, offset, group.index))
         stats.records += group.count
         stats.groups += 1
@@ -286,7 +286,8 @@ class Appender:
         stats = self._log.stats
         stats.syncs += 1
         stats.last_sync_seconds = took
-        stats.worst_sync_seconds = max(stats.worst_sync_seconds, took)
+        if took > stats.worst_sync_seconds:
+            stats.worst_sync_seconds = took
         self._unsynced_since = 0.0
 
     def mark_synced(self) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from stele.model.entry import Entry
+from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.wal.state import State
 
 _PLACE_BYTES = 112
 """Of memory, for an entry's place in its stream's dict and in the row of all, with the pair there; measured as
 `ENTRY_COST_BYTES` is."""
+_COST_BYTES = ENTRY_COST_BYTES + _PLACE_BYTES
 
 
 class EntryCache:
@@ -32,9 +33,9 @@ class EntryCache:
         for entry in written:
             if held.get(entry.index) is entry:
                 fifo.append((state, entry))
-                self.bytes += entry.size_bytes + _PLACE_BYTES
+                self.bytes += len(entry.payload) + _COST_BYTES
         while self.bytes > self._bytes_max and fifo:
             state, entry = fifo.popleft()
-            self.bytes -= entry.size_bytes + _PLACE_BYTES
+            self.bytes -= len(entry.payload) + _COST_BYTES
             if state.cache.get(entry.index) is entry:
                 del state.cache[entry.index]

@@ -122,12 +122,25 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class FooterRow:
-    """What a closed segment holds of one stream. OpIds are None where it holds no entry of it."""
+    """What a segment holds of one stream, as numbers: one that is written is told of each group. Indexes are 0 where it
+    holds no entry of the stream."""
 
-    first: OpId | None
-    last: OpId | None
+    first_term: int
+    first_index: int
+    last_term: int
+    last_index: int
     first_offset: int
     last_offset: int
+
+    @property
+    def first(self) -> OpId | None:
+        """The lowest entry, None where there is none."""
+        return OpId(self.first_term, self.first_index) if self.first_index else None
+
+    @property
+    def last(self) -> OpId | None:
+        """The highest entry, or what a record voids up to; None where there is neither."""
+        return OpId(self.last_term, self.last_index) if self.last_index else None
 
 
 def stream_key(tablet: bytes, replica: int) -> StreamKey:
@@ -325,30 +338,22 @@ def decode_records(body: bytes, count: int) -> Iterator[Record]:
 
 def encode_footer(rows: Iterable[tuple[tuple[bytes, int], FooterRow]]) -> bytes:
     """A footer's body: one row per stream."""
-    parts = []
-    for (tablet, replica), row in rows:
-        first, last = row.first or OpId(0, 0), row.last or OpId(0, 0)
-        parts.append(
-            _FOOTER_ROW.pack(
-                tablet,
-                replica,
-                first.term,
-                first.index,
-                last.term,
-                last.index,
-                row.first_offset,
-                row.last_offset,
-            )
+    return b"".join(
+        _FOOTER_ROW.pack(
+            tablet,
+            replica,
+            row.first_term,
+            row.first_index,
+            row.last_term,
+            row.last_index,
+            row.first_offset,
+            row.last_offset,
         )
-    return b"".join(parts)
+        for (tablet, replica), row in rows
+    )
 
 
 def decode_footer(body: bytes) -> dict[tuple[bytes, int], FooterRow]:
     """The inverse of `encode_footer`."""
     ensure(len(body) % _FOOTER_ROW.size == 0, f"log footer: {len(body)} bytes are not whole rows")
-    rows = {}
-    for tablet, replica, t1, i1, t2, i2, o1, o2 in _FOOTER_ROW.iter_unpack(body):
-        rows[(tablet, replica)] = FooterRow(
-            OpId(t1, i1) if i1 else None, OpId(t2, i2) if i2 else None, o1, o2
-        )
-    return rows
+    return {(tablet, replica): FooterRow(*row) for tablet, replica, *row in _FOOTER_ROW.iter_unpack(body)}

@@ -97,10 +97,12 @@ class Inline:
             # No sync has begun, so none has failed: the thread does it, this one and all that follow.
             _log.warning("syncs go through the log's thread from now on", error=str(exc))
             self._not_before = float("inf")
-            self._pass(Writer.THREAD)
+            with self._log.lock:
+                self._log.handover.pass_writer(Writer.LOOP, Writer.THREAD)
         else:
             self._under_way = True
-            self._pass(Writer.KERNEL)
+            with self._log.lock:
+                self._log.handover.pass_writer(Writer.LOOP, Writer.KERNEL)
 
     def _told(self) -> None:
         """The background sync may have ended."""
@@ -136,10 +138,6 @@ class Inline:
         self._appender.mark_synced()
         with self._log.lock:
             self._log.handover.loop_rests(Writer.LOOP)
-
-    def _pass(self, to: Writer) -> None:
-        with self._log.lock:
-            self._log.handover.pass_writer(Writer.LOOP, to)
 
     # --- whoever is the writer
 

@@ -207,7 +207,7 @@ def _touch(rows: FooterRows, r: Record, offset: int) -> None:
     if r.kind == Kind.ENTRY:
         rows.touch((r.tablet, r.replica), offset, r.a, r.b, r.b)
     else:
-        rows.touch((r.tablet, r.replica), offset, 0, None, voids(r.kind, r.detail, r.b))
+        rows.touch((r.tablet, r.replica), offset, 0, 0, voids(r.kind, r.detail, r.b))
 
 
 # --- the new segment

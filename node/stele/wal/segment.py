@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stele.model.ids import OpId
 from stele.wal.files import File
 from stele.wal.format import (
     GROUP_HEADER_BYTES,
@@ -94,19 +93,18 @@ class FooterRows:
 
     rows: dict[tuple[bytes, int], FooterRow] = field(default_factory=dict)
 
-    def touch(
-        self, raw: tuple[bytes, int], offset: int, term: int, low: int | None, high: int | None
-    ) -> None:
-        """The group at `offset` holds records of a stream, with indexes from `low` to `high` of that term among them."""
+    def touch(self, raw: tuple[bytes, int], offset: int, term: int, low: int, high: int) -> None:
+        """The group at `offset` holds records of a stream, with indexes from `low` to `high` of that term among them; an index
+        of 0: none."""
         row = self.rows.get(raw)
         if row is None:
-            row = self.rows[raw] = FooterRow(None, None, offset, offset)
+            row = self.rows[raw] = FooterRow(0, 0, 0, 0, offset, offset)
         elif offset > row.last_offset:
             row.last_offset = offset
-        if low is not None and (row.first is None or low < row.first.index):
-            row.first = OpId(term, low)
-        if high is not None and (row.last is None or high > row.last.index):
-            row.last = OpId(term, high)
+        if low and not 0 < row.first_index <= low:
+            row.first_term, row.first_index = term, low
+        if high > row.last_index:
+            row.last_term, row.last_index = term, high
 
 
 class ActiveSegment:
@@ -116,6 +114,7 @@ class ActiveSegment:
         self.file = ready.file
         self.path = ready.path
         self.header = ready.header
+        self.sequence = ready.header.sequence
         self.offset = HEADER_BYTES
         self.synced = HEADER_BYTES
         self.rows = FooterRows()
@@ -124,11 +123,6 @@ class ActiveSegment:
         self.compression = compression
         self._staged: list[bytes] = []
         self._written = HEADER_BYTES
-
-    @property
-    def sequence(self) -> int:
-        """The segment's number."""
-        return self.header.sequence
 
     @property
     def empty(self) -> bool:

@@ -189,7 +189,7 @@ class State:
             cache[entry.index] = entry
             if entry.kind is EntryKind.CONFIG:
                 self.configs.append((entry.index, entry.payload))
-        self.last = entry.opid
+        self.last = OpId(entry.term, entry.index)
 
     def cut(self, from_index: int) -> None:
         """Entries at or above `from_index` are void."""
