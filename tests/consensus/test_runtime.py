@@ -41,6 +41,9 @@ class Sink:
     def appending(self, entries: Any) -> None:
         return None
 
+    def committed(self, entries: Any) -> None:
+        return None
+
     def runtime_failed(self, error: Exception) -> None:
         self.errors.append(error)
 

@@ -53,7 +53,7 @@ from stele.raft.events import (
     Tick,
 )
 from stele.raft.invariants import check, check_change_step, check_role_step, check_step, facts
-from stele.raft.messages import Message
+from stele.raft.messages import Message, UpdateResponse
 from stele.raft.ports import fold_records, persist_calls
 from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.checks import check_said
@@ -263,7 +263,11 @@ class SimReplica:
                 return
         assert not isinstance(message, RestingPB)
         event = Received(sender, message, self.now_ms())
-        if self.core is not None and not self.core.awaits(sender, message):
+        if (
+            self.core is not None
+            and isinstance(message, UpdateResponse)
+            and not self.core.awaits_answer(sender, message)
+        ):
             self._idle = event
         self.feed(event)
 

@@ -73,7 +73,9 @@ class Applier:
                 if entry.index > self.committed_index:
                     break
                 ensure(entry.index == self.applied_index + 1, "entries read back from the log leave a gap")
-                self._apply(entry)
+                outcome = machine.apply(entry)
+                self.applied_index = entry.index
+                self._told(entry, outcome)
                 await asyncio.sleep(0)
         self._refuse_ended()
         self._live = True
@@ -122,11 +124,14 @@ class Applier:
         self._scheduled = False
         if self._ended is not None:
             return
-        queue = self._queue
+        queue, machine = self._queue, self._machine
         end = time.perf_counter() + self._slice_s if len(queue) > 1 else 0.0
         try:
             while queue:
-                self._apply(queue.popleft())
+                entry = queue.popleft()
+                outcome = machine.apply(entry)
+                self.applied_index = entry.index
+                self._told(entry, outcome)
                 if queue and time.perf_counter() >= end:
                     break
         except SteleError as exc:
@@ -142,11 +147,6 @@ class Applier:
             self._loop.call_soon(self._slice)
         if self._waiters:
             self._wake()
-
-    def _apply(self, entry: Entry) -> None:
-        outcome = self._machine.apply(entry)
-        self.applied_index = entry.index
-        self._told(entry, outcome)
 
     def _wake(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.applied_index:

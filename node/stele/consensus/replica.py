@@ -225,9 +225,6 @@ class Replica(MemberPart):
 
     def effect(self, effect: fx.Effect) -> None:
         """What the core says besides messages and appends."""
-        if isinstance(effect, fx.Committed):
-            self._committed(effect.entries)
-            return
         match effect:
             case fx.Proposed(context, opid):
                 self._write_proposed(context, opid)
@@ -259,7 +256,8 @@ class Replica(MemberPart):
                     self._log.warning(ill, peer=replica_id)
                 self.host.changed(self)
 
-    def _committed(self, entries: tuple[Entry, ...]) -> None:
+    def committed(self, entries: tuple[Entry, ...]) -> None:
+        """Entries are committed: they are applied from here on."""
         if self._ceilings:
             self._ceilings_committed(entries)
         self.committed_opid = entries[-1].opid

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from stele.model.ids import ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import Event, LogRead, Persisted, Received, SyncStalled, Tick
-from stele.raft.messages import Message
+from stele.raft.messages import Message, UpdateResponse
 from stele.raft.ports import Appends, persist_calls
 
 log = structlog.get_logger("stele.consensus")
@@ -53,6 +53,9 @@ class EffectSink(Protocol):
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
         """These entries are about to be written to the log."""
+
+    def committed(self, entries: tuple[Entry, ...]) -> None:
+        """These entries are committed and durable here, in the order of the effects."""
 
     def runtime_failed(self, error: Exception) -> None:
         """The core or the log refused to go on; nothing more will be fed or persisted."""
@@ -126,11 +129,12 @@ class CoreRuntime:
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """Feed a message that has come: with the next turn, whenever that is, if nothing follows from it by itself."""
-        event = Received(sender, message, self.now_ms())
-        if self._scheduled or self.core.awaits(sender, message):
-            self.post(event)
-        else:
+        now_ms = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
+        event = Received(sender, message, now_ms - self._quiet_ms)
+        if isinstance(message, UpdateResponse) and not self.core.awaits_answer(sender, message):
             self.tell(event)
+        else:
+            self.post(event)
 
     def tell(self, event: Event) -> None:
         """Feed `event` with the next turn, whenever that is: nothing follows from it by itself."""
@@ -196,14 +200,16 @@ class CoreRuntime:
         for effect in effects:
             if self._stopped:
                 return  # the log refused what came before: nothing of what follows from it is so
-            if isinstance(effect, fx.Send):
+            if type(effect) is fx.Send:
                 if effect.after > self._durable:
                     self._held.append(effect)
                 else:
                     self._sink.send(effect.to, effect.message)
-            elif isinstance(effect, fx.Persist):
+            elif type(effect) is fx.Persist:
                 self._persist(effect)
-            elif isinstance(effect, fx.ReadLog):
+            elif type(effect) is fx.Committed:
+                self._sink.committed(effect.entries)
+            elif type(effect) is fx.ReadLog:
                 task = self._loop.create_task(self._read_log(effect))
                 self._reads.add(task)
                 task.add_done_callback(self._reads.discard)
@@ -217,15 +223,14 @@ class CoreRuntime:
             self._sink.appending(persist.entries)
         if persist.hard_state is None and persist.truncate_from is None:
             # Nearly always: one call.
-            self._append(partial(self._stream.append_entries, persist.entries, done))
+            calls: Sequence[Callable[[], None]] = (
+                partial(self._stream.append_entries, persist.entries, done),
+            )
         else:
-            for call in persist_calls(self._stream, persist, done):
-                self._append(call)
-
-    def _append(self, call: Callable[[], None]) -> None:
-        """Hand a call to the log, or let it wait behind those that were refused."""
-        if self._appends or not self._taken(call):
-            self._appends.append(call)
+            calls = persist_calls(self._stream, persist, done)
+        for call in calls:
+            if self._appends or not self._taken(call):
+                self._appends.append(call)
 
     def _push_appends(self) -> None:
         """Try again, in order, what was refused."""

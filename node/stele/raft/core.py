@@ -36,7 +36,7 @@ from stele.raft.events import (
     Tick,
     TransferLeadership,
 )
-from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.options import RaftOptions
 from stele.raft.ports import Chance
 from stele.raft.reads import ReadRounds
@@ -117,19 +117,18 @@ class RaftCore(HandoverPart):
             return len(self._voter_ids) == 1
         return self.role is not Role.FOLLOWER
 
-    def awaits(self, sender: ReplicaId, message: Message) -> bool:
-        """Whether something may follow from a message by itself. Else it may come with whatever event is next: an answer
-        that acknowledges nothing new to a leader, or what is committed already, from a peer for which nothing waits."""
-        if not isinstance(message, UpdateResponse) or self.role is not Role.LEADER:
-            return True
+    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
+        """Whether something may follow from an answer by itself. Else it may come with whatever event is next: where it
+        acknowledges nothing that waits to be committed, of a peer for which nothing waits to be sent."""
         progress = self._progress.get(sender)
         return (
             progress is None
-            or message.last_received.index > self.commit_index
+            or answer.last_received.index > self.commit_index
+            or self.role is not Role.LEADER
             or not progress.settled(self.log.last_index)
-            or not message.success
-            or message.failed
-            or message.term != self.term
+            or not answer.success
+            or answer.failed
+            or answer.term != self.term
             or self._reads.pending
             or self._transfer is not None
             or self._witness

@@ -6,6 +6,7 @@ durable.
 
 from __future__ import annotations
 
+from stele.model.entry import Entry
 from stele.model.errors import ensure
 from stele.model.ids import OpId, ReplicaId
 from stele.raft.core_base import CoreBase
@@ -45,8 +46,8 @@ class FollowerPart(CoreBase):
         if preceding.index > self.commit_index and log.term_at(preceding.index) != preceding.term:
             self._refuse_gap(sender, request)
             return
-        if entries:
-            self._take_entries(sender, request)
+        for entry in entries if preceding.index == log.last_index else self._not_held(sender, entries):
+            self._append(entry)
         verified = max(self._verified_index, self.commit_index, preceding.index + len(entries))
         if verified > log.last_index:
             verified = log.last_index
@@ -76,25 +77,21 @@ class FollowerPart(CoreBase):
     def _on_leader_known(self, leader: ReplicaId) -> None:
         raise NotImplementedError
 
-    def _take_entries(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Append what is new; drop a suffix only where an entry of another term stands (Raft figure 2, step 3)."""
-        log = self.log
-        entries = request.entries
+    def _not_held(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """What is new; a suffix is dropped only where an entry of another term stands (Raft figure 2, step 3)."""
         skip = 0
-        if request.preceding.index < log.last_index:
-            for entry in entries:
-                if entry.index > self.commit_index:
-                    held = log.term_at(entry.index)
-                    if held is None:
-                        break
-                    if held != entry.term:
-                        self._truncate(
-                            entry.index, f"leader {sender} of term {self.term} holds term {entry.term} there"
-                        )
-                        break
-                skip += 1
-        for entry in entries[skip:] if skip else entries:
-            self._append(entry)
+        for entry in entries:
+            if entry.index > self.commit_index:
+                held = self.log.term_at(entry.index)
+                if held is None:
+                    break
+                if held != entry.term:
+                    self._truncate(
+                        entry.index, f"leader {sender} of term {self.term} holds term {entry.term} there"
+                    )
+                    break
+            skip += 1
+        return entries[skip:]
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
         """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""

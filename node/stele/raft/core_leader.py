@@ -109,57 +109,56 @@ class LeaderPart(ElectionPart):
         """Send to each peer what it lacks; where they are to be asked (a ReadIndex round), a heartbeat in the place of nothing."""
         last_index = self.log.last_index
         for progress in self._progress.values():
-            if progress.next > last_index and progress.state is PeerState.REPLICATE:
-                sent = False  # it has been sent everything
+            if progress.state is PeerState.REPLICATE:
+                sent = progress.next <= last_index and not progress.failed and self._stream(progress)
             else:
-                sent = self._replicate(progress)
+                sent = self._probe(progress)
             if ask and not sent:
                 self._heartbeat(progress)
         self._request = None
 
-    def _replicate(self, progress: Progress) -> bool:
-        """Send what the peer lacks as far as its window allows; whether anything was sent."""
-        if progress.state is PeerState.REPLICATE:
-            if progress.next > self._last_for(progress) or progress.failed:
-                return False
-            return self._stream(progress)
-        if progress.state is PeerState.PROBE and not progress.probe_sent:
-            if progress.next <= self.log.start.index:
-                self._needs_copy(progress)
-                return False
-            entries: tuple[Entry, ...] = ()
-            last = self._last_for(progress)
-            if self.log.tail_first <= progress.next <= last and not progress.failed:
-                entries = self.log.entries_from(progress.next, self.options.probe_bytes_max, last)
-            self._update(progress, self._update_after(progress.next - 1, entries))
-            progress.sent(progress.next - 1, 0, self._now_ms)
-            return True
-        return False
+    def _probe(self, progress: Progress) -> bool:
+        """Send one message to a peer whose log is not yet known, and no more until it has answered; whether anything was sent."""
+        if progress.state is not PeerState.PROBE or progress.probe_sent:
+            return False
+        if progress.next <= self.log.start.index:
+            self._needs_copy(progress)
+            return False
+        entries: tuple[Entry, ...] = ()
+        last = self._last_for(progress)
+        if self.log.tail_first <= progress.next <= last and not progress.failed:
+            entries = self.log.entries_from(progress.next, self.options.probe_bytes_max, last)
+        self._update(progress, self._update_after(progress.next - 1, entries))
+        progress.sent(progress.next - 1, 0, self._now_ms)
+        return True
 
     def _stream(self, progress: Progress) -> bool:
-        options = self.options
+        """Send what the peer lacks as far as its window allows; whether anything was sent."""
         sent = False
         last = self._last_for(progress)
         while progress.next <= last and progress.inflight_bytes < progress.window_bytes:
             request = self._request
             if (
-                request is not None
-                and request.preceding.index + 1 == progress.next
-                and request.entries[-1].index <= last
+                request is None
+                or request.preceding.index + 1 != progress.next
+                or request.entries[-1].index > last
             ):
-                self._send_entries(progress, request)
-                sent = True
-                continue
-            if progress.next < self.log.tail_first:
-                if progress.next <= self.log.start.index:
-                    self._needs_copy(progress)
-                elif not progress.reading:
-                    progress.reading = progress.next
-                    self._out.append(ReadLog(progress.replica_id, progress.next, options.batch_bytes_max))
-                break
-            entries = self.log.entries_from(progress.next, options.batch_bytes_max, last)
-            self._request = self._update_after(progress.next - 1, entries)
+                if progress.next < self.log.tail_first:
+                    self._read_for(progress)
+                    break
+                entries = self.log.entries_from(progress.next, self.options.batch_bytes_max, last)
+                request = self._request = self._update_after(progress.next - 1, entries)
+            self._send_entries(progress, request)
+            sent = True
         return sent
+
+    def _read_for(self, progress: Progress) -> None:
+        """What it lacks is not in memory."""
+        if progress.next <= self.log.start.index:
+            self._needs_copy(progress)
+        elif not progress.reading:
+            progress.reading = progress.next
+            self._out.append(ReadLog(progress.replica_id, progress.next, self.options.batch_bytes_max))
 
     def _send_entries(self, progress: Progress, request: UpdateRequest) -> None:
         self._update(progress, request)

@@ -48,6 +48,8 @@ class LogView:
         self._span_terms: list[int] = [start.term]
         self._span_firsts: list[int] = [start.index]
         self._configs: list[tuple[int, Configuration]] = [(start.index, config)]
+        self.config_index, self.config = self._configs[-1]
+        """The active configuration: the last in the log, committed or not. It stands at an entry, or at the log's start."""
         self.dirty = False
         """Whether there is anything to write."""
         self._truncate_from: int | None = None
@@ -78,16 +80,6 @@ class LogView:
     def tail_first(self) -> int:
         """Index of the first entry still in memory."""
         return self._tail_first
-
-    @property
-    def config(self) -> Configuration:
-        """The active configuration: the last in the log, committed or not."""
-        return self._configs[-1][1]
-
-    @property
-    def config_index(self) -> int:
-        """Where the active configuration stands: an entry's index, or the log's start."""
-        return self._configs[-1][0]
 
     def config_at(self, index: int) -> Configuration:
         """The configuration in force at `index`."""
@@ -169,6 +161,7 @@ class LogView:
         if entry.kind is EntryKind.CONFIG:
             config = decode_configuration(entry.payload)
             self._configs.append((entry.index, config))
+            self.config_index, self.config = self._configs[-1]
             return config
         return None
 
@@ -182,6 +175,7 @@ class LogView:
                 self._span_firsts.append(self.last_index + 1)
             self.last_index, self.last_term = last.index, last.term
         self._configs += skipped.configs
+        self.config_index, self.config = self._configs[-1]
         self.handed_index = self.last_index
         self._tail_first = self.last_index + 1
 
@@ -201,6 +195,7 @@ class LogView:
             del self._span_firsts[-1], self._span_terms[-1]
         while self._configs[-1][0] >= from_index:
             del self._configs[-1]
+        self.config_index, self.config = self._configs[-1]
         self.last_index = from_index - 1
         self.last_term = self._span_terms[-1]
         self.issued_index = self.last_index
@@ -249,6 +244,7 @@ class LogView:
         )
         base = self.config_at(opid.index)
         self._configs = [(opid.index, base), *((at, c) for at, c in self._configs if at > opid.index)]
+        self.config_index, self.config = self._configs[-1]
         keep = bisect_right(self._span_firsts, opid.index) - 1
         del self._span_firsts[:keep], self._span_terms[:keep]
         self._span_firsts[0] = opid.index
