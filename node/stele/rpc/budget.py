@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from stele import metrics
-from stele.model.errors import Code, Retryable, ensure
+from stele.model.errors import Code, InvariantViolation, Retryable, ensure
 
 
 class Charge:
@@ -67,7 +67,8 @@ class ByteBudget:
     def give_back(self, size_bytes: int) -> None:
         """What was taken before is free again."""
         self.used_bytes -= size_bytes
-        ensure(self.used_bytes >= 0, "a byte budget got back more than was taken")
+        if self.used_bytes < 0:
+            raise InvariantViolation("a byte budget got back more than was taken")
 
     def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
         """As `take`, for who has one place to give it back."""

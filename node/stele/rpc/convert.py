@@ -97,4 +97,5 @@ def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
     Raises:
         Rejected: UNSUPPORTED_VERSION for a kind of entry this program does not know.
     """
-    return Entry(pb.term, pb.index, entry_kind_of(pb.kind, pb.term, pb.index), pb.timestamp, pb.payload)
+    term, index = pb.term, pb.index
+    return Entry(term, index, entry_kind_of(pb.kind, term, index), pb.timestamp, pb.payload)

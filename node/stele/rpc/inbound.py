@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
@@ -107,17 +107,28 @@ class _Stream:
         self._ended = True
         self._frames.clear()
         self._messages = None
-        self._give_back()
+        self._budget.give_back(self._charged_bytes)
+        self._charged_bytes = 0
         self._connection.close()
 
     def _work(self) -> None:
-        on_message, node_id = self._transport.on_message, self.node_id
+        on_message, node_id, budget = self._transport.on_message, self.node_id, self._budget
         handed = 0
         while not self._ended:
             if self._messages is None:
                 if not self._frames:
                     return
-                self._messages = iter(self._decode(self._frames.popleft()))
+                raw = self._frames.popleft()
+                size = len(raw)
+                self._count[0] += 1
+                self._bytes[0] += size
+                charged = min(size, budget.reserve_bytes)
+                budget.take(charged, control=True)
+                self._charged_bytes = charged
+                try:
+                    self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
+                except DecodeError:
+                    raise Rejected(f"{size} bytes that are no frame between peers") from None
             for message in self._messages:
                 on_message(node_id, message)
                 handed += 1
@@ -127,24 +138,8 @@ class _Stream:
                     self._rest()
                     return
             self._messages = None
-            self._give_back()
-
-    def _decode(self, raw: bytes) -> Sequence[consensus_pb2.ConsensusMessage]:
-        """The messages in a frame, which is charged first."""
-        size = len(raw)
-        self._count[0] += 1
-        self._bytes[0] += size
-        charged = min(size, self._budget.reserve_bytes)
-        self._budget.take(charged, control=True)
-        self._charged_bytes = charged
-        try:
-            return consensus_pb2.PeerFrame.FromString(raw).messages
-        except DecodeError:
-            raise Rejected(f"{size} bytes that are no frame between peers") from None
-
-    def _give_back(self) -> None:
-        self._budget.give_back(self._charged_bytes)
-        self._charged_bytes = 0
+            budget.give_back(self._charged_bytes)
+            self._charged_bytes = 0
 
     def _rest(self) -> None:
         self._resting = True

@@ -14,7 +14,7 @@ from typing import assert_never
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb
+from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb, opid_from_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 QUIET = consensus_pb2.ConsensusMessage(quiet=True).SerializeToString()
@@ -100,10 +100,6 @@ def encode_body(message: Message) -> bytes:
     return envelope.SerializeToString()
 
 
-def _opid(pb: common_pb2.OpIdPB) -> OpId:
-    return OpId(pb.term, pb.index)
-
-
 def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
     """The message in an envelope.
 
@@ -113,9 +109,10 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
     match envelope.WhichOneof("body"):
         case "update":
             u = envelope.update
+            opid = u.preceding
             return UpdateRequest(
                 u.term,
-                _opid(u.preceding),
+                OpId(opid.term, opid.index),
                 tuple([entry_from_pb(e) for e in u.entries]),
                 u.commit_index,
                 u.read_context,
@@ -124,10 +121,11 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
             )
         case "update_response":
             r = envelope.update_response
+            opid = r.last_received
             return UpdateResponse(
                 r.term,
                 r.success,
-                _opid(r.last_received),
+                OpId(opid.term, opid.index),
                 r.conflict_index,
                 r.conflict_term,
                 r.read_context,
@@ -140,7 +138,7 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
             v = envelope.vote
             return VoteRequest(
                 v.term,
-                _opid(v.last_logged),
+                opid_from_pb(v.last_logged),
                 v.pre_vote,
                 v.ignore_live_leader,
                 NodeId(id_from_pb(v.candidate_node)),
