@@ -141,7 +141,8 @@ class ExactlyOnce:
         for sequence in list(outcomes):
             if sequence < lowest:
                 del outcomes[sequence]
-                self._uncount(client_id, sequence)
+                if self._details:
+                    self._uncount(client_id, sequence)
 
     def knows(self, header: WriteHeader) -> bool:
         """Whether `earlier` would tell what became of this write, not whether it was one."""
@@ -175,8 +176,7 @@ class ExactlyOnce:
             self._details_bytes += size
 
     def _uncount(self, client_id: bytes, sequence: int) -> None:
-        if self._details:
-            self._details_bytes -= self._details.pop((client_id, sequence), 0)
+        self._details_bytes -= self._details.pop((client_id, sequence), 0)
 
     def _forget_details(self) -> None:
         while self._details_bytes > self._details_bytes_max:

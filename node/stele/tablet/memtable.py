@@ -37,10 +37,8 @@ from stele.tablet.runs import Mask, Positions, Run, concat_batches
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
 _COALESCE = 64
-_WAITING_MAX = 256
-_WAITING_ROWS_MAX = 2_048
 _WAITING_BYTES_MAX = 1 << 20
-"""Blocks are decoded past any of these, so that whoever reads first need not wait for long."""
+"""As they are counted: some 2,000 rows or 350 blocks. Then they are decoded, so that whoever reads need not wait for long."""
 _JOINED_MIN = 32
 """As many blocks are taken apart together at less cost than one by one."""
 _COALESCED_ROWS_MAX = 8_192
@@ -60,7 +58,7 @@ class MemTable:
 
     def __init__(self, schema: Schema) -> None:
         self.serial = next(_SERIALS)
-        self._schema = schema
+        self.schema = schema
         self.layout = layout_of(schema)
         self.chunks: list[Chunk] = []
         self.rows = 0
@@ -70,8 +68,7 @@ class MemTable:
         self._older: dict[int, int] = {}
         self._small_tail = 0
         self._waiting: list[_Waiting] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # as counted in `bytes`
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -93,7 +90,7 @@ class MemTable:
             return
         with self._waiting_lock:
             self._decode_waiting()
-            chunk = Chunk(self.rows, batch, time, deleted, self._schema)
+            chunk = Chunk(self.rows, batch, time, deleted, self.schema)
             self.bytes += max(size_bytes, batch.nbytes) + _CHUNK_OVERHEAD_BYTES
             if keys is None:
                 self.chunks.append(chunk)
@@ -122,20 +119,16 @@ class MemTable:
             return
         with self._waiting_lock:
             self._waiting.append((block, rows, time))
-            self._waiting_rows += rows
-            self._waiting_bytes += len(block)
             self.rows += rows
-            self.bytes += size_bytes + _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
-            if (
-                len(self._waiting) >= _WAITING_MAX
-                or self._waiting_rows >= _WAITING_ROWS_MAX
-                or self._waiting_bytes >= _WAITING_BYTES_MAX
-            ):
+            size_bytes += _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
+            self.bytes += size_bytes
+            self._waiting_bytes += size_bytes
+            if self._waiting_bytes >= _WAITING_BYTES_MAX:
                 self._decode_waiting()
 
     def _decoded(self, block: memoryview) -> pa.RecordBatch:
         try:
-            return vetted_rows(block, self._schema)
+            return vetted_rows(block, self.schema)
         except Rejected as exc:
             raise Corrupt(f"a write that was checked: {exc}", code=Code.CORRUPT) from exc
 
@@ -144,15 +137,15 @@ class MemTable:
         waiting = self._waiting
         if not waiting:
             return
-        start = self.rows - self._waiting_rows
+        start = self.rows - sum(rows for _, rows, _ in waiting)
         chunks = self._joined_chunk(waiting, start) or self._read_chunks(waiting, start)
         keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
         for chunk, listed in zip(chunks, keys):
             self._index_small(chunk, listed)
-        unseen = sum(c.batch.nbytes for c in chunks) - self._waiting_bytes
+        unseen = sum(c.batch.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
         self.bytes += max(0, unseen) - (len(waiting) - len(chunks)) * _CHUNK_OVERHEAD_BYTES
         self.chunks += chunks
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        self._waiting, self._waiting_bytes = [], 0
         self._small_tail = 0
         self._coalesce(1)
 
@@ -161,17 +154,17 @@ class MemTable:
         if self.layout is None or len(waiting) < _JOINED_MIN:
             return []
         batch = self.layout.rows_of([block for block, _, _ in waiting])
-        return [] if batch is None else [Chunk(start, batch, _times(waiting), None, self._schema)]
+        return [] if batch is None else [Chunk(start, batch, _times(waiting), None, self.schema)]
 
     def _read_chunks(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
         """Chunks of any blocks, read one by one."""
         batches = [self._decoded(block) for block, _, _ in waiting]
         try:
-            return [Chunk(start, concat_batches(batches), _times(waiting), None, self._schema)]
+            return [Chunk(start, concat_batches(batches), _times(waiting), None, self.schema)]
         except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
             starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
             return [
-                Chunk(first, batch, time, None, self._schema)
+                Chunk(first, batch, time, None, self.schema)
                 for first, batch, (_, _, time) in zip(starts, batches, waiting)
             ]
 
@@ -221,7 +214,7 @@ class MemTable:
             rows += chunks[at].rows
         if at == len(chunks) - 1:
             return
-        joined, kept = _join(chunks[at:], self._schema), chunks[:at]
+        joined, kept = _join(chunks[at:], self.schema), chunks[:at]
         self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
         self.chunks = [*kept, joined]  # a new list: views keep the old one
 

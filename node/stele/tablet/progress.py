@@ -17,12 +17,17 @@ _CEILING = struct.Struct("<Q")
 class Progress:
     """The applied position, the highest ceiling and the newest write's timestamp."""
 
-    __slots__ = ("applied", "last_timestamp", "max_ceiling")
+    __slots__ = ("_applied", "last_timestamp", "max_ceiling")
 
     def __init__(self, applied: OpId = OPID_NONE, max_ceiling: int = 0, last_timestamp: int = 0) -> None:
-        self.applied = applied
+        self._applied = (applied.term, applied.index)  # a pair costs less than an OpId, which few ask for
         self.max_ceiling = max_ceiling
         self.last_timestamp = last_timestamp
+
+    @property
+    def applied(self) -> OpId:
+        """The last entry."""
+        return OpId(*self._applied)
 
     def advance(self, entry: Entry) -> None:
         """Take note of the next entry.
@@ -31,11 +36,11 @@ class Progress:
             InvariantViolation: it is not the next one, or a write's timestamp falls.
             Corrupt: a ceiling without its eight bytes.
         """
-        applied = self.applied
-        if entry.index != applied.index + 1 or entry.term < applied.term:
+        term, index = self._applied
+        if entry.index != index + 1 or entry.term < term:
             ensure(
                 False,
-                f"apply {entry.term}.{entry.index} after {applied}; expected the next index, no lower term",
+                f"apply {entry.term}.{entry.index} after {self.applied}; expected the next index, no lower term",
             )
         if entry.kind is EntryKind.WRITE:
             if entry.timestamp < self.last_timestamp:
@@ -47,4 +52,4 @@ class Progress:
             if len(entry.payload) != _CEILING.size:
                 raise Corrupt(f"entry {entry.opid}: ceiling of {len(entry.payload)} bytes; expected 8")
             self.max_ceiling = max(self.max_ceiling, _CEILING.unpack(entry.payload)[0])
-        self.applied = OpId(entry.term, entry.index)
+        self._applied = (entry.term, entry.index)

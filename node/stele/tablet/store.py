@@ -218,10 +218,10 @@ class TabletStore:
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
             return earlier
-        state = self._contents.state
-        if header.plain and header.schema_version == state.manifest.schema.version:
+        active = self._contents.state.active
+        if header.plain and header.schema_version == active.schema.version:
             try:
-                state.active.append_plain(body, entry.timestamp, len(entry.payload))
+                active.append_plain(body, entry.timestamp, len(entry.payload))
             except Rejected as exc:
                 raise writeop.not_understood(header, body, exc) from exc
             outcome = Outcome(entry.timestamp)
