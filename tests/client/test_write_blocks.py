@@ -177,6 +177,40 @@ async def test_rows_of_a_block_that_was_too_large_are_each_done_as_meant(tmp_pat
         assert found == ["old", "old", "new", "new"]
 
 
+async def test_rows_of_plain_values_and_others_share_blocks_in_their_order(tmp_path: Path) -> None:
+    """More than are written without Arrow at once, too; and each is told of as itself."""
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
+        node = cluster.nodes[0]
+        await table.put({"id": 1_000, "name": "old", "n": 0})
+        node.came.clear()
+        node.speaks.clear()
+        ahead = asyncio.ensure_future(table.put({"id": -1}))
+        await node.came.wait()
+        turns = [
+            [(RowOp.UPSERT, {"id": id, "name": "first", "n": id}) for id in range(100)],
+            [(RowOp.UPSERT, {"id": id, "name": None, "n": -id}) for id in range(3)],
+            [(RowOp.INSERT, {"id": id, "name": "second", "n": id}) for id in (1_000, 1_001)],
+            [(RowOp.UPSERT, {"id": 2, "name": "third", "n": 2})],
+        ]
+        tasks = []
+        for turn in turns:
+            tasks += [asyncio.ensure_future(table.apply(op, row)) for op, row in turn]
+            while sum(map(len, table._batcher._waiting.values())) < 1 + turns.index(turn):
+                await asyncio.sleep(0.01)
+        tablet.before.extend([lambda: None, lambda: Rejected("too large", code=Code.TOO_LARGE)])
+        node.speaks.set()
+        _, *ends = await asyncio.gather(ahead, *tasks, return_exceptions=True)
+        refused = [end for end in ends if not isinstance(end, int)]
+        assert [str(end.args[0]) for end in refused if isinstance(end, Rejected)] == [
+            "table t: id=1000: the key is present; use upsert to overwrite it"
+        ]
+        assert len(refused) == 1
+        found = (await table.scan(["id", "name", "n"], ordered=True).to_table()).to_pydict()
+        assert found["id"] == [-1, *range(100), 1_000, 1_001]
+        assert found["name"] == [None, None, None, "third", *["first"] * 97, "old", "second"]
+        assert found["n"][1:5] == [0, -1, 2, 3]
+
+
 async def test_two_rows_that_are_too_large_together_are_both_written_and_one_alone_is_told(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,15 @@ def test_one_value_and_many_hash_alike(values: list[bytes], seed: int) -> None:
 def test_values_of_one_length_hash_as_each_alone(width: int, raw: bytes, seed: int) -> None:
     rows = np.frombuffer(raw, np.uint8, len(raw) // width * width).reshape(-1, width)
     assert hashing.hash_rows(rows, seed).tolist() == [hashing.hash_bytes(row.tobytes(), seed) for row in rows]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@given(st.data(), st.integers(0, 2**64 - 1))
+def test_integers_hash_as_their_key_bytes(width: int, data: st.DataObject, seed: int) -> None:
+    bias = 1 << (8 * width - 1)
+    values = data.draw(st.lists(st.integers(-bias, bias - 1), min_size=1, max_size=70))
+    wanted = [hashing.hash_bytes((value + bias).to_bytes(width, "big"), seed) for value in values]
+    assert hashing.hash_ints(values, width, seed) == wanted
 
 
 LENGTHS = (0, 1, 8, 127, 128, 129, 136, 255, 256, 257, 300, 1024, 1025)

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,15 @@ from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, UPDATES, RowError, RowOp, encode_block
 from stele.model.errors import Code, SteleError, error_for, let_go
-from stele.model.partition import PartitionSchema, assign, runs
+from stele.model.partition import PartitionSchema, assign, assign_few, runs
+from stele.model.plain import Values, plain_rows
 from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
 BLOCK_ROWS_MAX = 8_192
+_PLAIN_ROWS_MAX = 512
+"""More rows at once are for Arrow."""
 GATE_S = 0.05
 """How long one tablet's block may keep the blocks for other tablets waiting, once."""
 _LOOK_S = 0.5  # how often a close looks whether anybody waits still
@@ -39,22 +43,23 @@ _Item = tuple[RowOp, Row, Done, int]
 
 
 class _Part:
-    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all of them, or one per row. `alone`: the
-    block that had them was too large, and they are not to be joined with others again."""
+    """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all of them, or one per row. `rows`: an Arrow
+    batch, or the values of plain rows. `alone`: the block that had them was too large, and they are not to be joined with
+    others again."""
 
-    __slots__ = ("alone", "batch", "column_ids", "futures", "ops")
+    __slots__ = ("alone", "column_ids", "futures", "ops", "rows")
 
     def __init__(
         self,
         ops: RowOp | np.ndarray,
         column_ids: tuple[int, ...],
-        batch: pa.RecordBatch,
+        rows: pa.RecordBatch | list[Values],
         futures: list[Done],
         alone: bool = False,
     ) -> None:
         self.ops = ops
         self.column_ids = column_ids
-        self.batch = batch
+        self.rows = rows
         self.futures = futures
         self.alone = alone
 
@@ -63,11 +68,11 @@ class _Part:
         """Whether anybody waits for one of the rows still."""
         return not all(future.done() for future in self.futures)
 
-    def half(self, some: slice) -> _Part:
-        """Some of the rows."""
-        futures = self.futures[some]
-        ops = self.ops if isinstance(self.ops, RowOp) else self.ops[some]
-        return _Part(ops, self.column_ids, self.batch.slice(some.start, len(futures)), futures, alone=True)
+    def some(self, start: int, end: int) -> _Part:
+        """Some of the rows, to be sent alone."""
+        ops = self.ops if isinstance(self.ops, RowOp) else self.ops[start:end]
+        rows = self.rows[start:end]
+        return _Part(ops, self.column_ids, rows, self.futures[start:end], alone=True)
 
 
 class Batcher:
@@ -91,6 +96,7 @@ class Batcher:
         self._partitioning = partitioning
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
+        self._plain = plain_rows(schema)
         self._rows: list[_Item] = []
         self._turn = 0
         self._turn_open = False
@@ -190,10 +196,38 @@ class Batcher:
         rows, self._rows = self._rows, []
         for group in _groups(rows):
             try:
-                self._route_group(group)
+                if not self._route_plain(group):
+                    self._route_group(group)
             except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
                 for item in group:
                     _fail(item[2], exc)
+
+    def _route_plain(self, group: list[_Item]) -> bool:
+        """Deal out some dozens of plain rows without Arrow, which takes several times as long for so few. False: they are not
+        such rows, and go the way of all others."""
+        op = group[0][0]
+        if self._plain is None or len(group) > _PLAIN_ROWS_MAX or op not in INSERTS:
+            return False
+        each, rows, futures, _ = zip(*group)
+        if any(other is not op for other in each):
+            return False
+        found = self._plain.values(rows)
+        if found is None:
+            return False
+        values, columns = found
+        ordinals = assign_few(columns, self._schema, self._partitioning)
+        if ordinals is None:
+            return False
+        parts: dict[int, _Part] = {}
+        for ordinal, row, future in zip(ordinals, values, futures):
+            part = parts.get(ordinal)
+            if part is None:
+                part = parts[ordinal] = _Part(op, self._schema.column_ids, [], [])
+            part.rows.append(row)
+            part.futures.append(future)
+        for ordinal, part in parts.items():
+            self._waiting.setdefault(ordinal, deque()).append(part)
+        return True
 
     def _route_group(self, group: list[_Item]) -> None:
         each, rows, futures, _ = map(list, zip(*group))
@@ -231,15 +265,41 @@ class Batcher:
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
-        part = self._leaving[ordinal] = first if len(parts) == 1 else _joined(parts)
+        part = self._leaving[ordinal] = first if len(parts) == 1 else self._joined(parts)
         try:
-            block = encode_block(part.ops, part.column_ids, part.batch, self._schema.version)
+            block = self._block(part)
             write = self._tablet_of(ordinal).start_write(
                 block, self._timeout_s, partial(self._answered, ordinal)
             )
             self._writes[ordinal] = write
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
             self._answered(ordinal, exc)
+
+    def _joined(self, parts: list[_Part]) -> _Part:
+        """One part of several with the same columns."""
+        futures = [future for part in parts for future in part.futures]
+        plain = [part.rows for part in parts if isinstance(part.rows, list)]
+        ops, rows = _joined_ops(parts), list(chain.from_iterable(plain))
+        if len(plain) < len(parts) or not isinstance(ops, RowOp):
+            rows = pa.concat_batches([self._batch(part) for part in parts])
+        return _Part(ops, parts[0].column_ids, rows, futures)
+
+    def _batch(self, part: _Part) -> pa.RecordBatch:
+        if not isinstance(part.rows, list):
+            return part.rows
+        assert self._plain is not None
+        return self._plain.batch(part.rows)
+
+    def _block(self, part: _Part) -> bytes:
+        ops, rows = part.ops, part.rows
+        if (
+            self._plain is not None
+            and isinstance(ops, RowOp)
+            and isinstance(rows, list)
+            and len(rows) <= self._plain.rows_max
+        ):
+            return self._plain.encode(ops, rows)
+        return encode_block(ops, part.column_ids, self._batch(part), self._schema.version)
 
     def _answered(self, ordinal: int, end: WriteResponse | BaseException) -> None:
         """What a tablet's block ended with."""
@@ -252,9 +312,9 @@ class Batcher:
                     future.cancel()
             elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE and len(part.futures) > 1:
                 # Refused before anything was proposed. Its halves leave before what waits behind it.
-                half = len(part.futures) // 2
+                rows = len(part.futures)
                 waiting = self._waiting.setdefault(ordinal, deque())
-                waiting.extendleft([part.half(slice(half, None)), part.half(slice(0, half))])
+                waiting.extendleft([part.some(rows // 2, rows), part.some(0, rows // 2)])
             else:
                 _fail_all(part.futures, end)
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
@@ -264,7 +324,7 @@ class Batcher:
     def _written(self, part: _Part, answer: WriteResponse) -> None:
         if answer.row_errors:
             refused = [row_error_from_pb(e) for e in answer.row_errors]
-            for error in with_keys(refused, part.batch, self._schema):
+            for error in with_keys(refused, self._batch(part), self._schema):
                 self._refuse(part.futures[error.row], error)
         timestamp = answer.timestamp
         for future in part.futures:
@@ -273,13 +333,6 @@ class Batcher:
 
     def _refuse(self, future: Done, error: RowError) -> None:
         _fail(future, error_for(error.code, f"table {self._table}: {error.message}"))
-
-
-def _joined(parts: list[_Part]) -> _Part:
-    """One part of several with the same columns."""
-    batch = pa.concat_batches([part.batch for part in parts])
-    futures = [future for part in parts for future in part.futures]
-    return _Part(_joined_ops(parts), parts[0].column_ids, batch, futures)
 
 
 def _joined_ops(parts: list[_Part]) -> RowOp | np.ndarray:

@@ -10,6 +10,9 @@ Invariant: tests/model/test_hashing.py holds golden vectors.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -98,6 +101,33 @@ def _hash_padded(values: pa.BinaryArray, seed: int) -> U64:
         mixed = _mixed(h, word)
         h = mixed if position < fewest else np.where(counts > position, mixed, h)
     return fmix(h)
+
+
+_LANE_BYTES = 16
+_INT_CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+def hash_ints(values: Sequence[int], width: int, seed: int = 0) -> list[int]:
+    """Stele hash v1 of the key bytes (see stele.model.keys) of some dozens of integers of so many bytes.
+
+    All of them are one number here, each in a lane of 128 bits, which no product of two words leaves: a step costs one
+    operation for all, and numpy's calls cost more than these.
+    """
+    count = len(values)
+    pad = f"{_LANE_BYTES - width}x"
+    raw = struct.pack(">" + (_INT_CODES[width] + pad) * count, *values)
+    ones = int.from_bytes(b"\x01".ljust(_LANE_BYTES, b"\x00") * count, "little")
+    low = _MASK * ones
+    lanes = int.from_bytes(raw, "little") ^ (ones << 7)  # the sign bit, in the first byte, is turned
+    h = (lanes * _P2 & low) ^ _fmix_int((seed + width * _P1) & _MASK) * ones
+    h = (h << 29 | h >> 35) & low
+    h = (h * _P3 + _P4 * ones) & low
+    h ^= h >> 33 & low
+    h = h * _F1 & low
+    h ^= h >> 33 & low
+    h = h * _F2 & low
+    h ^= h >> 33 & low
+    return list(struct.unpack(f"<{2 * count}Q", h.to_bytes(_LANE_BYTES * count, "little"))[::2])
 
 
 def hash_bytes(value: bytes, seed: int = 0) -> int:

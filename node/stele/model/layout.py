@@ -1,19 +1,20 @@
-"""Small blocks of whole rows without nulls, read by the words at their front, without Arrow's objects for each of them. Used by
-the store; opens no files.
+"""Small blocks of whole rows without nulls, read by the words at their front, without Arrow's objects for each of them, and
+made from Python values likewise. Used by the store, and by the client (see plain.py); opens no files.
 
 What stands before the values, a block's header and its message's metadata, is the same in all such blocks of one schema, but
 for how many rows there are and where each buffer lies. A block that is laid out otherwise, or has columns of other types, is
 left to stele.model.block, which reads any, at several times the cost.
 
-Invariant: what is said here of a block, `decode_block` says of it, too.
+Invariant: what is said here of a block, `decode_block` says of it, too; what is made here is what `encode_block` makes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,14 @@ _KINDS = (
     *(pa.lib.Type_FLOAT, pa.lib.Type_DOUBLE, pa.lib.Type_DATE32, pa.lib.Type_TIMESTAMP, pa.lib.Type_BOOL),
 )
 """Any bits are a value, but for text."""
+_CODES = {
+    pa.lib.Type_INT8: "b",
+    pa.lib.Type_INT16: "h",
+    pa.lib.Type_INT32: "i",
+    pa.lib.Type_INT64: "q",
+    pa.lib.Type_DOUBLE: "d",
+}
+"""As `struct` has them."""
 _OFFSETS = [struct.Struct(f"<{rows + 1}i") for rows in range(ROWS_MAX + 1)]
 _ROWS_WORD = 1  # of the header: rows, and how many columns there are
 _INT32_MAX = (1 << 31) - 1
@@ -77,7 +86,8 @@ class Layout:
         }
         self._common = [at for at in range(body // 8) if at not in own]
         self._common_of = itemgetter(*self._common)
-        self._common_words = self._common_of(self._front.unpack_from(sample))
+        self._words = self._front.unpack_from(sample)
+        self._common_words = self._common_of(self._words)
 
     def is_plain(self, block: bytes) -> bool:
         """Whether this is such a block, of at most `ROWS_MAX` rows, safe to read, and none of its rows can be refused: what
@@ -123,6 +133,32 @@ class Layout:
             if column.is_key:
                 key_bytes += longest
         return key_bytes <= KEY_BYTES_MAX
+
+    def encode(self, op: RowOp, columns: Sequence[Sequence[Any]]) -> bytes:
+        """The block of these values by column: of 1 to `ROWS_MAX` rows, none null, each of its column's type. Of types that
+        `stele.model.plain` takes."""
+        rows = len(columns[0])
+        words = list(self._words)
+        words[0] ^= (RowOp.UPSERT ^ op) << 16
+        words[_ROWS_WORD] = rows | len(columns) << 32
+        words[self._rows] = rows
+        words[self._nodes : self._nodes_end] = (rows, 0) * len(columns)
+        body: list[bytes] = []
+        end = 0
+        for column, values in zip(self._columns, columns):
+            word, begin = column.word, end
+            if column.value_bits:
+                data = struct.pack(f"<{rows}{_CODES[column.type.id]}", *values)
+                words[word : word + 4] = begin, 0, begin, len(data)
+            else:
+                each = [value.encode() for value in values] if column.is_text else values
+                data = b"".join(each)
+                offsets = _OFFSETS[rows].pack(0, *accumulate(map(len, each)))
+                end += _padded(body, offsets)
+                words[word : word + 6] = begin, 0, begin, len(offsets), end, len(data)
+            end += _padded(body, data)
+        words[self._size] = end
+        return b"".join((self._front.pack(*words), *body))
 
     def rows_of(self, blocks: Sequence[memoryview]) -> pa.RecordBatch | None:
         """The rows of such blocks, one block after the other. They were found plain once, so that texts are texts. None: another
@@ -177,6 +213,15 @@ def layout_of(schema: Schema) -> Layout | None:
         return None  # not as Arrow lays it out today
     size, rows, nodes, buffers = (place // 8 for place in places)
     return Layout(schema, sample, (size, rows, nodes, buffers), body)
+
+
+def _padded(body: list[bytes], buffer: bytes) -> int:
+    """Add a buffer, with zeros up to a word; how long that is."""
+    padding = -len(buffer) % 8
+    body.append(buffer)
+    if padding:
+        body.append(bytes(padding))
+    return len(buffer) + padding
 
 
 def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import pyarrow as pa
 from stele.model import keys
 from stele.model.column import shown
 from stele.model.errors import Rejected
-from stele.model.hashing import hash_binary, hash_bytes, hash_rows
+from stele.model.hashing import hash_binary, hash_bytes, hash_ints, hash_rows
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
 
@@ -201,6 +202,29 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
         encoded = keys.encode_columns(batch, schema, partitioning.range.column_ids)
         ordinals = ordinals * partitioning.ranges + _range_of(encoded, partitioning.range.split_keys)
     return ordinals
+
+
+_INT_BYTES = {"int8": 1, "int16": 2, "int32": 4, "int64": 8}
+
+
+def assign_few(
+    columns: Mapping[int, Sequence[Any]], schema: Schema, partitioning: PartitionSchema
+) -> list[int] | None:
+    """Like `assign`, for some dozens of rows whose values, by column id, fit their columns. None: not of this partitioning."""
+    if partitioning.range is not None or any(len(part.column_ids) > 1 for part in partitioning.hash):
+        return None
+    found = [0] * len(next(iter(columns.values())))
+    for part in partitioning.hash:
+        (column_id,) = part.column_ids
+        type_, values, buckets = schema.by_id[column_id].type, columns[column_id], part.buckets
+        if type_ in _INT_BYTES:
+            hashes = hash_ints(values, _INT_BYTES[type_], part.seed)
+        elif type_ == "string":
+            hashes = [hash_bytes(value.encode(), part.seed) for value in values]
+        else:
+            return None
+        found = [ordinal * buckets + h % buckets for ordinal, h in zip(found, hashes)]
+    return found
 
 
 def _buckets(batch: pa.RecordBatch, schema: Schema, part: HashPartition) -> npt.NDArray[np.int64]:
