@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncTable
+from stele.client.streams import Streams
 from stele.model.block import HEADER, RowOp, encode_block
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele.tablet.pairs import PAIR_BYTES
 from stele.tserver.reads import KEYS_MAX, READS_AT_ONCE
 from stele.tserver.tablet_service import _KV_OPS
@@ -46,6 +48,61 @@ async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(clus
                 await table._tablet(0).write(block, timeout_s=60)
         await table.put({"id": 2, "name": "after"})
         assert await count(client) == 1
+
+
+async def test_a_write_is_answered_alike_over_a_stream_and_by_a_call(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "first"})
+        replicas = [
+            r for node in cluster.running.values() for r in node.replicas if r.superblock.kind == "table"
+        ]
+        leader = next(r for r in replicas if r.is_leader)
+        node = next(n for n in cluster.running.values() if n.node_id == leader.host.node_id)
+        batch = pa.RecordBatch.from_arrays([pa.array([1, 2]), pa.array(["x", "y"])], schema=SCHEMA.to_arrow())
+        block = encode_block(RowOp.INSERT, SCHEMA.column_ids, batch, SCHEMA.version)
+        good = tserver_pb2.WriteRequest(
+            tablet_id=leader.raw_tablet_id,
+            client_id=b"c" * 16,
+            sequence=1,
+            lowest_unfinished=1,
+            first_attempt_us=time.time_ns() // 1_000,
+            block=block,
+        )
+        streams = Streams(node.pool)
+
+        async def answers(**changed: Any) -> list[Any]:
+            """Over the stream, and by a call: what a write is answered, or (code, message) of its error."""
+            request = tserver_pb2.WriteRequest.FromString(good.SerializeToString())
+            for name, value in changed.items():
+                setattr(request, name, value)
+            asked = tserver_pb2.ClientRequest(write=request)
+            found = await asyncio.gather(
+                streams.to(node.node_id, node.address).ask(asked, timeout_s=60),
+                node.pool.unary(node.address, TabletServerServiceStub, "Write", request, timeout_s=60),
+                return_exceptions=True,
+            )
+            if isinstance(found[0], tserver_pb2.ClientResponse):
+                return [found[0].write, found[1]]
+            return [(e.code, str(e)) for e in found if isinstance(e, SteleError)]
+
+        written, again = await answers()
+        assert written == again and [e.row for e in written.row_errors] == [
+            0
+        ]  # the one is a retry of the other
+        for changed, code in (
+            ({"tablet_id": b"t" * 16}, Code.NOT_FOUND),
+            ({"tablet_id": b"short"}, Code.INVALID_ARGUMENT),
+            ({"tablet_incarnation": 99}, Code.STALE_INCARNATION),
+            ({"client_id": b"short"}, Code.INVALID_ARGUMENT),
+            ({"digest": 1}, Code.DIGEST_MISMATCH),
+            ({"block": b"x" * 100}, Code.UNSUPPORTED_VERSION),
+            ({"first_attempt_us": 1 << 60}, Code.CLOCK_AHEAD),
+        ):
+            one, other = await answers(**changed)
+            assert one == other or code is Code.CLOCK_AHEAD  # which says what time it is
+            assert one[0] is other[0] is code
+        await streams.close()
 
 
 async def test_what_only_a_later_program_reads_is_refused_before_it_is_proposed(
