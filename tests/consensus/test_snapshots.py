@@ -46,9 +46,9 @@ async def test_a_snapshot_waits_for_the_writes_below_it_that_are_under_way(group
             written = leader.submit(rows([777]))
             written.add_done_callback(lambda done: done.exception())
             await asyncio.sleep(0.02)
-        if not leader._proposals._in_log:
+        if not leader._proposals.in_log:
             continue
-        (proposal,) = leader._proposals._in_log.values()
+        (proposal,) = leader._proposals.in_log.values()
         asked = asyncio.create_task(leader.snapshot_ready(proposal.timestamp, 30_000))
         await asyncio.wait([asked], timeout=0.2)
         if (leader.role, leader.term) == (Role.LEADER, term):
@@ -105,8 +105,8 @@ async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_
     network.passes = lambda sender, to, entries: {sender, to} == {1, 2}
     lost = one.submit(rows([777]))
     lost.add_done_callback(lambda done: done.exception())
-    await wait_until(lambda: bool(one._proposals._in_log))
-    (proposal,) = one._proposals._in_log.values()
+    await wait_until(lambda: bool(one._proposals.in_log))
+    (proposal,) = one._proposals.in_log.values()
     at, snapshot = proposal.opid.index, proposal.timestamp
     asked = asyncio.create_task(one.snapshot_ready(snapshot))
     await wait_until(lambda: two.core.log.durable_index >= at)

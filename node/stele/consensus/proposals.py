@@ -35,10 +35,11 @@ class Proposals:
         self.waiting: deque[Pending] = deque()
         self.waiting_bytes = 0
         self._posted: dict[int, Pending] = {}
-        self._in_log: dict[int, Pending] = {}
+        self.in_log: dict[int, Pending] = {}
+        """By index."""
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self._posted) + len(self._in_log)
+        return len(self.waiting) + len(self._posted) + len(self.in_log)
 
     def add(self, pending: Pending) -> None:
         """Take a write that waits for its timestamp."""
@@ -61,7 +62,7 @@ class Proposals:
         if pending is None:
             return False
         pending.opid = opid
-        self._in_log[opid.index] = pending
+        self.in_log[opid.index] = pending
         return True
 
     def refused(self, context: int, error: Exception) -> bool:
@@ -74,14 +75,14 @@ class Proposals:
 
     def lost(self, opid: OpId) -> None:
         """The entry was dropped from this log; another leader's may still hold and commit it."""
-        pending = self._in_log.get(opid.index)
+        pending = self.in_log.get(opid.index)
         if pending is not None and pending.opid == opid:
-            del self._in_log[opid.index]
+            del self.in_log[opid.index]
             _fail(pending, _unknown(opid))
 
     def applied(self, entry: Entry, outcome: Any) -> None:
         """An entry was applied; if it was ours, here is its outcome."""
-        pending = self._in_log.pop(entry.index, None)
+        pending = self.in_log.pop(entry.index, None)
         if pending is None:
             return
         if pending.opid is not None and pending.opid.term == entry.term:
@@ -98,14 +99,14 @@ class Proposals:
     def fail_all(self, never: Exception) -> None:
         """The replica stops: `never` for what never entered the log, UNKNOWN_OUTCOME for the rest."""
         self.fail_waiting(never)
-        for pending in (*self._posted.values(), *self._in_log.values()):
+        for pending in (*self._posted.values(), *self.in_log.values()):
             _fail(pending, _unknown(pending.opid))
         self._posted.clear()
-        self._in_log.clear()
+        self.in_log.clear()
 
     def outstanding(self, timestamp: int) -> list[asyncio.Future[Any]]:
         """Writes that have a timestamp at or below `timestamp` and no outcome yet."""
-        given = (*self._posted.values(), *self._in_log.values())
+        given = (*self._posted.values(), *self.in_log.values())
         return [p.future for p in given if p.timestamp <= timestamp and not p.future.done()]
 
 

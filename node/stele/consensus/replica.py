@@ -271,7 +271,8 @@ class Replica(MemberPart):
             self.timestamps.applied = entry.timestamp
         if entry.kind is EntryKind.WRITE:
             self.last_applied_ms = self.ticked_ms
-            self._proposals.applied(entry, outcome)
+            if self._proposals.in_log:
+                self._proposals.applied(entry, outcome)
 
     def _role_changed(self, change: fx.RoleChanged) -> None:
         led = self.role is Role.LEADER

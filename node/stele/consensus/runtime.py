@@ -104,7 +104,7 @@ class CoreRuntime:
         return self._quiet_since_ms is not None
 
     def rest(self) -> bool:
-        """Stop the core's time, if nothing is under way; the next event starts it again. Events that were told may wait."""
+        """Stop the core's time, if nothing is under way; the next event starts it again."""
         if self._scheduled or self._asked > self._durable or self._held or self._reads or self._stopped:
             return False
         self._quiet_since_ms = self._now_ms()
@@ -128,18 +128,25 @@ class CoreRuntime:
             self._loop.call_soon(self._turn)
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Feed a message that has come: with the next turn, whenever that is, if nothing follows from it by itself."""
+        """Feed a message that has come."""
         now_ms = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
         event = Received(sender, message, now_ms - self._quiet_ms)
-        if isinstance(message, UpdateResponse) and not self.core.awaits_answer(sender, message):
-            self.tell(event)
+        if (
+            isinstance(message, UpdateResponse)
+            and not self._scheduled
+            and not self.core.awaits_answer(sender, message)
+        ):
+            self._note(event)
         else:
             self.post(event)
 
-    def tell(self, event: Event) -> None:
-        """Feed `event` with the next turn, whenever that is: nothing follows from it by itself."""
+    def _note(self, event: Event) -> None:
+        """Feed an event from which nothing follows by itself: it costs no turn."""
         if not self._stopped:
-            self._events.append(event)
+            try:
+                self.core.note(event)
+            except SteleError as exc:
+                self._fail(exc)
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
@@ -261,11 +268,10 @@ class CoreRuntime:
         while held and held[0].after <= persist_id:
             send = held.popleft()
             self._sink.send(send.to, send.message)
-        # Where nothing follows from it, it costs no turn of its own.
-        if self.core.awaits_disk:
+        if self._scheduled or self.core.awaits_disk:
             self.post(Persisted(persist_id))
         else:
-            self.tell(Persisted(persist_id))
+            self._note(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
         """The core waits for the answer, and sends that peer nothing before it: it comes, whatever the reading meets."""

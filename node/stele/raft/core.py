@@ -95,6 +95,11 @@ class RaftCore(HandoverPart):
             handlers[type(event)](event)
         return self._end_turn()
 
+    def note(self, event: Event) -> None:
+        """Take an event from which nothing follows by itself, as `awaits_disk` and `awaits_answer` say: what it adds to counts
+        with the next turn."""
+        self._handlers[type(event)](event)
+
     @property
     def next_deadline_ms(self) -> int:
         """When the next Tick is due at the latest, on the owner's clock; far away if nothing waits for time."""
@@ -105,8 +110,7 @@ class RaftCore(HandoverPart):
 
     @property
     def awaits_disk(self) -> bool:
-        """Whether something may follow from Persisted by itself: to commit, to hand out or to elect. Else it may come
-        with whatever event is next."""
+        """Whether something may follow from Persisted by itself: to commit, to hand out or to elect. Else it needs no turn."""
         if self.commit_index > self.log.handed_index:
             return True
         if self.role is Role.LEADER:
@@ -118,8 +122,8 @@ class RaftCore(HandoverPart):
         return self.role is not Role.FOLLOWER
 
     def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        """Whether something may follow from an answer by itself. Else it may come with whatever event is next: where it
-        acknowledges nothing that waits to be committed, of a peer for which nothing waits to be sent."""
+        """Whether something may follow from an answer by itself. Else it needs no turn: where it acknowledges nothing that waits
+        to be committed, of a peer for which nothing waits to be sent."""
         progress = self._progress.get(sender)
         return (
             progress is None

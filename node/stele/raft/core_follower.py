@@ -61,7 +61,7 @@ class FollowerPart(CoreBase):
             # The answer waits for the disk, so it may vouch for all that is known to match.
             self._answer(sender, request, verified, self._log_barrier())
         else:
-            self._answer(sender, request, min(verified, self.log.durable_index), self._hard_barrier())
+            self._answer(sender, request, min(verified, log.durable_index), self._hard_barrier())
 
     def _follow(self, leader: ReplicaId) -> None:
         """Another one leads. As long as a leader is known no campaign is under way (`ElectionPart._campaign`)."""

@@ -135,7 +135,7 @@ class LeaderPart(ElectionPart):
     def _stream(self, progress: Progress) -> bool:
         """Send what the peer lacks as far as its window allows; whether anything was sent."""
         sent = False
-        last = self._last_for(progress)
+        last = self.log.last_index if progress.hold_from is None else progress.hold_from - 1
         while progress.next <= last and progress.inflight_bytes < progress.window_bytes:
             request = self._request
             if (
@@ -161,7 +161,8 @@ class LeaderPart(ElectionPart):
             self._out.append(ReadLog(progress.replica_id, progress.next, self.options.batch_bytes_max))
 
     def _send_entries(self, progress: Progress, request: UpdateRequest) -> None:
-        self._update(progress, request)
+        progress.updated_ms = self._now_ms
+        self._send(progress.replica_id, request, 0)
         size = 0
         for entry in request.entries:
             size += len(entry.payload) + ENTRY_MESSAGE_BYTES
