@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import random
@@ -168,6 +169,23 @@ def test_what_cannot_be_synced_is_refused(file: OsFile) -> None:
     sync.begin(file)
     sync.wait()
     sync.close()
+
+
+@needs_aio
+def test_a_result_in_the_ring_is_taken_once_and_its_error_is_told(file: OsFile) -> None:
+    sync = KernelSync()
+    sync.begin(file)
+    assert sync.readable_within(60)
+    assert sync.ended() and not sync.ended()
+    sync._results[sync._ring.tail].result = -errno.EIO  # as the kernel tells of a sync that failed
+    sync._ring.tail += 1
+    with pytest.raises(OSError) as told:
+        sync.ended()
+    assert told.value.errno == errno.EIO
+    assert not sync.ended()
+    sync.close()
+    with pytest.raises(InvariantViolation):
+        sync.ended()
 
 
 @pytest.mark.parametrize("why", ["machine", "kernel", "ring", "submit"])

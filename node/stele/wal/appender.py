@@ -331,11 +331,12 @@ class Appender:
         """As `update_index`; call with the log's lock held."""
         log = self._log
         log.active_length = self.active.offset
+        cache = log.cache
         for sequence, offset, rows in self._unindexed:
-            for state, kind, first, last, term, cached in rows:
+            for state, kind, first, last, term, written in rows:
                 if kind == _ENTRY:
                     state.runs.add(first, last, term, sequence, offset)
-                    log.cache.add(state, cached)
+                    cache.add(state, written)
                 elif kind == Kind.TRUNCATE:
                     state.runs.cut(first)
                 elif kind == Kind.SNAPSHOT_END:

@@ -227,13 +227,12 @@ def encode_group(
         offset,
         synced_offset,
     )
-    crc = google_crc32c.value(head)
+    crc = head_crc = google_crc32c.value(head)
     for piece in body:
         crc = crc32c_extend(crc, piece)
-    head += _CRC.pack(crc)
-    head += _CRC.pack(google_crc32c.value(head))
+    own = _CRC.pack(crc)
     padding = _PADDING[-stored % GROUP_ALIGN]
-    buffers = [head, *body, padding]
+    buffers = [head, own, _CRC.pack(crc32c_extend(head_crc, own)), *body, padding]
     # A system call copies one buffer faster than it looks at three.
     return (
         [b"".join(buffers)] if stored < _PIECE_BYTES else buffers,

@@ -111,7 +111,7 @@ class Inline:
             return
         # Nobody is the writer by now: a callback may do what it likes, close the log or raise.
         call_all(dones)
-        self._mark()
+        self._appender.guard(self._mark)
 
     def _take(self) -> list[Done] | None:
         """The callbacks of the batch whose sync has ended. The lock is held for all of it: nobody else takes the writer."""
@@ -127,17 +127,15 @@ class Inline:
         return dones
 
     def _mark(self) -> None:
+        """Write the marker, unless the next group, which says the same, is to follow at once."""
         log, handover = self._log, self._log.handover
         with log.lock:
             if handover.queue or handover.closing or handover.writer is not Writer.NOBODY:
                 return
             handover.pass_writer(Writer.NOBODY, Writer.LOOP)
-        self._appender.guard(self._write_marker)
-
-    def _write_marker(self) -> None:
         self._appender.mark_synced()
-        with self._log.lock:
-            self._log.handover.loop_rests(Writer.LOOP)
+        with log.lock:
+            handover.loop_rests(Writer.LOOP)
 
     # --- whoever is the writer
 
