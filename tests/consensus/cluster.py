@@ -232,7 +232,7 @@ class TestNode:
     ) -> None:
         if self.quiet is not None:
             self.quiet.heard(from_node)
-        replica = self.replicas.route(tablet, to)
+        replica = self.replicas.route((tablet, to))
         if replica is not None and not (quiet and self._rests(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 

@@ -57,6 +57,7 @@ class Node:
     server: grpc.aio.Server | None = None
     got: list[tuple[str, consensus_pb2.ConsensusMessage]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
     inbound: PeerInbound | None = None
     listener: StreamListener | None = None
 
@@ -68,6 +69,7 @@ class Node:
             lambda node_id: self.addresses.get(node_id, ""),
             lambda sender, message: self.got.append((sender, message)),
             self.lost.append,
+            on_heard=self.heard.append,
             book=self.book,
             options=OPTIONS,
         )
@@ -134,7 +136,8 @@ async def test_messages_arrive_in_order_and_large_ones_whole() -> None:
         bulk = [m.update for _, m in second.got if m.update.entries]
         assert [u.term for u in bulk] == [0, 1, 2, 3]
         assert all(len(u.entries[0].payload) == 8 << 20 for u in bulk)
-        assert {sender for sender, _ in second.got} == {first.identity.node_id}
+        assert {sender for sender, _ in second.got} == set(second.heard) == {first.identity.node_id}
+        assert len(second.heard) < 1_004  # once a frame
         assert second.book.address(first.identity.node_id) == first.identity.address
 
 

@@ -129,6 +129,7 @@ class _Stream:
                     self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
                 except DecodeError:
                     raise Rejected(f"{size} bytes that are no frame between peers") from None
+                self._transport.on_heard(node_id)
             for message in self._messages:
                 on_message(node_id, message)
                 handed += 1

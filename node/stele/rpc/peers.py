@@ -50,7 +50,8 @@ class PeerOptions:
 
 
 class PeerTransport:
-    """All links of this node. `resolve_address(node_id)` gives the last known HOST:PORT of a node, "" if none."""
+    """All links of this node. `resolve_address(node_id)` gives the last known HOST:PORT of a node, "" if none; `on_heard`
+    is called for each frame that comes in, before `on_message` is for its messages."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class PeerTransport:
         on_message: OnMessage,
         on_disconnect: Callable[[NodeId], None] = lambda node_id: None,
         *,
+        on_heard: Callable[[NodeId], None] = lambda node_id: None,
         book: PeerBook,
         options: PeerOptions | None = None,
         rng: random.Random | None = None,
@@ -67,6 +69,7 @@ class PeerTransport:
         self.book = book
         self.on_message = on_message
         self.on_disconnect = on_disconnect
+        self.on_heard = on_heard
         self.options = options or PeerOptions()
         self.rng = rng or random.Random()
         self._resolve_address = resolve_address

@@ -227,6 +227,7 @@ class Node:
             self._address_of,
             self._on_message,
             self._on_disconnect,
+            on_heard=self.quiet.heard,
             book=self.book,
             rng=self._random,
         )
@@ -392,8 +393,7 @@ class Node:
         return ""
 
     def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
-        self.quiet.heard(from_node)
-        replica = self.replicas.route(envelope.tablet_id, envelope.to_replica)
+        replica = self.replicas.route((envelope.tablet_id, envelope.to_replica))
         if replica is None:
             if envelope.HasField("resting"):
                 self.quiet.told(from_node, envelope.resting)

@@ -1,6 +1,6 @@
 """The node's side of quiet groups: who is heard, who must hear us, which replicas rest and when they wake.
 
-Owned by the node; called by its ticker and for every message that comes in. See stele.consensus.quiet.
+Owned by the node; called by its ticker and for what comes in from other nodes. See stele.consensus.quiet.
 
 A node that lives says nothing of its replicas: one that FAILED, or is gone, would leave the others at rest without a
 leader. So pings carry a digest of the groups that rest at both ends; where two nodes differ for an election timeout, one
@@ -74,7 +74,7 @@ class QuietGroups:
         return len(self._resting)
 
     def heard(self, node_id: NodeId) -> None:
-        """A message from a node has come in."""
+        """Messages from a node have come in."""
         self._heard_ms[node_id] = self._now_ms
 
     def lives(self, node_id: NodeId) -> bool:

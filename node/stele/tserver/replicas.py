@@ -39,6 +39,8 @@ class Replicas:
             bytes, Replica
         ] = {}  # by what requests name: those that are their tablet's only one here
         self._routes: dict[tuple[bytes, int], Replica] = {}
+        self.route = self._routes.get
+        """The replica that a message to (tablet, replica_id) is for; one that is not here is not answered."""
         self._listeners: list[ReplicaListener] = []
         self.tombstones: dict[StreamKey, Superblock] = {}
         self.copies: dict[StreamKey, TabletCopy] = {}
@@ -60,10 +62,6 @@ class Replicas:
     def by_key(self, key: StreamKey) -> Replica | None:
         """The replica with exactly this id."""
         return self._by_key.get(key)
-
-    def route(self, tablet: bytes, to: int) -> Replica | None:
-        """The replica a message is for; one that is not here is not answered."""
-        return self._routes.get((tablet, to))
 
     def current(self, tablet_id: str) -> Replica | None:
         """The replica of a tablet that is here: the one with the highest replica_id, FAILED ones last."""
