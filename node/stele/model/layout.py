@@ -77,12 +77,16 @@ class Layout:
             self._columns.append(column)
             word += 4 if column.value_bits else 6
         self._nodes_end = self._nodes + 2 * len(self._columns)
+        self._buffers, self._buffers_end = places[3], word
+        each = [(0, column.value_bits) if column.value_bits else (0, 32, 0) for column in self._columns]
+        self._bits = np.array([bits for buffers in each for bits in buffers])  # of each buffer, for each row
+        self._validity = [(column.word - places[3]) // 2 for column in self._columns]
         own = {
             _ROWS_WORD,
             self._size,
             self._rows,
             *range(self._nodes, self._nodes_end),
-            *range(places[3], word),
+            *range(self._buffers, self._buffers_end),
         }
         self._common = [at for at in range(body // 8) if at not in own]
         self._common_of = itemgetter(*self._common)
@@ -171,21 +175,33 @@ class Layout:
         words = np.frombuffer(raw, np.int64)[starts[:, None] // 8 + np.arange(self._front.size // 8)]
         bodies, sizes = starts + self._front.size, sizes - self._front.size
         rows = words[:, self._rows]
-        nodes = words[:, self._nodes : self._nodes_end].reshape(len(blocks), -1, 2)
+        offsets = words[:, self._buffers : self._buffers_end : 2]
+        lengths = words[:, self._buffers + 1 : self._buffers_end : 2]
         if (
             (words[:, self._common] != self._common_words).any()
             or rows.min() <= 0
             or rows.max() > ROWS_MAX
             or (words[:, _ROWS_WORD] != rows | len(self._columns) << 32).any()
             or (words[:, self._size] != sizes).any()
-            or (nodes != np.stack((rows, np.zeros_like(rows)), 1)[:, None]).any()
+            or (words[:, self._nodes : self._nodes_end : 2] != rows[:, None]).any()
+            or words[:, self._nodes + 1 : self._nodes_end : 2].any()
+            or ((offsets | lengths) < 0).any()
+            or (offsets % 8).any()
+            or (lengths > sizes[:, None] - offsets).any()
+            or (8 * lengths < rows[:, None] * self._bits).any()
+            or lengths[:, self._validity].any()
         ):
             return None
         row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # of its block
         arrays = []
-        for column in self._columns:
-            buffers = words[:, column.word : column.word + (4 if column.value_bits else 6)]
-            array = _array(column, buffers, raw, bodies, sizes, rows, row)
+        for column, first in zip(self._columns, self._validity):
+            begins = bodies + offsets[:, first + 1]
+            if column.value_bits:
+                arrays.append(_fixed(column, raw, begins, rows, row))
+                continue
+            array = _texts(
+                column, raw, begins, bodies + offsets[:, first + 2], lengths[:, first + 1 :], rows, row
+            )
             if array is None:
                 return None
             arrays.append(array)
@@ -235,38 +251,30 @@ def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:
     return True
 
 
-def _array(
-    column: _Column, buffers: _Ints, raw: bytes, bodies: _Ints, sizes: _Ints, rows: _Ints, row: _Ints
-) -> pa.Array | None:
-    """A column of all blocks: of each the `buffers`, where in `raw` its body begins, its size and how many rows it has, and for
-    each row which of its block it is. None: buffers do not lie within the body."""
-    offsets, lengths = buffers[:, 2::2], buffers[:, 3::2]
-    bits = column.value_bits
-    if (
-        buffers[:, 1].any()
-        or (offsets % 8).any()
-        or offsets.min() < 0
-        or lengths.min() < 0
-        or (offsets > sizes[:, None]).any()
-        or (lengths > sizes[:, None] - offsets).any()
-        or (8 * lengths[:, 0] < (bits * rows if bits else 32 * (rows + 1))).any()
-    ):
-        return None
-    begins = bodies + offsets[:, 0]
-    if bits == 1:
+def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> pa.Array:
+    """A column of all blocks, whose values begin at `begins` in `raw`. Of each block `rows`, of each row `row`, its place there."""
+    if column.value_bits == 1:
         octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
         values = np.packbits(octets >> (row % 8).astype(np.uint8) & 1, bitorder="little")
-        return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(values)], 0)
-    width = bits // 8 or 4
-    found = np.frombuffer(raw, f"u{width}") if bits else np.frombuffer(raw, np.int32)
-    at = np.repeat(begins // width, rows) + row
-    if bits:
-        return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(found[at])], 0)
-    each, used = found[at + 1].astype(np.int64) - found[at], found[begins // 4 + rows]
-    if found[begins // 4].any() or each.min() < 0 or (used > lengths[:, 1]).any():
+    else:
+        width = column.value_bits // 8
+        values = np.frombuffer(raw, f"u{width}")[np.repeat(begins // width, rows) + row]
+    return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(values)], 0)
+
+
+def _texts(
+    column: _Column, raw: bytes, offsets_at: _Ints, data_at: _Ints, lengths: _Ints, rows: _Ints, row: _Ints
+) -> pa.Array | None:
+    """As `_fixed`, of values that each have their own length, with the `lengths` of the two buffers. None: offsets do not rise,
+    or not within their buffer."""
+    if (lengths[:, 0] < 4 * (rows + 1)).any():
+        return None
+    found, first = np.frombuffer(raw, np.int32), offsets_at // 4
+    at = np.repeat(first, rows) + row
+    each, used = found[at + 1].astype(np.int64) - found[at], found[first + rows]
+    if found[first].any() or each.min() < 0 or (used > lengths[:, 1]).any():
         return None
     ends = np.zeros(len(row) + 1, np.int32)
     np.cumsum(each, out=ends[1:])
-    begins = bodies + offsets[:, 1]
-    data = b"".join([raw[at:end] for at, end in zip(begins.tolist(), (begins + used).tolist())])
+    data = b"".join([raw[at:end] for at, end in zip(data_at.tolist(), (data_at + used).tolist())])
     return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(ends), pa.py_buffer(data)], 0)
