@@ -145,8 +145,8 @@ class CoreRuntime:
         if not self._stopped:
             try:
                 self.core.note(event)
-            except SteleError as exc:
-                self._fail(exc)
+            except Exception as exc:  # noqa: BLE001 - a bug in one replica must not take the node down
+                self._core_failed(exc)
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
@@ -193,11 +193,15 @@ class CoreRuntime:
         try:
             self._deadline_ms = None
             self._carry_out(self.core.step_many(events))
-        except SteleError as exc:
-            self._fail(exc)
-        except Exception as exc:
-            self._fail(InvariantViolation(f"raft core: {exc!r}; this replica stops"))
-            log.exception("replica runtime failed")
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._core_failed(exc)
+
+    def _core_failed(self, error: Exception) -> None:
+        if isinstance(error, SteleError):
+            self._fail(error)
+        else:
+            self._fail(InvariantViolation(f"raft core: {error!r}; this replica stops"))
+            log.error("replica runtime failed", exc_info=error)
 
     def _fail(self, error: Exception) -> None:
         self.stop()
