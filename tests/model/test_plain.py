@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stele.model import keys
 from stele.model.block import INSERTS, RowOp, encode_block
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition, assign, assign_few
 from stele.model.plain import plain_rows
@@ -21,7 +22,13 @@ SCHEMA = Schema.make(
     ["k", "s", "a", "b"],
     version=3,
 )
-PARTITIONING = PartitionSchema(tuple(HashPartition((column,), 2 + column, column) for column in range(4)))
+PARTITIONING = PartitionSchema(
+    (
+        *(HashPartition((column,), 2 + column, column) for column in range(4)),
+        HashPartition((1, 3, 0, 1), 5, 9),
+    ),
+    RangePartition((1, 2), tuple(sorted(keys.encode_values([(0, ("", "a", "b")), (1, (0, -1, 7))])))),
+)
 ROW = {"k": 1, "s": "x", "a": 2, "b": 3, "c": 4, "d": 0.5}
 
 
@@ -99,10 +106,6 @@ def test_what_is_no_dict_of_all_columns_is_not_plain() -> None:
         assert plain.values([ROW, row]) is None
 
 
-def test_types_and_partitionings_that_are_left_to_arrow() -> None:
+def test_types_that_are_left_to_arrow() -> None:
     assert plain_rows(Schema.make([("k", "int64"), ("at", "date")], ["k"])) is None
     assert plain_rows(Schema.make([("k", "int64")], ["k"])) is None
-    columns = {0: (1, 2), 1: ("a", "b")}
-    assert assign_few(columns, SCHEMA, PartitionSchema()) == [0, 0]
-    assert assign_few(columns, SCHEMA, PartitionSchema((HashPartition((0, 1), 2),))) is None
-    assert assign_few(columns, SCHEMA, PartitionSchema((), RangePartition((0,)))) is None

@@ -216,8 +216,6 @@ class Batcher:
             return False
         values, columns = found
         ordinals = assign_few(columns, self._schema, self._partitioning)
-        if ordinals is None:
-            return False
         parts: dict[int, _Part] = {}
         for ordinal, row, future in zip(ordinals, values, futures):
             part = parts.get(ordinal)

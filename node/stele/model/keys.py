@@ -236,19 +236,43 @@ def _encode_tiny(arrays: Sequence[pa.Array]) -> list[bytes]:
         kind = array.type.id
         width = _INT_WIDTHS.get(kind)
         if width is not None:
-            bias, pack = 1 << (width * 8 - 1), _PACK[width].pack
             ints = array.view(_INT_OF_WIDTH[width]) if kind in _TIME_KINDS else array
-            values = [pack(v + bias) for v in ints.to_pylist()]
+            values = _encoded_ints(ints.to_pylist(), width)
         elif kind in _BYTES_KINDS:
             values = _as_binary(array).to_pylist()
             if position != last:
-                values = [v.replace(b"\x00", b"\x00\x01") + b"\x00\x00" for v in values]
+                values = _escaped(values)
         elif kind == pa.lib.Type_BOOL:
             values = [b"\x01" if v else b"\x00" for v in array.to_pylist()]
         else:
             values = [row.tobytes() for row in _fixed_bytes(array)]
         encoded = values if position == 0 else [a + b for a, b in zip(encoded, values)]
     return encoded
+
+
+def encode_values(columns: Sequence[tuple[int, Sequence[Any]]]) -> list[bytes]:
+    """Encoded bytes of some dozens of rows given as Python values, column by column, each with the width of its integers in
+    bytes, 0 for text. All are values of their columns."""
+    encoded: list[bytes] = []
+    last = len(columns) - 1
+    for position, (width, column) in enumerate(columns):
+        if width:
+            values = _encoded_ints(column, width)
+        else:
+            values = [v.encode() for v in column]
+            if position != last:
+                values = _escaped(values)
+        encoded = values if position == 0 else [a + b for a, b in zip(encoded, values)]
+    return encoded
+
+
+def _encoded_ints(values: Sequence[int], width: int) -> list[bytes]:
+    bias, pack = 1 << (width * 8 - 1), _PACK[width].pack
+    return [pack(v + bias) for v in values]
+
+
+def _escaped(values: Sequence[bytes]) -> list[bytes]:
+    return [v.replace(b"\x00", b"\x00\x01") + _TERMINATOR for v in values]
 
 
 def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ _CODES = {
     pa.lib.Type_DOUBLE: "d",
 }
 """As `struct` has them."""
+_WORD = struct.Struct("<q")
 _OFFSETS = [struct.Struct(f"<{rows + 1}i") for rows in range(ROWS_MAX + 1)]
 _ROWS_WORD = 1  # of the header: rows, and how many columns there are
 _INT32_MAX = (1 << 31) - 1
@@ -51,12 +52,13 @@ _Ints = npt.NDArray[np.int64]
 
 
 class _Column:
-    __slots__ = ("is_key", "is_text", "type", "value_bits", "word")
+    __slots__ = ("code", "is_key", "is_text", "type", "value_bits", "word")
 
     def __init__(self, word: int, type_: pa.DataType, is_key: bool) -> None:
         """`word`: its first of the words at the front: offset and length of each of its buffers."""
         self.word = word
         self.type = type_
+        self.code = _CODES.get(type_.id, "")
         self.value_bits: int = 0 if type_.id in _BYTES_KINDS else type_.bit_width  # 0: each value has its own
         self.is_text = type_.id == pa.lib.Type_STRING
         self.is_key = is_key
@@ -91,6 +93,8 @@ class Layout:
         self._common = [at for at in range(body // 8) if at not in own]
         self._common_of = itemgetter(*self._common)
         self._words = self._front.unpack_from(sample)
+        self._buffer_words = struct.Struct(f"<{word - places[3]}q")
+        self._fronts: dict[tuple[int, int], bytes] = {}
         self._common_words = self._common_of(self._words)
 
     def is_plain(self, block: bytes) -> bool:
@@ -142,27 +146,37 @@ class Layout:
         """The block of these values by column: of 1 to `ROWS_MAX` rows, none null, each of its column's type. Of types that
         `stele.model.plain` takes."""
         rows = len(columns[0])
-        words = list(self._words)
-        words[0] ^= (RowOp.UPSERT ^ op) << 16
-        words[_ROWS_WORD] = rows | len(columns) << 32
-        words[self._rows] = rows
-        words[self._nodes : self._nodes_end] = (rows, 0) * len(columns)
+        front = bytearray(self._front_of(op, rows))
         body: list[bytes] = []
+        buffers: list[int] = []
         end = 0
         for column, values in zip(self._columns, columns):
-            word, begin = column.word, end
-            if column.value_bits:
-                data = struct.pack(f"<{rows}{_CODES[column.type.id]}", *values)
-                words[word : word + 4] = begin, 0, begin, len(data)
+            begin = end
+            if column.code:
+                data = struct.pack(f"<{rows}{column.code}", *values)
+                buffers += (begin, 0, begin, len(data))
             else:
-                each = [value.encode() for value in values] if column.is_text else values
+                each = [value.encode() for value in values]
                 data = b"".join(each)
                 offsets = _OFFSETS[rows].pack(0, *accumulate(map(len, each)))
                 end += _padded(body, offsets)
-                words[word : word + 6] = begin, 0, begin, len(offsets), end, len(data)
+                buffers += (begin, 0, begin, len(offsets), end, len(data))
             end += _padded(body, data)
-        words[self._size] = end
-        return b"".join((self._front.pack(*words), *body))
+        self._buffer_words.pack_into(front, 8 * self._buffers, *buffers)
+        _WORD.pack_into(front, 8 * self._size, end)
+        return b"".join((front, *body))
+
+    def _front_of(self, op: RowOp, rows: int) -> bytes:
+        """The front of such blocks, but for what their text decides."""
+        found = self._fronts.get((op.value, rows))
+        if found is None:
+            words = list(self._words)
+            words[0] ^= (RowOp.UPSERT ^ op) << 16
+            words[_ROWS_WORD] = rows | len(self._columns) << 32
+            words[self._rows] = rows
+            words[self._nodes : self._nodes_end] = (rows, 0) * len(self._columns)
+            found = self._fronts[op.value, rows] = self._front.pack(*words)
+        return found
 
     def rows_of(self, blocks: Sequence[memoryview]) -> pa.RecordBatch | None:
         """The rows of such blocks, one block after the other. They were found plain once, so that texts are texts. None: another

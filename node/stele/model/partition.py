@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,26 +205,31 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
     return ordinals
 
 
-_INT_BYTES = {"int8": 1, "int16": 2, "int32": 4, "int64": 8}
+_WIDTHS = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "string": 0}
+"""Of integers, in bytes; text has its own."""
 
 
 def assign_few(
     columns: Mapping[int, Sequence[Any]], schema: Schema, partitioning: PartitionSchema
-) -> list[int] | None:
-    """Like `assign`, for some dozens of rows whose values, by column id, fit their columns. None: not of this partitioning."""
-    if partitioning.range is not None or any(len(part.column_ids) > 1 for part in partitioning.hash):
-        return None
+) -> list[int]:
+    """Like `assign`, for some dozens of rows given as Python values by column id: integers and text, which fit."""
+
+    def given(column_ids: Sequence[int]) -> list[tuple[int, Sequence[Any]]]:
+        return [(_WIDTHS[schema.by_id[each].type], columns[each]) for each in column_ids]
+
     found = [0] * len(next(iter(columns.values())))
     for part in partitioning.hash:
-        (column_id,) = part.column_ids
-        type_, values, buckets = schema.by_id[column_id].type, columns[column_id], part.buckets
-        if type_ in _INT_BYTES:
-            hashes = hash_ints(values, _INT_BYTES[type_], part.seed)
-        elif type_ == "string":
-            hashes = [hash_bytes(value.encode(), part.seed) for value in values]
+        parts, buckets = given(part.column_ids), part.buckets
+        width, values = parts[0]
+        if width and len(parts) == 1:
+            hashes = hash_ints(values, width, part.seed)
         else:
-            return None
+            hashes = [hash_bytes(key, part.seed) for key in keys.encode_values(parts)]
         found = [ordinal * buckets + h % buckets for ordinal, h in zip(found, hashes)]
+    if partitioning.range is not None:
+        splits, ranges = partitioning.range.split_keys, partitioning.ranges
+        encoded = keys.encode_values(given(partitioning.range.column_ids))
+        found = [ordinal * ranges + bisect_right(splits, key) for ordinal, key in zip(found, encoded)]
     return found
 
 
