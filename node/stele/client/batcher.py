@@ -118,8 +118,8 @@ class Batcher:
         if not self._turn_open:
             self._turn_open = True
             loop.call_soon(self._end_turn)
-            if self._gate is None:
-                self._gate = loop.call_soon(self._begin_round)
+        if self._gate is None:
+            self._gate = loop.call_soon(self._begin_round)
         return future
 
     def _end_turn(self) -> None:
@@ -263,8 +263,13 @@ class Batcher:
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
-        part = self._leaving[ordinal] = first if len(parts) == 1 else self._joined(parts)
+        part = first
+        if len(parts) > 1:
+            part = _Part(first.ops, first.column_ids, [], [each for one in parts for each in one.futures])
+        self._leaving[ordinal] = part
         try:
+            if len(parts) > 1:
+                self._join(part, parts)
             block = self._block(part)
             write = self._tablet_of(ordinal).start_write(
                 block, self._timeout_s, partial(self._answered, ordinal)
@@ -273,14 +278,14 @@ class Batcher:
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
             self._answered(ordinal, exc)
 
-    def _joined(self, parts: list[_Part]) -> _Part:
-        """One part of several with the same columns."""
-        futures = [future for part in parts for future in part.futures]
+    def _join(self, whole: _Part, parts: list[_Part]) -> None:
+        """Make one of several with the same columns."""
+        whole.ops = _joined_ops(parts)
         plain = [part.rows for part in parts if isinstance(part.rows, list)]
-        ops, rows = _joined_ops(parts), list(chain.from_iterable(plain))
-        if len(plain) < len(parts) or not isinstance(ops, RowOp):
-            rows = pa.concat_batches([self._batch(part) for part in parts])
-        return _Part(ops, parts[0].column_ids, rows, futures)
+        if len(plain) == len(parts) and isinstance(whole.ops, RowOp):
+            whole.rows = list(chain.from_iterable(plain))
+        else:
+            whole.rows = pa.concat_batches([self._batch(part) for part in parts])
 
     def _batch(self, part: _Part) -> pa.RecordBatch:
         if not isinstance(part.rows, list):
