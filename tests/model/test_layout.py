@@ -34,7 +34,9 @@ EVERY = Schema.make(
     ["c_string", "c_bool", "c_int16", "c_date", "c_binary"],
 )
 TEXTS = Schema.make([("a", "string"), ("b", "string")], ["a"], version=7)
-NUMBERS = Schema.make([("k", "int64"), ("n", "int32", True)], ["k"])
+NUMBERS = Schema.make(
+    [("k", "int64"), ("n", "int32", True), ("v", "string", True), ("b", "bool", True)], ["k"]
+)
 SCHEMAS = (EVERY, TEXTS, NUMBERS)
 
 
@@ -58,7 +60,12 @@ def _value(rng: random.Random, name: str) -> Any:
 
 def block(rng: random.Random, schema: Schema, rows: int) -> bytes:
     """Rows of chance, as a client sends them."""
-    arrays = [pa.array([_value(rng, c.type) for _ in range(rows)], c.arrow) for c in schema.columns]
+    arrays = [
+        pa.array(
+            [None if c.nullable and rng.random() < 0.2 else _value(rng, c.type) for _ in range(rows)], c.arrow
+        )
+        for c in schema.columns
+    ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
     return encode_block(RowOp.UPSERT, schema.column_ids, batch, schema.version)
 

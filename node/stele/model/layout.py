@@ -1,4 +1,4 @@
-"""Small blocks of whole rows without nulls, read by the words at their front, without Arrow's objects for each of them, and
+"""Small blocks of whole rows, read by the words at their front, without Arrow's objects for each of them, and
 made from Python values likewise. Used by the store, and by the client (see plain.py); opens no files.
 
 What stands before the values, a block's header and its message's metadata, is the same in all such blocks of one schema, but
@@ -52,12 +52,16 @@ _Ints = npt.NDArray[np.int64]
 
 
 class _Column:
-    __slots__ = ("code", "is_key", "is_text", "type", "value_bits", "word")
+    __slots__ = ("code", "is_key", "is_text", "node", "nullable", "type", "value_bits", "word")
 
-    def __init__(self, word: int, type_: pa.DataType, is_key: bool) -> None:
-        """`word`: its first of the words at the front: offset and length of each of its buffers."""
+    def __init__(self, node: int, word: int, field: pa.Field, is_key: bool) -> None:
+        """`node`: which of the words at the front are its rows and its nulls. `word`: and the first of its buffers, offset and
+        length of each."""
+        type_ = field.type
+        self.node = node
         self.word = word
         self.type = type_
+        self.nullable: bool = field.nullable
         self.code = _CODES.get(type_.id, "")
         self.value_bits: int = 0 if type_.id in _BYTES_KINDS else type_.bit_width  # 0: each value has its own
         self.is_text = type_.id == pa.lib.Type_STRING
@@ -75,7 +79,7 @@ class Layout:
         self._size, self._rows, self._nodes, word = places
         self._columns: list[_Column] = []
         for column_id, field in zip(schema.column_ids, self._arrow):
-            column = _Column(word, field.type, schema.is_key(column_id))
+            column = _Column(self._nodes + 2 * len(self._columns), word, field, schema.is_key(column_id))
             self._columns.append(column)
             word += 4 if column.value_bits else 6
         self._nodes_end = self._nodes + 2 * len(self._columns)
@@ -83,6 +87,7 @@ class Layout:
         each = [(0, column.value_bits) if column.value_bits else (0, 32, 0) for column in self._columns]
         self._bits = np.array([bits for buffers in each for bits in buffers])  # of each buffer, for each row
         self._validity = [(column.word - places[3]) // 2 for column in self._columns]
+        self._nullable = np.array([column.nullable for column in self._columns])
         own = {
             _ROWS_WORD,
             self._size,
@@ -109,15 +114,25 @@ class Layout:
             not 0 < rows <= ROWS_MAX
             or words[_ROWS_WORD] != rows | len(self._columns) << 32
             or words[self._size] != size
-            or words[self._nodes : self._nodes_end] != (rows, 0) * len(self._columns)
+            or words[self._nodes : self._nodes_end : 2] != (rows,) * len(self._columns)
             or self._common_of(words) != self._common_words
         ):
             return False
         end = key_bytes = 0
         for column in self._columns:
             word, bits = column.word, column.value_bits
-            _, nulls, at, length = words[word : word + 4]
-            if nulls or at % 8 or at < end or length < 0 or at + length > size:
+            validity, marks, at, length = words[word : word + 4]
+            if marks:
+                if validity % 8 or validity < end or 8 * marks < rows or validity + marks > size:
+                    return False
+                end = validity + marks
+                octets = block[body + validity : body + validity + (rows + 7) // 8]
+                present = (int.from_bytes(octets, "little") & ((1 << rows) - 1)).bit_count()
+                if not column.nullable or present + words[column.node + 1] != rows:
+                    return False
+            elif words[column.node + 1]:
+                return False
+            if at % 8 or at < end or length < 0 or at + length > size:
                 return False
             end = at + length
             if bits:
@@ -191,6 +206,7 @@ class Layout:
         rows = words[:, self._rows]
         offsets = words[:, self._buffers : self._buffers_end : 2]
         lengths = words[:, self._buffers + 1 : self._buffers_end : 2]
+        nulls, marks = words[:, self._nodes + 1 : self._nodes_end : 2], lengths[:, self._validity]
         if (
             (words[:, self._common] != self._common_words).any()
             or rows.min() <= 0
@@ -198,27 +214,30 @@ class Layout:
             or (words[:, _ROWS_WORD] != rows | len(self._columns) << 32).any()
             or (words[:, self._size] != sizes).any()
             or (words[:, self._nodes : self._nodes_end : 2] != rows[:, None]).any()
-            or words[:, self._nodes + 1 : self._nodes_end : 2].any()
+            or (nulls < 0).any()
+            or (nulls > rows[:, None] * self._nullable).any()
             or ((offsets | lengths) < 0).any()
             or (offsets % 8).any()
             or (lengths > sizes[:, None] - offsets).any()
             or (8 * lengths < rows[:, None] * self._bits).any()
-            or lengths[:, self._validity].any()
+            or ((nulls > 0) != (marks > 0)).any()
+            or (8 * marks < rows[:, None] * (nulls > 0)).any()
         ):
             return None
         row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # of its block
         arrays = []
-        for column, first in zip(self._columns, self._validity):
+        for column, first, lacking in zip(self._columns, self._validity, nulls.T):
             begins = bodies + offsets[:, first + 1]
+            buffers = [_validity(raw, bodies + offsets[:, first], lacking > 0, rows, row)]
             if column.value_bits:
-                arrays.append(_fixed(column, raw, begins, rows, row))
-                continue
-            array = _texts(
-                column, raw, begins, bodies + offsets[:, first + 2], lengths[:, first + 1 :], rows, row
-            )
-            if array is None:
-                return None
-            arrays.append(array)
+                buffers.append(_fixed(column, raw, begins, rows, row))
+            else:
+                data = bodies + offsets[:, first + 2]
+                found = _texts(raw, begins, data, lengths[:, first + 1 :], rows, row)
+                if found is None:
+                    return None
+                buffers += found
+            arrays.append(pa.Array.from_buffers(column.type, len(row), buffers))
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
 
@@ -265,20 +284,35 @@ def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:
     return True
 
 
-def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> pa.Array:
-    """A column of all blocks, whose values begin at `begins` in `raw`. Of each block `rows`, of each row `row`, its place there."""
+def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.uint8]:
+    """A bit of each row, from those that begin at `begins` for each block. Of each block `rows`, of each row `row`, its place
+    there."""
+    octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
+    found: npt.NDArray[np.uint8] = octets >> (row % 8).astype(np.uint8) & 1
+    return found
+
+
+def _validity(
+    raw: bytes, begins: _Ints, lacking: npt.NDArray[np.bool_], rows: _Ints, row: _Ints
+) -> pa.Buffer | None:
+    """Which values of a column there are, where some blocks are `lacking` others."""
+    if not lacking.any():
+        return None
+    present = _bits(raw, begins * lacking, rows, row) | ~np.repeat(lacking, rows)
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> pa.Buffer:
+    """Values of a column of all blocks, which begin at `begins` in `raw`."""
     if column.value_bits == 1:
-        octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
-        values = np.packbits(octets >> (row % 8).astype(np.uint8) & 1, bitorder="little")
-    else:
-        width = column.value_bits // 8
-        values = np.frombuffer(raw, f"u{width}")[np.repeat(begins // width, rows) + row]
-    return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(values)], 0)
+        return pa.py_buffer(np.packbits(_bits(raw, begins, rows, row), bitorder="little"))
+    width = column.value_bits // 8
+    return pa.py_buffer(np.frombuffer(raw, f"u{width}")[np.repeat(begins // width, rows) + row])
 
 
 def _texts(
-    column: _Column, raw: bytes, offsets_at: _Ints, data_at: _Ints, lengths: _Ints, rows: _Ints, row: _Ints
-) -> pa.Array | None:
+    raw: bytes, offsets_at: _Ints, data_at: _Ints, lengths: _Ints, rows: _Ints, row: _Ints
+) -> list[pa.Buffer] | None:
     """As `_fixed`, of values that each have their own length, with the `lengths` of the two buffers. None: offsets do not rise,
     or not within their buffer."""
     if (lengths[:, 0] < 4 * (rows + 1)).any():
@@ -291,4 +325,4 @@ def _texts(
     ends = np.zeros(len(row) + 1, np.int32)
     np.cumsum(each, out=ends[1:])
     data = b"".join([raw[at:end] for at, end in zip(data_at.tolist(), (data_at + used).tolist())])
-    return pa.Array.from_buffers(column.type, len(row), [None, pa.py_buffer(ends), pa.py_buffer(data)], 0)
+    return [pa.py_buffer(ends), pa.py_buffer(data)]
