@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 import random
 import struct
 from typing import Any
@@ -170,6 +171,11 @@ def test_rows_of_many_blocks_are_those_of_each(schema: Schema) -> None:
                 as_bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type, column.type)
                 assert column.view(as_bits).equals(other.view(as_bits))  # a NaN equals none
     assert joined > 50
+
+
+def test_a_layout_is_made_once_and_does_not_travel_with_its_schema() -> None:
+    assert layout_of(EVERY) is layout_of(EVERY)
+    assert pickle.loads(pickle.dumps(EVERY)) == EVERY
 
 
 def test_a_table_with_decimals_has_no_layout() -> None:

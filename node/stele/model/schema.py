@@ -44,6 +44,7 @@ class Schema:
     column_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
     key_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _arrow: dict[tuple[int, ...], pa.Schema] = field(init=False, repr=False, compare=False)
+    derived: dict[str, Any] = field(init=False, repr=False, compare=False)  # what others work out of it, once
 
     def __post_init__(self) -> None:
         faults = _faults(self)
@@ -56,6 +57,10 @@ class Schema:
         put(self, "column_ids", tuple(int(c.id) for c in self.columns))
         put(self, "key_positions", tuple(self.column_ids.index(int(k)) for k in self.key_column_ids))
         put(self, "_arrow", {})
+        put(self, "derived", {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (self.version, self.columns, self.key_column_ids, self.next_column_id)
 
     @staticmethod
     def make(
