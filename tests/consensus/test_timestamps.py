@@ -60,7 +60,11 @@ class Leader:
             assert self.assigned[-1] < time <= self.committed
             assert physical_us(time) == wall, "neither in the future nor in the past"
             self.assigned.append(time)
+        due = times.ceiling_due
         ceiling = times.next_ceiling()
+        assert time is None or due == (ceiling is not None), (
+            "whoever has a timestamp asks for a ceiling when it is due"
+        )
         if ceiling is not None:
             assert self._due is None and self.ceilings[-1] < ceiling
             assert physical_us(ceiling) - wall <= AHEAD_MAX_US
