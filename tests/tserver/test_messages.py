@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
@@ -39,6 +41,43 @@ def test_round_trip(message: Message) -> None:
     assert (envelope.tablet_id, envelope.from_replica, envelope.to_replica) == (tablet, 300, 2)
     assert envelope.tablet_incarnation == 1 and envelope.quiet
     assert raw == envelope.SerializeToString()  # what protobuf would write
+
+
+NUMBERS = st.integers(0, 127) | st.integers(0, 1 << 22) | st.integers(0, (1 << 64) - 1)
+OPIDS = st.builds(OpId, NUMBERS, NUMBERS)
+ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, st.sampled_from(EntryKind), NUMBERS, st.binary(max_size=300))
+UPDATES = st.builds(
+    UpdateRequest,
+    NUMBERS,
+    OPIDS,
+    st.lists(ENTRIES, max_size=3).map(tuple),
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+)
+BOOLEANS = st.booleans()
+RESPONSES = st.builds(
+    UpdateResponse,
+    NUMBERS,
+    BOOLEANS,
+    OPIDS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    BOOLEANS,
+    BOOLEANS,
+    NUMBERS,
+)
+
+
+@given(UPDATES | RESPONSES)
+def test_what_is_put_together_from_bytes_is_what_protobuf_would_write(message: Message) -> None:
+    raw = encode_body(message)
+    envelope = ConsensusMessage.FromString(raw)
+    assert message_from_pb(envelope) == message
+    assert raw == envelope.SerializeToString()
 
 
 def test_an_unknown_body_is_refused() -> None:
