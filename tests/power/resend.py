@@ -100,7 +100,7 @@ async def to_cluster(client: AsyncClient, tables: Sequence[str], story: Story) -
         for sent in waiting:
             answers = []
             for _ in range(2):
-                tablet._sequencer = Sequencer(
+                tablet._latest = Sequencer(
                     client_id,
                     sent.made_us,
                     known=True,

@@ -263,8 +263,8 @@ async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         kv = await client.create_keyspace("k")
         for tablet in (table._tablet(0), kv._tablet):
-            tablet._sequencer.begin()
-            tablet._sequencer.made_us = made_us
+            tablet._latest.begin()
+            tablet._latest.made_us = made_us
         with pytest.raises(Rejected) as caught:
             await table.put({"id": 1, "name": "early"})
         assert caught.value.code is Code.CLOCK_AHEAD
