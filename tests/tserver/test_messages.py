@@ -73,7 +73,7 @@ RESPONSES = st.builds(
 
 
 @given(UPDATES | RESPONSES)
-def test_what_is_put_together_from_bytes_is_what_protobuf_would_write(message: Message) -> None:
+def test_any_update_and_its_answer_are_what_protobuf_would_write(message: Message) -> None:
     raw = encode_body(message)
     envelope = ConsensusMessage.FromString(raw)
     assert message_from_pb(envelope) == message

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
-
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 
 LENGTH_BYTES = 4
@@ -21,25 +18,16 @@ REQUESTS_MAX = 4_096
 """So many requests of a client leave in one frame at most: each costs a node far more than the bytes it may consist of."""
 
 
-_WIRE_TYPES = {
-    FieldDescriptor.TYPE_FIXED64: 1,
-    FieldDescriptor.TYPE_BYTES: 2,
-    FieldDescriptor.TYPE_MESSAGE: 2,
-}
-"""Of the types that we write ourselves; of numbers and booleans it is 0."""
+def _tag(descriptor: object, field: str) -> bytes:
+    number: int = descriptor.fields_by_name[field].number  # type: ignore[attr-defined]
+    return bytes([number << 3 | 2])  # wire type 2: length-delimited
 
 
-def tag(message: type[Message], field: str) -> bytes:
-    """What stands before a field, whose number is below 16."""
-    descriptor = message.DESCRIPTOR.fields_by_name[field]
-    return bytes([descriptor.number << 3 | _WIRE_TYPES.get(descriptor.type, 0)])
-
-
-_PEER_MESSAGE = tag(consensus_pb2.PeerFrame, "messages")
-_REQUEST = tag(tserver_pb2.ClientRequests, "requests")
-_REQUESTS = tag(tserver_pb2.ClientRequest, "many")
-_RESPONSE = tag(tserver_pb2.ClientResponses, "responses")
-_RESPONSES = tag(tserver_pb2.ClientResponse, "many")
+_PEER_MESSAGE = _tag(consensus_pb2.PeerFrame.DESCRIPTOR, "messages")
+_REQUEST = _tag(tserver_pb2.ClientRequests.DESCRIPTOR, "requests")
+_REQUESTS = _tag(tserver_pb2.ClientRequest.DESCRIPTOR, "many")
+_RESPONSE = _tag(tserver_pb2.ClientResponses.DESCRIPTOR, "responses")
+_RESPONSES = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "many")
 
 
 def frame(body: bytes) -> bytes:
@@ -70,17 +58,17 @@ def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
         return frame(queue.popleft())
     parts = [b""]
     size = _take(queue, inner, REQUESTS_MAX, parts)
-    head = outer + varint(size)
+    head = outer + _varint(size)
     parts[0] = (len(head) + size).to_bytes(LENGTH_BYTES, "big") + head
     return b"".join(parts)
 
 
-def _take(queue: deque[bytes], field: bytes, at_most: int, parts: list[bytes]) -> int:
-    """Move what fits from the queue to `parts`, each behind the tag of its field. How many bytes that are."""
+def _take(queue: deque[bytes], tag: bytes, at_most: int, parts: list[bytes]) -> int:
+    """Move what fits from the queue to `parts`, each as a field with this tag. How many bytes that are."""
     size = taken = 0
     while queue and (not taken or (size + len(queue[0]) < FRAME_BYTES and taken < at_most)):
         raw = queue.popleft()
-        head = field + varint(len(raw))
+        head = tag + _varint(len(raw))
         parts.append(head)
         parts.append(raw)
         size += len(head) + len(raw)
@@ -88,14 +76,11 @@ def _take(queue: deque[bytes], field: bytes, at_most: int, parts: list[bytes]) -
     return size
 
 
-def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
+def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
-    if value < 0x200000:
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
