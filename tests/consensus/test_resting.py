@@ -12,6 +12,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType, Peer
 from stele.raft.events import ChangeType, Persisted
+from stele.raft.messages import UpdateResponse
 from stele.tablet.exactly_once import IDLE_US
 from tests.consensus.cluster import Group, rows, wait_until
 from tests.consensus.conftest import MakeGroup
@@ -100,6 +101,18 @@ async def test_a_follower_that_fails_at_rest_wakes_its_leader(group_of: MakeGrou
     assert core is not None
     await wait_until(lambda: any(p.failed for p in core.status().peers))
     assert leader.is_leader
+
+
+async def test_an_answer_wakes_a_leader_at_rest(group_of: MakeGroup) -> None:
+    """Who rests does not answer: without heartbeats this one would find that nobody leads, and campaign."""
+    group, _, leader = await at_rest(group_of)
+    follower = next(r for r in group.replicas() if r is not leader)
+    core = leader.core
+    assert core is not None
+    last = core.log.last_opid
+    answer = UpdateResponse(leader.term, True, last, has_data=True, preceding_index=last.index)
+    leader.on_message(follower.host.node_id, follower.replica_id, answer)
+    assert not resting(leader)
 
 
 async def test_only_the_group_that_lost_its_leader_wakes(group_of: MakeGroup) -> None:

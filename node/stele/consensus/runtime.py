@@ -128,12 +128,13 @@ class CoreRuntime:
             self._loop.call_soon(self._turn)
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Feed a message that has come."""
+        """Feed a message that has come. At rest any of them is an event: whoever answers there does not rest."""
         now_ms = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
         event = Received(sender, message, now_ms - self._quiet_ms)
         if (
             isinstance(message, UpdateResponse)
             and not self._scheduled
+            and self._quiet_since_ms is None
             and not self.core.awaits_answer(sender, message)
         ):
             self._note(event)
