@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.entry import EntryKind
-from stele.model.errors import Code
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, InvariantViolation
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import (
@@ -235,6 +235,17 @@ def test_who_hears_a_leader_neither_votes_nor_takes_the_term_unless_the_leader_a
         answers = [e.message for e in effects if isinstance(e, Send) and e.to == 3]
         assert [a.granted for a in answers if isinstance(a, VoteResponse)] == [granted]
         assert core.term == term
+
+
+@pytest.mark.parametrize("sender", [1, 2])
+def test_a_leader_takes_no_entry_of_another_that_leads_its_term(sender: int) -> None:
+    """Nor of one that goes by its own name, as the node of a volume that was copied would."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(3), random.Random(1))
+    lead(core)
+    theirs = (Entry(core.term, 2, EntryKind.WRITE, 0, b"theirs"),)
+    with pytest.raises(InvariantViolation, match="both lead"):
+        core.step(Received(ReplicaId(sender), UpdateRequest(core.term, OpId(core.term, 1), theirs, 2), 10))
+    assert core.log.last_index == 1
 
 
 def test_a_witness_that_leads_serves_neither_writes_nor_reads() -> None:

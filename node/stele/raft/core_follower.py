@@ -34,7 +34,7 @@ class FollowerPart(CoreBase):
             )
             self._send(sender, refusal, self._hard_barrier())
             return
-        if self.leader != sender:
+        if self.leader != sender or self.role is Role.LEADER:
             self._follow(sender)
         self._heard_ms = self._now_ms
         self._election_due_ms = self._now_ms + self._patience_ms
