@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client.batcher import GATE_S
+from stele.client.batcher import GATE_S, _Part
 from stele.client.bulk import BLOCK_ROWS
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
@@ -209,6 +210,45 @@ async def test_rows_of_plain_values_and_others_share_blocks_in_their_order(tmp_p
         assert found["id"] == [-1, *range(100), 1_000, 1_001]
         assert found["name"] == [None, None, None, "third", *["first"] * 97, "old", "second"]
         assert found["n"][1:5] == [0, -1, 2, 3]
+
+
+async def test_a_row_given_in_the_turn_of_a_round_that_sends_nothing_is_written(tmp_path: Path) -> None:
+    """The round finds a bad row alone, and the only tablet busy: nothing that ends later would begin the next one."""
+    async with one_tablet(tmp_path) as (cluster, table, _), asyncio.timeout(60):
+        node, batcher = cluster.nodes[0], table._batcher
+        await table.put({"id": 0})
+        node.came.clear()
+        node.speaks.clear()
+        ahead = table._write(RowOp.UPSERT, {"id": 1})
+        await node.came.wait()
+        while batcher._gate is not None:  # the next round, which finds nothing, has begun
+            await asyncio.sleep(GATE_S / 10)
+        bad = table._write(RowOp.UPSERT, {"id": "bad"})
+        assert batcher._gate is not None
+        batcher._gate.cancel()
+        batcher._begin_round()
+        late = table._write(RowOp.UPSERT, {"id": 2})
+        node.speaks.set()
+        assert await ahead < await late
+        with pytest.raises(Rejected, match="bad"):
+            await bad
+
+
+async def test_rows_that_cannot_be_joined_fail_and_those_behind_them_are_written(tmp_path: Path) -> None:
+    """As more text than an array of Arrow's holds cannot; here their types differ."""
+    async with one_tablet(tmp_path) as (_, table, _), asyncio.timeout(60):
+        await table.put({"id": 0})
+        batcher, loop = table._batcher, asyncio.get_running_loop()
+        rows: list[asyncio.Future[int]] = [loop.create_future() for _ in range(2)]
+        parts = [
+            _Part(RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
+            for value, row in zip((1, "one"), rows)
+        ]
+        batcher._waiting[0] = deque(parts)
+        behind = table._write(RowOp.UPDATE, {"id": 0, "n": 1})
+        ends = await asyncio.gather(*rows, return_exceptions=True)
+        assert [type(end) for end in ends] == [pa.ArrowInvalid] * 2
+        assert await behind > 0
 
 
 async def test_two_rows_that_are_too_large_together_are_both_written_and_one_alone_is_told(
