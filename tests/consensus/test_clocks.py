@@ -60,7 +60,8 @@ async def test_writes_that_waited_for_a_ceiling_and_those_behind_them_are_in_ord
     leader = await group.leader()
     at_once = leader.submit(rows([2]))
     assert not leader._proposals.waiting
-    group.node_of(leader).skew_us = 400_000  # past the ceiling: another has to come first
+    # Past the ceiling, which runs the further ahead the longer commits take: another has to come first.
+    group.node_of(leader).skew_us = physical_us(leader.timestamps._committed) + 1 - time.time_ns() // 1_000
     waiting = [leader.submit(rows([key])) for key in (3, 4)]
     assert len(leader._proposals.waiting) == 2
     group.node_of(leader).skew_us = 0  # below it again: whoever comes waits behind those that do
@@ -78,9 +79,7 @@ async def test_writes_that_wait_when_the_clock_is_set_are_told_to_try_again(grou
     compare_clocks(nodes)
     await group.write(rows([1]))
     leader = await group.leader()
-    group.node_of(
-        leader
-    ).skew_us = 400_000  # right, as clocks go, and past the ceiling: one has to come first
+    leader.timestamps._clock.observe(leader.timestamps._committed)  # another ceiling has to come first
     waiting = leader.submit(rows([2]))
     group.node_of(leader).skew_us = HOUR_US
     with pytest.raises(Retryable) as refused:
