@@ -256,6 +256,25 @@ async def test_writes_end_with_their_outcome_their_deadline_or_their_client_and_
         await streams.close()
 
 
+async def test_an_answer_that_is_none_ends_the_stream_and_every_request_on_it() -> None:
+    """Its request is told with the others that nobody knows what became of it."""
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        if request.kv.key == b"slow":
+            await asyncio.sleep(600)
+        error = common_pb2.ErrorPB(code=int(Code.NOT_LEADER), message="elsewhere", leader_hint=b"odd")
+        return tserver_pb2.ClientResponse(error=error)
+
+    async with serving(answer) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        asked = (stream.ask(asking(key), timeout_s=600) for key in (b"slow", b"odd"))
+        for end in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(end, Retryable) and end.code is Code.UNAVAILABLE, end
+            assert not isinstance(end, NotSent)
+        await streams.close()
+
+
 async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> None:
     """The node's end breaks in the middle with what no frame has: whatever it is, the request may have been done."""
     async with serving(lambda request: asyncio.sleep(600)) as (address, pool):

@@ -259,9 +259,11 @@ class NodeStream:
         for raw in frames:
             response = Response.FromString(raw)
             for each in response.many.responses if response.WhichOneof("body") == "many" else (response,):
+                # What is no answer ends the stream: until then its request waits with the others.
+                end = error_from_pb(each.error) if each.HasField("error") else each
                 asked = self._waiting.pop(each.request_id, None)
                 if asked is not None:
-                    asked[0](error_from_pb(each.error) if each.HasField("error") else each)
+                    asked[0](end)
 
     def _full(self, full: bool) -> None:
         if not full:
