@@ -17,6 +17,7 @@ from stele.model.ids import OPID_NONE, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import InitialState, Propose, Start
+from stele.raft.messages import VoteResponse
 from stele.raft.options import RaftOptions
 from tests.wal.simfs import SimFiles
 from tests.wal.support import CONFIG, ROOMY, LoopSide, key, open_log
@@ -54,17 +55,17 @@ class Sink:
 class Alone:
     """A replica without others, its disk and its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Configuration = ALONE) -> None:
         self.log = open_log(SimFiles(), ROOMY)
         self.disk = LoopSide(self.log)
         self.now_ms = 0
         self.sink = Sink()
-        stream = self.log.create_stream(key(), OPID_NONE, ALONE)
+        stream = self.log.create_stream(key(), OPID_NONE, config)
         self.disk.settle()
         core = RaftCore(
             OPTIONS,
             ReplicaId(1),
-            InitialState(0, None, OPID_NONE, ALONE, leader_hint=ReplicaId(1)),
+            InitialState(0, None, OPID_NONE, config, leader_hint=ReplicaId(1)),
             random.Random(1),
         )
         self.runtime = CoreRuntime(core, stream, self.sink, lambda: self.now_ms)
@@ -171,6 +172,28 @@ async def test_a_log_without_space_stalls_though_it_moves_for_others(alone: Alon
         await alone.pass_ms(50)
         await alone.sync_ends()
     assert not alone.leads
+
+
+class NoWayOut(Sink):
+    """Cannot send what waited for the disk: a bug."""
+
+    def send(self, to: ReplicaId, message: Any) -> None:
+        if not message.pre_vote:
+            raise ValueError("a number below zero")
+
+
+async def test_a_bug_met_where_a_message_has_waited_for_the_disk_ends_the_replica() -> None:
+    """The core was never told that its vote is durable, and nobody that anything was wrong."""
+    one = Alone(CONFIG)
+    one.sink = one.runtime._sink = NoWayOut()
+    one.runtime.post(Start(0))
+    await one.turn()
+    one.runtime.receive(ReplicaId(2), VoteResponse(0, True, True, 1, True))
+    await one.turn()
+    one.disk.run()
+    one.log.close()
+    (error,) = one.sink.errors
+    assert "a number below zero" in str(error)
 
 
 class RefusingStream:

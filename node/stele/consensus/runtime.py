@@ -1,7 +1,7 @@
 """Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
 
 All events of one turn go to the core together, so a turn costs one Persist and one message per peer whatever the
-number of writes. Knows nothing of tablets; what an effect means to callers is its `EffectSink`'s business.
+number of writes; one from which nothing follows is noted as it comes, and has no turn. Knows nothing of tablets; what an effect means to callers is its `EffectSink`'s business.
 
 Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in order.
 """
@@ -270,9 +270,13 @@ class CoreRuntime:
         if persist_id > self._durable:
             self._durable = persist_id
         held = self._held
-        while held and held[0].after <= persist_id:
-            send = held.popleft()
-            self._sink.send(send.to, send.message)
+        try:
+            while held and held[0].after <= persist_id:
+                send = held.popleft()
+                self._sink.send(send.to, send.message)
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._core_failed(exc)
+            return
         if self._scheduled or self.core.awaits_disk:
             self.post(Persisted(persist_id))
         else:
