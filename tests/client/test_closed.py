@@ -251,6 +251,27 @@ async def test_a_loop_that_ends_begins_nothing_for_a_row_under_way(tmp_path: Pat
         node.speaks.set()
 
 
+async def test_a_client_is_of_use_though_all_tasks_of_its_loop_were_cancelled(tmp_path: Path) -> None:
+    """As before a program's last words, which its loop outlives."""
+    async with opened(tmp_path) as (cluster, client, table, _), asyncio.timeout(60):
+        node = cluster.nodes[0]
+        node.came.clear()
+        node.speaks.clear()
+        row = table._write(RowOp.UPSERT, {"id": 2})
+        await node.came.wait()
+        streams = list(client._streams._streams.values())
+        ended = [stream._task for stream in streams if stream._task is not None]
+        for task in ended:
+            task.cancel()
+        await asyncio.wait(ended)
+        with pytest.raises(Retryable):
+            await row
+        last = table._write(RowOp.UPSERT, {"id": 3})
+        node.speaks.set()
+        assert await last > 0
+        assert list(client._streams._streams.values()) == streams
+
+
 def asking_again() -> list[asyncio.Task[Any]]:
     """Tasks of requests whose first attempt has failed."""
     return [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "Way.go_on"]

@@ -261,8 +261,8 @@ class Asking:
         self._left()
         if not isinstance(end, SteleError):
             self._ended(end)
-        elif stream is not None and stream.closed and end.code is Code.UNAVAILABLE:
-            # Nothing can be asked again. A loop that ends runs no new task.
+        elif stream is not None and (stream.closed or stream.cut) and end.code is Code.UNAVAILABLE:
+            # Nothing can be asked now. A loop that ends runs no new task.
             maybe_done = self._sequencer is not None and _may_be_done(end)
             self._ended(_last_word(Closed(), maybe_done, self._timeout_s))
         else:

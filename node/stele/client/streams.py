@@ -113,6 +113,8 @@ class NodeStream:
         self._connection: FramedConnection | None = None
         self._flushing = False
         self.closed = False
+        self.cut = False
+        """Its task was cancelled, as by a loop that ends: it begins nothing, but dials again later where the loop goes on."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # when the timer comes
@@ -140,7 +142,8 @@ class NodeStream:
         self._waiting[request_id] = (ended, until, timeout_s)
         self._queue.append((request_id, raw))
         if self._task is None or self._task.done():
-            self._task = self._loop.create_task(self._run())
+            if not self.cut:
+                self._task = self._loop.create_task(self._run())
         elif not self._flushing and self._connection is not None:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -215,18 +218,28 @@ class NodeStream:
         except SteleError as exc:
             let_go(exc)
             error = exc
-        except asyncio.CancelledError:
-            self.closed = True  # by `close`, or with all tasks of a loop that ends
+        except asyncio.CancelledError:  # by `close`, or with all tasks of the loop
+            if not self.closed:
+                self.cut = True
+                self._loop.call_later(_REST_S, self._mend)
             raise
         finally:
             self._fail(error)
             del error
         # Whoever asks again at once would only meet the same refusal.
         await asyncio.sleep(_REST_S * (0.5 + random.random()))
+        self._run_again()
+
+    def _run_again(self) -> None:
         if any(request_id in self._waiting for request_id, _ in self._queue):
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = self._loop.create_task(self._run())
         else:
             self._queue.clear()
+
+    def _mend(self) -> None:
+        """The loop has gone on."""
+        self.cut = False
+        self._run_again()
 
     async def _session(self) -> None:
         try:
