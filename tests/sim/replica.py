@@ -266,6 +266,7 @@ class SimReplica:
         if (
             self.core is not None
             and isinstance(message, UpdateResponse)
+            and not self.quiet
             and not self.core.awaits_answer(sender, message)
         ):
             self._idle = event

@@ -1,7 +1,8 @@
 """Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
 
 All events of one turn go to the core together, so a turn costs one Persist and one message per peer whatever the
-number of writes; one from which nothing follows is noted as it comes, and has no turn. Knows nothing of tablets; what an effect means to callers is its `EffectSink`'s business.
+number of writes; one from which nothing follows is noted as it comes, and has no turn. Knows nothing of tablets; what an
+effect means to callers is its `EffectSink`'s business.
 
 Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in order.
 """

@@ -33,7 +33,7 @@ class ReplicaClock:
         self._real = self._counted = monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
-        """The present time; between two ticks it goes at most STEP_MS further. Asked six times for each block of a put."""
+        """The present time; between two ticks it goes at most STEP_MS further. Asked for each message that comes in."""
         passed = self._monotonic_ns() // 1_000_000 - self._real
         return self._counted + (passed if passed < STEP_MS else STEP_MS)
 
