@@ -60,3 +60,20 @@ def test_blocks_are_the_same_together_and_one_by_one(seed: int) -> None:
             assert left.find(key, time) == right.find(key, time)
             if time == 900:
                 assert together.newest_small(key) == (expected[0][0], expected[0][2])
+
+
+def test_blocks_that_are_read_one_by_one_wait_for_fewer() -> None:
+    """Whoever decodes them does so in one step of a node's loop, of 5 ms at most; together they take a fraction."""
+    decimals = Schema.make([("k", "int64"), ("d", "decimal(9,2)", True)], ["k"])
+    arrays = [pa.array([1], pa.int64()), pa.nulls(1, pa.decimal128(9, 2))]
+    of_decimals = pa.RecordBatch.from_arrays(arrays, schema=decimals.to_arrow())
+    highest = []
+    for schema, batch in ((SCHEMA, _batch(random.Random(1), 1)), (decimals, of_decimals)):
+        block = encode_block(RowOp.UPSERT, schema.column_ids, batch, schema.version)
+        table, waiting = MemTable(schema), []
+        for time in range(1, 1_000):
+            table.append_plain(memoryview(block), time, len(block))
+            waiting.append(len(table._waiting))
+        assert table.view().rows == 999
+        highest.append(max(waiting))
+    assert highest[0] > 300 and highest[1] < 120

@@ -39,6 +39,8 @@ SMALL_ROWS = 32
 _COALESCE = 64
 _WAITING_BYTES_MAX = 1 << 20
 """As they are counted: some 2,000 rows or 350 blocks. Then they are decoded, so that whoever reads need not wait for long."""
+_WAITING_APART_BYTES_MAX = 1 << 18
+"""Where they are read one by one, which takes several times as long."""
 _JOINED_MIN = 32
 """As many blocks are taken apart together at less cost than one by one."""
 _COALESCED_ROWS_MAX = 8_192
@@ -69,6 +71,7 @@ class MemTable:
         self._small_tail = 0
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0  # as counted in `bytes`
+        self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else _WAITING_BYTES_MAX
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -123,7 +126,7 @@ class MemTable:
             size_bytes += _CHUNK_OVERHEAD_BYTES + _DICT_ENTRY_BYTES * rows
             self.bytes += size_bytes
             self._waiting_bytes += size_bytes
-            if self._waiting_bytes >= _WAITING_BYTES_MAX:
+            if self._waiting_bytes >= self._waiting_max:
                 self._decode_waiting()
 
     def _decoded(self, block: memoryview) -> pa.RecordBatch:
