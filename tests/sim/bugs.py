@@ -1,6 +1,6 @@
 """Cores and timestamps with a known bug each, to prove that the simulator would see it. Used by test_sim.py only.
 
-Each breaks one rule, of the paper where it is a core; its docstring says which.
+Each breaks one rule, where it is a core one of the paper or of its own README; its docstring says which.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stele.raft import RaftCore
 from stele.raft.effects import HardState, Persist, ReadReady, Role
 from stele.raft.events import ProposeChange
 from stele.raft.membership import Refusal
-from stele.raft.messages import UpdateRequest, VoteRequest
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest
 from tests.sim.plan import Weather
 
 
@@ -146,12 +146,29 @@ class PromotesAtOnce(RaftCore):
         super()._consider_promotion()
 
 
+class HoldsItsDiskForIdle(RaftCore):
+    """Takes a sync for one from which nothing follows, also where it elects, commits or hands out."""
+
+    @property
+    def awaits_disk(self) -> bool:
+        return False
+
+
+class HoldsAnswersForIdle(RaftCore):
+    """Takes an answer for one from which nothing follows, also where it commits."""
+
+    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
+        return self.role is not Role.LEADER
+
+
 PLANTED_STEPS = (
     (ForgetsItsVote, Weather.DUEL, 5, "on disk"),
     (AnswersBeforeItsDisk, Weather.DUEL, 5, "on disk"),
     (SpeaksBeforeItsDisk, Weather.DUEL, 5, "on disk"),
     (ChangesAtAnyTime, Weather.CHURN, 5, "members change"),
     (PromotesAtOnce, Weather.MIXED, 19, "members change before anything"),
+    (HoldsItsDiskForIdle, Weather.MIXED, 1, "no effect by itself"),
+    (HoldsAnswersForIdle, Weather.MIXED, 1, "no effect by itself"),
 )
 """(bug, weather, seed, what is told): wrong as it is said or done, whatever comes of it."""
 
