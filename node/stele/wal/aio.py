@@ -105,6 +105,7 @@ class KernelSync:
         self._owner = 0
         self._told: Callable[[], None] | None = None
         self._closed = False
+        self._ring_lock = threading.Lock()
         if self._waiting(self._setup, ctypes.c_long(1), ctypes.byref(self._context)) != 0:
             raise _error("io_setup")
         try:
@@ -138,13 +139,14 @@ class KernelSync:
 
     def ended(self) -> bool:
         """As BackgroundSync."""
-        ensure(not self._closed, "kernel AIO is asked of a sync after it was closed")  # the ring is gone
-        ring = self._ring
-        head = ring.head
-        if head == ring.tail:
-            return False
-        result = self._results[head].result
-        ring.head = (head + 1) % ring.count
+        with self._ring_lock:  # whoever closes takes the ring away
+            ensure(not self._closed, "kernel AIO is asked of a sync after it was closed")
+            ring = self._ring
+            head = ring.head
+            if head == ring.tail:
+                return False
+            result = self._results[head].result
+            ring.head = (head + 1) % ring.count
         return _ended(result)
 
     def wait(self) -> None:
@@ -171,9 +173,10 @@ class KernelSync:
 
     def close(self) -> None:
         """As BackgroundSync. The context goes at once; the eventfd in the thread of the loop that watches it."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._ring_lock:
+            if self._closed:
+                return
+            self._closed = True
         self._waiting(self._destroy, self._context)
         if self._loop is not None and self._owner != threading.get_ident():
             # A number that the loop still watches must not be closed: the next file of that number would be watched.
