@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from stele.client import Client, RowErrors
+from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from tests.client.small import EIGHT, ONE, SCHEMA, small_cluster
+from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
 async def test_columns_that_change_within_a_write_are_told_with_the_table(tmp_path: Path) -> None:
@@ -239,3 +242,18 @@ async def test_an_update_of_arrow_data_leaves_out_columns_that_an_insert_needs(t
         for op in ("insert", "upsert"):
             with pytest.raises(Rejected, match="column a is missing"):
                 await table.write_arrow(pa.table({"id": [1], "b": [4]}), op)
+
+
+class Gone(dict[str, Any]):
+    """As a row of a database whose session has ended."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise LookupError("the session has ended")
+
+
+async def test_a_row_that_cannot_be_looked_at_fails_alone(tmp_path: Path) -> None:
+    async with one_tablet(tmp_path) as (_, table, _), asyncio.timeout(60):
+        await table.put({"id": 1})
+        rows = [table._write(RowOp.UPDATE, row) for row in (Gone(id=1, n=1), {"id": 1, "n": 2})]
+        ends = await asyncio.gather(*rows, return_exceptions=True)
+        assert isinstance(ends[0], LookupError) and isinstance(ends[1], int)

@@ -353,13 +353,19 @@ def _groups(rows: list[_Item]) -> Iterable[list[_Item]]:
     first = rows[0][0]
     if first not in UPDATES and all(item[0] is first for item in rows):
         return [rows]
-    groups: dict[object, list[_Item]] = {}
+    shaped: list[tuple[object, _Item]] = []
     for item in rows:
-        groups.setdefault(_shape(item[0], item[1]), []).append(item)
+        try:
+            shaped.append((_shape(item[0], item[1]), item))
+        except Exception as exc:  # noqa: BLE001 - whatever kind of mapping it is, it is its own fault
+            _fail(item[2], exc)
+    groups: dict[object, list[_Item]] = {}
+    for shape, item in shaped:
+        groups.setdefault(shape, []).append(item)
     if len(groups) > 1:
         groups = {}
-        for item in rows:
-            groups.setdefault((item[3], _shape(item[0], item[1])), []).append(item)
+        for shape, item in shaped:
+            groups.setdefault((item[3], shape), []).append(item)
     return groups.values()
 
 
