@@ -195,8 +195,8 @@ class Way:
 
 
 class Asking:
-    """One request to a tablet. `ended` is told once, in a later turn of the loop: the answer, a SteleError, or that it was
-    cancelled.
+    """One request to a tablet. `ended` is told once, in a later turn of the loop: the answer, or a SteleError; or that it was
+    cancelled, then or within `cancel`.
 
     The first attempt, with which nearly every one ends, takes no task; those after it do.
     """

@@ -46,7 +46,8 @@ class Answers(Protocol):
     """What a node does with requests. All of it may raise a SteleError, which the client is told."""
 
     def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
-        """Propose a block. The future is the replica's: whoever waits may go away, and cancels nothing."""
+        """Propose a block. The future is this write's alone, and the replica's: whoever waits may go away, and cancels
+        nothing."""
 
     def end_write(self, outcome: Any) -> tserver_pb2.WriteResponse:
         """The answer for a write with this outcome."""

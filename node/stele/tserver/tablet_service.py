@@ -34,7 +34,7 @@ _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELET
 
 class TabletService(TabletServerServiceServicer):
     """Served by every node and master. `in_read_thread` does a point read, `status` tells of the node, `open_stream` lets a
-    client send its requests to `answer`.
+    client send its requests, which it answers as `stele.rpc.client_stream.Answers`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TabletService(TabletServerServiceServicer):
     # --- unary calls
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
-        """Where a client's requests go (they are answered by `answer`), and the key to begin with."""
+        """Where a client's requests go, and the key to begin with."""
         return self._open_stream(request)
 
     async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
