@@ -36,6 +36,58 @@ async def test_a_row_that_is_no_mapping_is_told_and_harms_no_other(tmp_path: Pat
         await table.put({"id": 1})
 
 
+class _Unreadable(dict[str, object]):
+    """Whose names cannot be read, as of rows whose source was closed."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("unreadable")
+
+    def get(self, *_: object) -> object:
+        raise RuntimeError("unreadable")
+
+
+async def test_a_row_that_cannot_be_read_harms_no_other(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.put({"id": 1})
+        for n, write in enumerate((table.put, table.update, table.delete)):
+            writes = asyncio.gather(
+                table.put({"id": 2, "n": n}),
+                write(_Unreadable(id=3, n=n)),
+                table.update({"id": 1, "n": n}),
+                return_exceptions=True,
+            )
+            good, bad, also_good = await asyncio.wait_for(writes, 5)
+            assert isinstance(bad, RuntimeError)
+            assert (type(good), type(also_good)) == (int, int)
+            assert [await table.get(i) for i in (1, 2)] == [{"id": i, "name": None, "n": n} for i in (1, 2)]
+
+
+_MANY_DIGITS = 10**5_000
+"""An int that Python writes as text for nobody who does not ask for it."""
+
+
+@pytest.mark.parametrize("bad", [{"id": 3, "n": _MANY_DIGITS}, {"id": _MANY_DIGITS, "n": 1}])
+async def test_a_value_that_has_no_text_costs_its_own_row(tmp_path: Path, bad: dict[str, int]) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        results = await asyncio.gather(
+            *(table.put(row) for row in ({"id": 1}, bad, {"id": 2})), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [int, Rejected, int]
+        assert isinstance(results[1], Rejected) and "(it is out of range)" in results[1].args[0]
+        with pytest.raises(RowErrors) as caught:
+            async with table.new_session() as session:
+                for row in ({"id": 4}, bad, {"id": 5}):
+                    await session.upsert(row)
+        assert [(e.row, e.code) for e in caught.value.errors] == [(1, Code.INVALID_ARGUMENT)]
+        assert await table.scan().count() == 4
+        with pytest.raises(Rejected):
+            await table.get({"id": _MANY_DIGITS})
+        with pytest.raises(Rejected):
+            await table.get([1, _MANY_DIGITS])
+
+
 async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)

@@ -194,13 +194,25 @@ class Batcher:
     def _route(self) -> None:
         """Turn the rows that wait into parts of blocks: rows of one shape together, those of other turns in order."""
         rows, self._rows = self._rows, []
-        for group in _groups(rows):
-            try:
-                if not self._route_plain(group):
-                    self._route_group(group)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
-                for item in group:
-                    _fail(item[2], exc)
+        try:
+            groups = list(_groups(rows))
+        except Exception:  # noqa: BLE001 - a row whose names cannot be read: which one, shows where each is alone
+            groups = [[item] for item in rows]
+        for group in groups:
+            self._deal_out(group)
+
+    def _deal_out(self, group: list[_Item]) -> None:
+        """Rows of one shape. What fails on all of them together may be the fault of one: then each is dealt out alone."""
+        try:
+            if not self._route_plain(group):
+                self._route_group(group)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
+            if len(group) == 1:
+                _fail(group[0][2], exc)
+                return
+            for item in group:
+                if not item[2].done():
+                    self._deal_out([item])
 
     def _route_plain(self, group: list[_Item]) -> bool:
         """Deal out some dozens of plain rows without Arrow, which takes several times as long for so few. False: they are not

@@ -36,7 +36,12 @@ def key_text(row: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _value(value: Any) -> str:
-    return shown(value) if isinstance(value, (str, bytes)) else str(value)
+    if isinstance(value, (str, bytes)):
+        return shown(value)
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - as in `shown`
+        return shown(value)
 
 
 def with_keys(errors: Sequence[RowError], batch: pa.RecordBatch, schema: Schema) -> list[RowError]:

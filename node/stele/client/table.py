@@ -348,6 +348,6 @@ class AsyncTable:
         values = list(key) if isinstance(key, (tuple, list)) else [key]
         if len(values) != len(names):
             raise Rejected(
-                f"key {key!r}: expected values of {', '.join(names)}, or a mapping of these columns"
+                f"key {shown(key)}: expected values of {', '.join(names)}, or a mapping of these columns"
             )
         return dict(zip(names, values))

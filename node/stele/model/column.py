@@ -146,8 +146,12 @@ def _float_fault(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in Python's words, cut where it is long."""
-    return _cut(repr(value))
+    """A value as a message shows it: in Python's words, cut where it is long; its type alone if it has none, as an int of more
+    digits than Python makes text of."""
+    try:
+        return _cut(repr(value))
+    except Exception:  # noqa: BLE001 - a message about a value must not fail with it
+        return f"<{type(value).__name__}>"
 
 
 def _cut(text: str) -> str:
