@@ -40,7 +40,7 @@ _COALESCE = 64
 _WAITING_BYTES_MAX = 1 << 20
 """As they are counted: some 2,000 rows or 350 blocks. Then they are decoded, so that whoever reads need not wait for long."""
 _WAITING_APART_BYTES_MAX = 1 << 18
-"""Where they are read one by one, which takes several times as long."""
+"""Where those before were read one by one, which takes several times as long."""
 _JOINED_MIN = 32
 """As many blocks are taken apart together at less cost than one by one."""
 _COALESCED_ROWS_MAX = 8_192
@@ -141,7 +141,10 @@ class MemTable:
         if not waiting:
             return
         start = self.rows - sum(rows for _, rows, _ in waiting)
-        chunks = self._joined_chunk(waiting, start) or self._read_chunks(waiting, start)
+        chunks = self._joined_chunk(waiting, start)
+        self._waiting_max = _WAITING_BYTES_MAX if chunks else _WAITING_APART_BYTES_MAX
+        if not chunks:
+            chunks = self._read_chunks(waiting, start)
         keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
         for chunk, listed in zip(chunks, keys):
             self._index_small(chunk, listed)

@@ -35,9 +35,8 @@ class Replicas:
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
         self._by_tablet: dict[str, dict[int, Replica]] = {}
-        self._alone: dict[
-            bytes, Replica
-        ] = {}  # by what requests name: those that are their tablet's only one here
+        # By what requests name: those that are their tablet's only one here.
+        self._alone: dict[bytes, Replica] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self.route = self._routes.get
         """The replica that a message to (tablet, replica_id) is for; one that is not here is not answered."""

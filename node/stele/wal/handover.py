@@ -73,20 +73,22 @@ class Writer(IntEnum):
 
 PASSES = frozenset(
     (
-        (
-            Writer.NOBODY,
-            Writer.THREAD,
-        ),  # woken: a large batch, another thread's append, a sync that is due, the end
-        (Writer.NOBODY, Writer.LOOP),  # a small batch, or the marker
-        (Writer.THREAD, Writer.NOBODY),  # the queue is empty, or what is left is given to the loop
-        (Writer.LOOP, Writer.NOBODY),  # the marker is written
-        (Writer.LOOP, Writer.KERNEL),  # the sync has begun
-        (Writer.LOOP, Writer.THREAD),  # the sync could not be begun; or the log is closing
-        (Writer.KERNEL, Writer.NOBODY),  # the loop was told of its end, and took the result
-        (
-            Writer.KERNEL,
-            Writer.THREAD,
-        ),  # the log is closing: the loop may never run again, or took the result
+        # Woken: a large batch, another thread's append, a sync that is due, the end.
+        (Writer.NOBODY, Writer.THREAD),
+        # A small batch, or the marker.
+        (Writer.NOBODY, Writer.LOOP),
+        # The queue is empty, or what is left is given to the loop.
+        (Writer.THREAD, Writer.NOBODY),
+        # The marker is written.
+        (Writer.LOOP, Writer.NOBODY),
+        # The sync has begun.
+        (Writer.LOOP, Writer.KERNEL),
+        # The sync could not be begun; or the log is closing.
+        (Writer.LOOP, Writer.THREAD),
+        # The loop was told of its end, and took the result.
+        (Writer.KERNEL, Writer.NOBODY),
+        # The log is closing: the loop may never run again, or took the result.
+        (Writer.KERNEL, Writer.THREAD),
     )
 )
 
