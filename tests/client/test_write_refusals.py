@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,33 @@ async def test_a_value_that_has_no_text_costs_its_own_row(tmp_path: Path, bad: d
             await table.get({"id": _MANY_DIGITS})
         with pytest.raises(Rejected):
             await table.get([1, _MANY_DIGITS])
+
+
+class _Unbound(Decimal):
+    """A number that cannot be asked what it is."""
+
+    def is_finite(self) -> bool:
+        raise RuntimeError("unbound")
+
+
+async def test_a_row_that_a_session_cannot_read_harms_no_other(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        with pytest.raises(RowErrors) as caught:
+            async with table.new_session() as session:
+                for n in range(5):
+                    await session.upsert({"id": n, "n": _Unbound() if n == 3 else n})
+                await session.upsert({"id": 5, _MANY_DIGITS: 5})
+                await session.upsert({"id": _Unbound()})
+                await session.update({"id": 0, "n": 7})
+        told = [(e.row, e.code, e.message.rpartition(": ")[2]) for e in caught.value.errors]
+        assert told == [
+            (3, Code.INTERNAL, "RuntimeError('unbound')"),
+            (5, Code.INVALID_ARGUMENT, "column <int> is unknown; expected id, name, n"),
+            (6, Code.INTERNAL, "RuntimeError('unbound')"),
+        ]
+        found = (await table.scan(["id", "n"], ordered=True).to_table()).to_pylist()
+        assert found == [{"id": n, "n": n or 7} for n in (0, 1, 2, 4)]
 
 
 async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:

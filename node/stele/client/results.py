@@ -36,10 +36,8 @@ def key_text(row: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, (str, bytes)):
-        return shown(value)
     try:
-        return str(value)
+        return shown(value) if isinstance(value, (str, bytes)) else str(value)
     except Exception:  # noqa: BLE001 - as in `shown`
         return shown(value)
 

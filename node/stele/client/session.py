@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from stele.client import arguments
 from stele.client.bulk import BulkWriter
@@ -27,6 +28,7 @@ from stele.model.schema import Schema
 
 ROWS_MAX = 65_536
 _ROW_BYTES_GUESS = 64
+_Made = tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowError]]
 
 
 class Session:
@@ -120,10 +122,10 @@ class Session:
 
     def _take(self, op: RowOp, row: Mapping[str, Any]) -> None:
         self._raise()
-        self._rows.append((op, dict(row)))  # the caller may use its own again
-        self._bytes += _ROW_BYTES_GUESS + sum(
-            len(value) for value in row.values() if isinstance(value, (str, bytes))
-        )
+        taken = dict(row)  # the caller may use its own again
+        values_bytes = sum(len(value) for value in taken.values() if isinstance(value, (str, bytes)))
+        self._rows.append((op, taken))
+        self._bytes += _ROW_BYTES_GUESS + values_bytes
         self._unsettled.add(self)
         if self._measure():
             self._cancel_timer()
@@ -209,8 +211,19 @@ class Session:
             try:
                 while runs:
                     run = runs.popleft()
+                    op, given = run[0][0], [row for _, row in run]
                     try:
-                        await self._write_run([row for _, row in run], run[0][0], first)
+                        made = batch_from_rows(given, self._schema, op)
+                    except Exception as exc:  # noqa: BLE001 - one of them cannot be read: which one, their halves show
+                        half = len(run) // 2
+                        if half:
+                            runs.extendleft((run[half:], run[:half]))
+                        else:
+                            self._not_written(given, np.array([first]), _told(exc))
+                            first += 1
+                        continue
+                    try:
+                        await self._write_run(given, op, first, made)
                     except BaseException as exc:
                         behind = [row for later in runs for _, row in later]
                         self._not_written(behind, first + len(run) + np.arange(len(behind)), _not_sent(exc))
@@ -221,9 +234,10 @@ class Session:
                 self._leaving_rows = self._leaving_bytes = 0
                 self._measure()
 
-    async def _write_run(self, rows: list[Mapping[str, Any]], op: RowOp, first: int) -> None:
-        """Rows of one operation and shape, which may leave together. `first`: the place of the first one."""
-        batch, _, kept, errors = batch_from_rows(rows, self._schema, op)
+    async def _write_run(self, rows: list[Mapping[str, Any]], op: RowOp, first: int, made: _Made) -> None:
+        """Rows of one operation and shape, which may leave together. `first`: the place of the first one. `made`: of them by
+        `batch_from_rows`."""
+        batch, _, kept, errors = made
         self._result.row_errors.extend(
             replace(with_key(e, rows[e.row], self._schema), row=first + e.row) for e in errors
         )

@@ -84,7 +84,7 @@ def batch_from_rows(
             if unknown:
                 faults.add(
                     position,
-                    f"{_columns(map(str, unknown))} unknown; expected {', '.join(schema.by_name)}",
+                    f"{_columns(name if type(name) is str else shown(name) for name in unknown)} unknown; expected {', '.join(schema.by_name)}",
                 )
     columns = _columns_for(rows, faults.by_row, schema, op)
     arrays: list[pa.Array] = []
