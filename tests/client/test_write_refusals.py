@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,6 +19,7 @@ from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.channels import MESSAGE_BYTES_MAX
 from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
@@ -337,3 +339,15 @@ async def test_a_row_that_cannot_be_looked_at_fails_alone(tmp_path: Path) -> Non
         rows = [table._write(RowOp.UPDATE, row) for row in (Gone(id=1, n=1), {"id": 1, "n": 2})]
         ends = await asyncio.gather(*rows, return_exceptions=True)
         assert isinstance(ends[0], LookupError) and isinstance(ends[1], int)
+
+
+async def test_a_row_that_is_too_large_is_told_by_its_table_and_key(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        large = {"id": 2, "name": "x" * (MESSAGE_BYTES_MAX + 1)}
+        results = await asyncio.gather(
+            *(table.put(row) for row in ({"id": 1}, large, {"id": 3})), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [int, Rejected, int]
+        assert isinstance(results[1], Rejected) and results[1].code is Code.TOO_LARGE
+        assert re.match("table t: id=2: a request of [0-9]+ bytes; at most [0-9]+", results[1].args[0])

@@ -43,7 +43,10 @@ async def test_create_is_idempotent_by_table_id(tmp_path: Path) -> None:
         other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
         assert other.code is Code.ALREADY_PRESENT
         again = await refused(w.leader.CreateTable(create_request("t"), None))
-        assert again.code is Code.ALREADY_PRESENT
+        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "table 't' is present already"
+        await w.leader.CreateTable(pb.CreateTableRequest(name="k", kind="keyspace"), None)
+        again = await refused(w.leader.CreateTable(create_request("k"), None))
+        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "key space 'k' is present already"
 
 
 async def test_a_create_that_is_tried_again_after_the_table_was_deleted_is_not_told_that_it_was_never_done(

@@ -7,6 +7,7 @@ the plain Python kind (a numpy integer becomes an int).
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,9 @@ from stele.model.column import shown
 from stele.model.errors import Rejected
 
 _YEAR_S = 365 * 86_400.0
+_HYBRID_TIME_MAX = (1 << 63) - 1
+_REPLICATION_FACTOR_MAX = (1 << 32) - 1
+"""What a message holds; which of them there can be is for the masters to say."""
 
 
 def refusal(what: str, given: object, expected: str) -> Rejected:
@@ -41,7 +45,10 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
     """A time in seconds, above zero unless `zero` may be given too."""
     if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
         raise refusal(what, given, "a number of seconds")
-    found = float(given)
+    try:
+        found = float(given)
+    except OverflowError:
+        found = math.inf
     if 0 < found <= _YEAR_S or (zero and found == 0):
         return found
     raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0, of a year at most")
@@ -52,15 +59,24 @@ def seconds_or(given: Any, otherwise: float, what: str) -> float:
     return otherwise if given is None else seconds(given, what)
 
 
-def whole(given: Any, what: str, *, least: int) -> int:
-    """A whole number, `least` at least."""
+def whole(given: Any, what: str, *, least: int, most: int | None = None) -> int:
+    """A whole number, `least` at least, and `most` at most where there is one."""
     try:
         found = None if isinstance(given, bool) else operator.index(given)
     except TypeError:
         found = None
-    if found is None or found < least:
-        raise refusal(what, given, f"a whole number, {least} or more")
+    if found is None or found < least or (most is not None and found > most):
+        raise refusal(
+            what,
+            given,
+            f"a whole number, {least} or more" if most is None else f"a whole number, {least} to {most}",
+        )
     return found
+
+
+def replication_factor(given: Any) -> int:
+    """How many voters each tablet is to have."""
+    return whole(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
 
 
 def snapshot(given: Any) -> int:
@@ -68,7 +84,7 @@ def snapshot(given: Any) -> int:
     if given is None:
         return 0
     try:
-        return whole(given, "snapshot", least=0)
+        return whole(given, "snapshot", least=0, most=_HYBRID_TIME_MAX)
     except Rejected:
         raise refusal("snapshot", given, "a hybrid time, a whole number as now() of a client gives") from None
 

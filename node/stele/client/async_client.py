@@ -23,7 +23,7 @@ from stele.client.scan import FlightPool
 from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
-from stele.client.tablet import Observed, TabletClient
+from stele.client.tablet import Observed, TabletClient, is_far
 from stele.model.errors import Advice, Code, Rejected
 from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.partition import PartitionSchema
@@ -119,8 +119,18 @@ class AsyncClient:
         return self._observed.now()
 
     def observe(self, timestamp: int) -> None:
-        """Take note of another client's token, so that later scans here see what that client had seen."""
-        self._observed.saw(arguments.whole(timestamp, "timestamp", least=0))
+        """Take note of another client's token, so that later scans here see what that client had seen.
+
+        Raises:
+            Rejected: it is no token, or a minute ahead of this machine's clock, or more: no table could be read then.
+        """
+        token = arguments.whole(timestamp, "timestamp", least=0)
+        if is_far(token):
+            expected = (
+                "a token as now() of a client gives; this is a minute ahead of this machine's clock, or more"
+            )
+            raise arguments.refusal("timestamp", timestamp, expected)
+        self._observed.saw(token)
 
     async def create_table(
         self,
@@ -151,7 +161,7 @@ class AsyncClient:
             name=arguments.text(name, "table name"),
             schema=schema_to_pb(schema),
             partitioning=partitioning_to_pb(wanted),
-            replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
+            replication_factor=arguments.replication_factor(replication_factor),
             table_id=id_to_pb(new_id()),
         )
         locations = await self._make(request, wait, timeout_s)
@@ -164,7 +174,7 @@ class AsyncClient:
         """Create a key space. Raises as `create_table`."""
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "key space name"),
-            replication_factor=arguments.whole(replication_factor, "replication_factor", least=1),
+            replication_factor=arguments.replication_factor(replication_factor),
             kind="keyspace",
             table_id=id_to_pb(new_id()),
         )

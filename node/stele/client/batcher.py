@@ -325,11 +325,14 @@ class Batcher:
             elif isinstance(end, asyncio.CancelledError):
                 for future in part.futures:
                     future.cancel()
-            elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE and len(part.futures) > 1:
+            elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE:
                 # Refused before anything was proposed. Its halves leave before what waits behind it.
                 rows = len(part.futures)
-                waiting = self._waiting.setdefault(ordinal, deque())
-                waiting.extendleft([part.some(rows // 2, rows), part.some(0, rows // 2)])
+                if rows > 1:
+                    waiting = self._waiting.setdefault(ordinal, deque())
+                    waiting.extendleft([part.some(rows // 2, rows), part.some(0, rows // 2)])
+                else:
+                    self._refuse_rows(part, [RowError(0, end.code, str(end.args[0]))])
             else:
                 _fail_all(part.futures, end)
         except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
@@ -338,13 +341,15 @@ class Batcher:
 
     def _written(self, part: _Part, answer: WriteResponse) -> None:
         if answer.row_errors:
-            refused = [row_error_from_pb(e) for e in answer.row_errors]
-            for error in with_keys(refused, self._batch(part), self._schema):
-                self._refuse(part.futures[error.row], error)
+            self._refuse_rows(part, [row_error_from_pb(e) for e in answer.row_errors])
         timestamp = answer.timestamp
         for future in part.futures:
             if not future.done():
                 future.set_result(timestamp)
+
+    def _refuse_rows(self, part: _Part, errors: list[RowError]) -> None:
+        for error in with_keys(errors, self._batch(part), self._schema):
+            self._refuse(part.futures[error.row], error)
 
     def _refuse(self, future: Done, error: RowError) -> None:
         _fail(future, error_for(error.code, f"table {self._table}: {error.message}"))

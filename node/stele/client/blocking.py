@@ -159,7 +159,11 @@ class Client:
         return self.asynchronous.now()
 
     def observe(self, timestamp: int) -> None:
-        """Take note of another client's token, so that later scans here see what that client had seen."""
+        """Take note of another client's token, so that later scans here see what that client had seen.
+
+        Raises:
+            Rejected: it is no token, or a minute ahead of this machine's clock, or more.
+        """
         self.asynchronous.observe(timestamp)
 
     def create_table(

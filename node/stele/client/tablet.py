@@ -26,6 +26,11 @@ FAR_US = 60_000_000
 """A timestamp further ahead of this machine's clock than this says nothing of the present of other tables."""
 
 
+def is_far(timestamp: int) -> bool:
+    """Whether a timestamp lies further ahead of this machine's clock than FAR_US."""
+    return physical_us(timestamp) > time.time_ns() // 1_000 + FAR_US
+
+
 class Observed:
     """The highest hybrid time any answer carried: what a later read must not be below.
 
@@ -49,11 +54,7 @@ class Observed:
         if timestamp > self._timestamp:
             self._timestamp = timestamp
         of = self._of
-        if (
-            of is not None
-            and timestamp > of._timestamp
-            and physical_us(timestamp) <= time.time_ns() // 1_000 + FAR_US
-        ):
+        if of is not None and timestamp > of._timestamp and not is_far(timestamp):
             of.saw(timestamp)
 
     def now(self) -> HybridTime:

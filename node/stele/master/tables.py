@@ -23,7 +23,8 @@ from stele.rpc.convert import id_from_pb
 from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
 from stele.rpc.proto import master_pb2
 
-KINDS = ("table", "keyspace")
+KINDS = {"table": "table", "keyspace": "key space"}
+"""What a table record may be, and what people call it."""
 NAME_CHARS_MAX = 256
 DEFAULT_BYTES_MAX = 4_096
 """Of a default's JSON: each row that does not give the column takes as much, from a write that has none of it."""
@@ -62,7 +63,7 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
     elif request.HasField("partitioning") and request.partitioning.ByteSize():
         faults.append("a key space has one tablet; give no partitioning")
     if faults:
-        raise Rejected(f"create table {request.name!r}: " + "; ".join(faults))
+        raise Rejected(f"create {KINDS.get(kind, 'table')} {request.name!r}: " + "; ".join(faults))
     return TableRecord(
         TableId(id_from_pb(request.table_id) or new_id()),
         request.name,
@@ -128,8 +129,9 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
         raise Rejected(
             f"table id {table.table_id} is another one; choose a new id", code=Code.ALREADY_PRESENT
         )
-    if table.name in lead.catalog.table_by_name:
-        raise Rejected(f"table {table.name!r} is present already", code=Code.ALREADY_PRESENT)
+    other = lead.catalog.table_by_name.get(table.name)
+    if other is not None:
+        raise Rejected(f"{KINDS[other.kind]} {table.name!r} is present already", code=Code.ALREADY_PRESENT)
     return False
 
 

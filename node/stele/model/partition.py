@@ -108,10 +108,12 @@ class PartitionSchema:
             found.extend(_column_faults("hash", part.column_ids, schema))
             if part.buckets < 2:
                 found.append(
-                    f"hash of {_named(part.column_ids, schema)}: {part.buckets} buckets; expected 2 or more"
+                    f"hash of {_named(part.column_ids, schema)}: {shown(part.buckets)} buckets; expected 2 or more"
                 )
             if not 0 <= part.seed < 1 << 32:
-                found.append(f"hash of {_named(part.column_ids, schema)}: seed {part.seed}; expected 32 bits")
+                found.append(
+                    f"hash of {_named(part.column_ids, schema)}: seed {shown(part.seed)}; expected 32 bits"
+                )
             twice = seen.intersection(part.column_ids)
             if twice:
                 found.append(
@@ -125,7 +127,7 @@ class PartitionSchema:
             if any(a >= b for a, b in itertools.pairwise(splits)) or any(not s for s in splits):
                 found.append("range: split keys must be ascending, each once, none empty")
         if self.tablets > TABLETS_MAX:
-            found.append(f"{self.tablets} tablets; at most {TABLETS_MAX}")
+            found.append(f"{shown(self.tablets)} tablets; at most {TABLETS_MAX}")
         return found
 
     def to_json(self) -> str:
@@ -165,7 +167,7 @@ def _no_ids(kind: str, column_ids: object) -> str:
 
 
 def _named(column_ids: Sequence[int], schema: Schema) -> list[str]:
-    return [schema.by_id[i].name if i in schema.by_id else str(i) for i in column_ids]
+    return [schema.by_id[i].name if i in schema.by_id else shown(i) for i in column_ids]
 
 
 def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list[str]:
