@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from stele.model.errors import Rejected
+from stele.model.jsons import too_deep
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 
@@ -66,8 +67,13 @@ def table_from_file(path: str) -> TableDefinition:
         raise Rejected(f"{path}: no YAML or JSON: {exc}") from exc
     try:
         document = yaml.load(text, _Loader)
-    except yaml.YAMLError as exc:
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as exc:  # ValueError: a number of thousands of digits, a date that is none
         raise Rejected(f"{path}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
+    except RecursionError:
+        raise Rejected(f"{path}: no YAML or JSON: {too_deep()}") from None
     if not isinstance(document, dict):
         raise Rejected(f"{path}: {_EXPECTED}")
     if (kind := document.get("kind", "TabletGroup")) != "TabletGroup":

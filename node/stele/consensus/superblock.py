@@ -15,6 +15,7 @@ from typing import Any
 from stele.consensus.files import frame_record, parse_record, read_record, write_record
 from stele.model.errors import Corrupt, unknown_here
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId
+from stele.model.jsons import parse_json
 
 SUPERBLOCK = "superblock"
 _MAGIC = b"STSB"
@@ -106,7 +107,7 @@ def _data_state(number: int, what: str) -> DataState:
 
 def _parse(body: bytes, what: str) -> Superblock:
     try:
-        v = json.loads(body)
+        v = parse_json(body)
         hint = v["leader_hint"]
         return Superblock(
             tablet_id=TabletId(v["tablet_id"]),

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from stele.model.config import Configuration, decode_configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
+from stele.model.jsons import parse_json
 from stele.model.partition import Partition
 
 VERSION = 1
@@ -233,7 +234,7 @@ def decode(kind: type[R], data: bytes) -> R:
     try:
         if version != VERSION:
             raise ValueError(f"version {version}")
-        values = json.loads(data[1:])
+        values = parse_json(data[1:])
     except ValueError as exc:
         raise Corrupt(f"catalog row {kind.__name__}: {exc}; expected what encode wrote") from exc
     fields = _FIELDS[kind]

@@ -23,6 +23,7 @@ import pyarrow as pa
 from stele.model import texts
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId
+from stele.model.jsons import parse_json
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)\Z")
 _DECIMAL_PRECISION_MAX = 38
@@ -263,7 +264,7 @@ class Column:
         if not isinstance(self.default, str):
             raise Rejected(f"column {self.name}: default {shown(self.default)}: expected JSON text, like '5'")
         try:
-            value = _parsed(json.loads(self.default), self.arrow)
+            value = _parsed(parse_json(self.default, parse_float=float), self.arrow)
             why = self._fault(value)
         except (ValueError, TypeError, ArithmeticError) as exc:
             why = str(exc)
@@ -282,7 +283,7 @@ class Column:
         why = ""
         try:
             read = texts.number if pa.types.is_floating(self.arrow) else decimal.Decimal
-            said = json.loads(self.default, parse_float=read)
+            said = parse_json(self.default, parse_float=read)
             if pa.types.is_timestamp(self.arrow) and said is not None:
                 texts.moment(said)
             rounded = isinstance(said, decimal.Decimal) and said != self.default_scalar().as_py()

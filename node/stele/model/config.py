@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from stele.model.errors import Code, Corrupt, Rejected, unknown_here
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
+from stele.model.jsons import parse_json
 
 
 class MemberType(IntEnum):
@@ -125,7 +126,7 @@ def decode_configuration(data: bytes) -> Configuration:
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
-        opid_index, raw = json.loads(data[1:])
+        opid_index, raw = parse_json(data[1:])
         peers = tuple(
             Peer(
                 NodeId(node_id),

@@ -24,6 +24,7 @@ from stele.model import keys
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.hashing import hash_binary, hash_bytes, hash_ints, hash_rows
+from stele.model.jsons import parse_json
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
 
@@ -148,14 +149,14 @@ class PartitionSchema:
             Rejected: the text is no partition schema.
         """
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
             hashes = tuple(HashPartition(tuple(c), int(b), int(s)) for c, b, s in raw["hash"])
             range_ = raw["range"]
             if range_ is None:
                 return PartitionSchema(hashes)
             splits = tuple(bytes.fromhex(s) for s in range_[1])
             return PartitionSchema(hashes, RangePartition(tuple(range_[0]), splits))
-        except (ValueError, TypeError, KeyError) as exc:
+        except (ValueError, TypeError, KeyError, IndexError) as exc:
             raise Rejected(f"partitioning: {exc!r}; expected what PartitionSchema.to_json wrote") from exc
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.foreign import read_batch
+from stele.model.jsons import parse_json
 from stele.model.rows import python_values
 from stele.model.schema import Schema
 
@@ -113,7 +114,7 @@ class ScanSpec:
             Rejected: no scan, or one of columns the schema does not have.
         """
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
             predicates = tuple(
                 _predicate(int(c), str(op), packed, schema) for c, op, packed in raw["predicates"]
             )

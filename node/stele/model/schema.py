@@ -17,6 +17,7 @@ import pyarrow as pa
 from stele.model.column import Column, arrow_type, shown
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
+from stele.model.jsons import parse_json
 
 COLUMNS_MAX = 1000
 """Bounded so that a block header and a footer stay small."""
@@ -134,7 +135,7 @@ class Schema:
                 others, as a later one with more types.
         """
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
             columns = tuple(
                 Column(ColumnId(int(i)), n, t, bool(nullable), d) for i, n, t, nullable, d in raw["columns"]
             )

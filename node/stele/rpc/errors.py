@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from stele.model.errors import Code, NotLeader, SteleError, error_for, let_go
+from stele.model.jsons import parse_json
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
 
@@ -175,7 +176,7 @@ def error_to_json(exc: SteleError) -> bytes:
 def error_from_json(raw: bytes) -> SteleError | None:
     """The error in a Flight status's extra info, or None if there is none of ours."""
     try:
-        fields = json.loads(raw)
+        fields = parse_json(raw)
         return error_from(int(fields["code"]), str(fields["message"]), str(fields.get("leader", "")))
     except (ValueError, TypeError, KeyError):
         return None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from stele.model.errors import Code, Rejected
 from stele.model.ids import is_id
+from stele.model.jsons import parse_json
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
@@ -182,6 +183,6 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T]) -> T:
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
-        return parse(json.loads(raw[1:]))
+        return parse(parse_json(raw[1:]))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise Rejected(f"{what}: {exc!r}; expected what stele.rpc.ticket describes") from exc

@@ -6,6 +6,7 @@ Invariant: no byte of a footer is believed before its checksum was compared.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from stele.model.column import Column
 from stele.model.errors import Code, Corrupt, Rejected, of_later_program
+from stele.model.jsons import parse_json
 from stele.model.schema import Schema
 from stele.tablet.checksums import RangeSums
 
@@ -76,8 +78,28 @@ class FileMeta:
         """The inverse of `to_json`. Raises ValueError or TypeError."""
         name, size, crc, rows, deletes, unique, low, high = raw
         return FileMeta(
-            str(name), int(size), int(crc), int(rows), int(deletes), bool(unique), int(low), int(high)
+            file_name(name, NAME),
+            int(size),
+            int(crc),
+            int(rows),
+            int(deletes),
+            bool(unique),
+            int(low),
+            int(high),
         )
+
+
+_AFTER_PREFIX = re.compile(r"[0-9a-f]{8,16}(-[0-9a-f]{1,32}){0,2}")
+
+
+def file_name(name: Any, prefix: str) -> str:
+    """A name in a manifest, which may come from another node. Raises ValueError for one that no store gives to a file, such
+    as a path to somewhere else."""
+    if not (
+        isinstance(name, str) and name.startswith(prefix) and _AFTER_PREFIX.fullmatch(name[len(prefix) :])
+    ):
+        raise ValueError(f"file name {str(name)[:40]!r}; expected {prefix} and a number")
+    return name
 
 
 def column_schema(column: Column) -> pa.Schema:
@@ -170,7 +192,7 @@ def _table(body: bytes) -> np.ndarray[Any, Any]:
 
 def _parse(body: bytes) -> Footer:
     (text_length,) = struct.unpack_from("<I", body)
-    about = json.loads(body[4 : 4 + text_length])
+    about = parse_json(body[4 : 4 + text_length])
     return Footer(
         schema=Schema.from_json(json.dumps(about["schema"])),
         rows=int(about["rows"]),

@@ -24,6 +24,7 @@ import xxhash
 from stele.model.block import RowError
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Corrupt, unknown_here
+from stele.model.jsons import parse_next_json
 from stele.model.writeop import NO_CLIENT, WriteHeader
 from stele.tablet.machine import Outcome
 
@@ -289,9 +290,8 @@ def _parts(text: str) -> tuple[int, Iterator[Any]]:
 
 
 def _clients(text: str, at: int, end: int) -> Iterator[Any]:
-    read = json.JSONDecoder().raw_decode
     while at < end:
-        client, at = read(text, at)
+        client, at = parse_next_json(text, at)
         yield client
         if at < end and text[at] != ",":
             raise ValueError(f"{text[at]!r} at {at}")

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from stele.model.errors import Corrupt
 from stele.model.ids import OpId
+from stele.model.jsons import parse_json
 from stele.tablet import exactly_once
 from stele.tablet.checked import PIECE_BYTES, opened, seal_pieces
 from stele.tablet.exactly_once import ExactlyOnce
@@ -53,7 +54,7 @@ def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs]:
     """
     with opened(path, _MAGIC, _VERSION) as body:
         try:
-            head = json.loads(_text(body))
+            head = parse_json(_text(body))
             once = ExactlyOnce.decode(_text(body))
             applied = OpId(int(head["term"]), int(head["index"]))
             progress = Progress(applied, int(head["ceiling"]), int(head["timestamp"]))

@@ -12,13 +12,16 @@ from pathlib import Path
 
 from stele.model.errors import Corrupt, Rejected, of_later_program
 from stele.model.ids import OPID_NONE, OpId
+from stele.model.jsons import parse_json
 from stele.model.schema import Schema
 from stele.tablet.checked import read_sealed, seal
-from stele.tablet.colformat import FileMeta
+from stele.tablet.colformat import FileMeta, file_name
 from stele.tablet.files import Files
 
 NAME = "MANIFEST"
 TEMPORARY = "MANIFEST.tmp"
+ONCE = "once-"
+"""Names of files with the exactly-once state begin so."""
 _MAGIC = b"STLMANIF"
 _VERSION = 1
 
@@ -78,16 +81,20 @@ def read(directory: Path) -> Manifest:
         Corrupt: missing or damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
-    raw = json.loads(read_sealed(directory / NAME, _MAGIC, _VERSION))
+    sealed = read_sealed(directory / NAME, _MAGIC, _VERSION)
     try:
+        raw = parse_json(sealed)
+        schemas = tuple(Schema.from_json(json.dumps(s)) for s in raw["schemas"])
+        if not schemas:
+            raise ValueError("no schema")
         return Manifest(
-            tuple(Schema.from_json(json.dumps(s)) for s in raw["schemas"]),
+            schemas,
             OpId(int(raw["opid"][0]), int(raw["opid"][1])),
             int(raw["max_ceiling"]),
             int(raw["last_timestamp"]),
             int(raw["history_mark"]),
             int(raw["next_file"]),
-            str(raw["once"]),
+            file_name(raw["once"], ONCE) if raw["once"] else "",
             tuple(FileMeta.from_json(f) for f in raw["files"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, Rejected) as exc:

@@ -21,6 +21,7 @@ import google_crc32c
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, ClusterId, NodeId, OpId, new_id
+from stele.model.jsons import parse_json
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_USAGE,
@@ -265,7 +266,7 @@ def _write(directory: Path, record: NodeRecord) -> None:
 def _read(directory: Path) -> NodeRecord:
     path = directory / _NODE_FILE
     try:
-        raw = json.loads(path.read_text())
+        raw = parse_json(path.read_text())
         checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
         if checksum is not None and checksum != _checksum(raw):
             raise Corrupt(

@@ -12,11 +12,13 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey, TabletId
+from stele.model.jsons import parse_json
 from stele.wal.files import Files
 from stele.wal.state import HardState, Saved
 
@@ -97,7 +99,13 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
             f"{where}: version {version} is unknown, this program reads {_VERSION}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
-    value = json.loads(body)
+    try:
+        return _parse(parse_json(body))
+    except (ValueError, TypeError, KeyError) as exc:
+        raise Corrupt(f"{where}: {exc!r}; expected what encode_metadata wrote") from exc
+
+
+def _parse(value: Any) -> Metadata:
     return Metadata(
         NodeId(value["node_id"]),
         int(value["first_sequence"]),

@@ -1,0 +1,63 @@
+"""JSON that others wrote: files, rows, tickets, defaults. Opens nothing.
+
+Python's parser raises RecursionError for deep nesting and makes infinities of large numbers; the code behind it expects
+neither. Invariant: what comes out has finite numbers, and whatever is no such JSON is a ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+_SHOWN = 40
+
+
+def parse_json(text: str | bytes, *, parse_float: Callable[[str], Any] | None = None) -> Any:
+    """The value of a JSON text. `parse_float`: what makes a number with a point or an exponent; default: a finite float.
+
+    Raises:
+        ValueError: no JSON, NaN or an infinity, an integer of thousands of digits, or nested too deeply for Python.
+    """
+    try:
+        if parse_float is None:
+            return _decoder.decode(_as_text(text))
+        return json.loads(text, parse_float=parse_float)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def parse_next_json(text: str, at: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and where it ends.
+
+    Raises:
+        ValueError: as `parse_json`.
+    """
+    try:
+        return _decoder.raw_decode(text, at)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def too_deep() -> ValueError:
+    """For values nested in each other more deeply than any of ours."""
+    return ValueError("values are nested too deeply")
+
+
+def _as_text(text: str | bytes) -> str:
+    return text if isinstance(text, str) else text.decode()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"number {text[:_SHOWN]} is too large")
+    return value
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
