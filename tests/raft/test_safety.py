@@ -14,6 +14,7 @@ from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import (
     ChangeRefused,
+    Committed,
     Effect,
     ProposalRefused,
     ReadReady,
@@ -34,6 +35,7 @@ from stele.raft.events import (
     Tick,
     TransferLeadership,
 )
+from stele.raft.invariants import check
 from stele.raft.membership import PeerFacts, unsafe
 from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle, vote
@@ -74,6 +76,11 @@ def commit(core: RaftCore, now: int) -> None:
     settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
     accept(core, 2, core.log.last_index, now=now)
     assert core.commit_index == core.log.last_index
+
+
+def committed(effects: list[Effect]) -> list[int]:
+    """The indexes that were handed out."""
+    return [entry.index for e in effects if isinstance(e, Committed) for entry in e.entries]
 
 
 def voters(core: RaftCore) -> list[int]:
@@ -117,6 +124,37 @@ def test_of_two_that_have_caught_up_one_is_promoted_at_a_time() -> None:
         core.step_many([Received(ReplicaId(n), answer, moment) for n in (4, 5)])
     assert voters(core) == [1, 2, 3, 4], "the second waits until the first change is committed"
     assert core.pending_change_index == core.log.config_index
+
+
+def test_what_a_majority_holds_after_a_promotion_is_committed_in_the_same_turn() -> None:
+    """The commit index stayed where the quorum before had it. Nothing looked again before the next heartbeat, as answers
+    at or below the commit index make no turn (`python -m tests.sim --seed 5326`)."""
+    core = with_joining(LEARNER)
+    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(3)]))
+    assert core.commit_index == 1
+    effects = accept(core, 4, 4, preceding=1)
+    assert voters(core) == [1, 2, 4]
+    assert committed(effects) == [2, 3, 4]
+    check(core)
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [(ChangeType.REMOVE, peer(2)), (ChangeType.MODIFY, peer(2, LEARNER))],
+    ids=["removal", "demotion"],
+)
+def test_what_a_majority_holds_after_a_voter_leaves_is_committed_in_the_same_turn(
+    change: ChangeType, target: Peer
+) -> None:
+    """One of two holds the writes: too few before the change, all after it."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(2), random.Random(1))
+    lead(core)
+    accept(core, 2, 1)
+    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(3)]))
+    assert core.commit_index == 1
+    effects = core.step(ProposeChange(1, change, target, -1))
+    assert committed(effects) == [2, 3, 4]
+    check(core)
 
 
 ROUNDS = [

@@ -177,17 +177,22 @@ class RaftCore(HandoverPart):
         return effects
 
     def _lead_turn(self) -> None:
+        self._commit_turn()
+        if self._promote_due:
+            self._consider_promotion()
+            self._commit_turn()  # a new voter may make a majority of what was held already
+        if self._transfer is not None or self._witness:
+            self._consider_transfer()
+        reads = self._reads
+        self._replicate_to_all(bool(reads.asked or reads.waiting) and self._serve_reads())
+
+    def _commit_turn(self) -> None:
+        """Commit what the answers, the own disk or another quorum have made possible since it was looked at last."""
         if self._match_dirty:
             self._match_dirty = False
             self._advance_commit()
             if self.commit_index > self.log.handed_index:
                 self._hand_out()
-        if self._promote_due:
-            self._consider_promotion()
-        if self._transfer is not None or self._witness:
-            self._consider_transfer()
-        reads = self._reads
-        self._replicate_to_all(bool(reads.asked or reads.waiting) and self._serve_reads())
 
     def _advance_clock(self, now_ms: int) -> None:
         if now_ms > self._now_ms:

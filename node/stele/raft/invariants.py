@@ -57,7 +57,7 @@ def facts(core: RaftCore) -> Facts:
 
 
 def check(core: RaftCore) -> None:
-    """A state: the order of the log's marks, and what a leader must be."""
+    """A state: the order of the log's marks, what a leader must be, and what it must have committed."""
     log = core.log
     ensure(
         log.start.index <= log.handed_index <= core.commit_index <= log.last_index,
@@ -76,6 +76,20 @@ def check(core: RaftCore) -> None:
         ensure(
             core.voted_for == core.self_replica, f"the leader of term {core.term} voted for {core.voted_for}"
         )
+        _check_committed(core)
+
+
+def _check_committed(core: RaftCore) -> None:
+    """A leader has committed all that its active configuration lets it commit; else a write waits for the next turn."""
+    if core.commit_index == core.log.last_index:
+        return
+    ends = {peer.replica_id: 0 if peer.failed else peer.match_index for peer in core.status().peers}
+    ends[core.self_replica] = core.log.durable_index
+    held = sorted(ends[voter.replica_id] for voter in core.config.voters)[-core.config.majority]
+    ensure(
+        held <= core.commit_index or core.log.term_at(held) != core.term,
+        f"a majority holds {held}, and the leader has committed {core.commit_index} only",
+    )
 
 
 def check_step(before: Facts, after: Facts) -> None:
