@@ -122,3 +122,19 @@ async def test_a_follower_serves_a_snapshot_it_knows_to_be_complete(group_of: Ma
     assert table(follower, outcome.timestamp) == {1: "x1"}
     with pytest.raises(NotLeader):
         await follower.snapshot_ready(leader.timestamps.now() + (1_000 << 12))
+
+
+async def test_a_read_waits_until_what_was_committed_before_it_is_applied(group_of: MakeGroup) -> None:
+    """ReadIndex: a row that was acknowledged is there for who reads now, however far applying is behind."""
+    group, _ = await group_of(1)
+    await group.write(rows([0]))
+    leader = await group.leader()
+    writes = [leader.submit(rows([n])) for n in range(1, 200)]
+    while leader.committed_opid.index < leader.applied_index + 20:
+        assert not writes[-1].done()
+        await asyncio.sleep(0)
+    committed = leader.committed_opid.index
+    assert leader.applied_index < committed
+    await leader.linearizable_read()
+    assert leader.applied_index >= committed
+    await asyncio.gather(*writes)

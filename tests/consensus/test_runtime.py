@@ -11,13 +11,13 @@ import pytest
 
 from stele.consensus.runtime import CoreRuntime
 from stele.model.config import Configuration
-from stele.model.entry import EntryKind
+from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Corrupt
-from stele.model.ids import OPID_NONE, ReplicaId
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import InitialState, Propose, Start
-from stele.raft.messages import VoteResponse
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.options import RaftOptions
 from tests.wal.simfs import SimFiles
 from tests.wal.support import CONFIG, ROOMY, LoopSide, key, open_log
@@ -221,3 +221,55 @@ async def test_nothing_more_is_said_by_a_core_whose_log_refused_what_came_first(
     (error,) = alone.sink.errors
     assert "the log has failed" in str(error)
     assert not [e for e in alone.sink.effects if isinstance(e, fx.RoleChanged) and e.role is fx.Role.LEADER]
+
+
+class Mouth(Sink):
+    """Keeps what left for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Any] = []
+
+    def send(self, to: ReplicaId, message: Any) -> None:
+        self.sent.append(message)
+
+    def of(self, kind: type) -> list[Any]:
+        """Messages of one kind, pre-votes left out."""
+        return [m for m in self.sent if isinstance(m, kind) and not getattr(m, "pre_vote", False)]
+
+
+@pytest.fixture
+async def speaker() -> AsyncIterator[tuple[Alone, Mouth]]:
+    """One of three, its disk and what it says."""
+    one, mouth = Alone(CONFIG), Mouth()
+    one.sink = one.runtime._sink = mouth
+    one.runtime.post(Start(0))
+    await one.turn()
+    yield one, mouth
+    assert not mouth.errors
+    one.log.close()
+
+
+async def test_a_vote_is_asked_for_once_the_own_one_is_on_disk(speaker: tuple[Alone, Mouth]) -> None:
+    one, mouth = speaker
+    one.runtime.receive(ReplicaId(2), VoteResponse(0, True, True, 1, True))
+    await one.turn()
+    assert one.disk.sync.under_way and not mouth.of(VoteRequest)
+    await one.sync_ends()
+    assert [m.term for m in mouth.of(VoteRequest)] == [1, 1]
+
+
+async def test_a_sync_lets_those_messages_go_that_waited_for_it(speaker: tuple[Alone, Mouth]) -> None:
+    """And not those of what was appended while it was under way, which no disk has yet."""
+    one, mouth = speaker
+    for index in (1, 2):
+        entry = Entry(1, index, EntryKind.WRITE, 0, b"w")
+        before = OpId(index - 1, index - 1)
+        one.runtime.receive(ReplicaId(2), UpdateRequest(1, before, (entry,), 0))
+        await one.turn()
+    assert not mouth.of(UpdateResponse)
+    for index in (1, 2):
+        await one.sync_ends()
+        assert [m.last_received for m in mouth.of(UpdateResponse)] == [
+            OpId(1, n) for n in range(1, index + 1)
+        ]

@@ -355,3 +355,45 @@ def test_what_matched_an_earlier_leaders_log_need_not_match_the_next_ones() -> N
         Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), (), 2), 10_002)
     )  # which has another entry at 2
     assert (core.role, core.commit_index) == (Role.FOLLOWER, 1)
+
+
+def test_an_answer_of_an_earlier_term_is_not_counted() -> None:
+    """It came late: its sender held other entries at these places, and a new leader has replaced them since."""
+    core = leader_in_step()
+    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in (1, 2)]))
+    late = UpdateResponse(1, True, OpId(1, 3), preceding_index=1)
+    replaced = (Entry(2, 2, EntryKind.NOOP, 0, b""),)
+    settle(core, core.step(Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), replaced, 1), 10)))
+    core.step(Tick(10_000))
+    core.step(Received(ReplicaId(2), VoteResponse(2, True, True, 3, True), 10_001))
+    core.step(Persisted(core._persist_id))
+    core.step(Received(ReplicaId(2), VoteResponse(3, True, False, 3, True), 10_002))
+    core.step(Persisted(core._persist_id))
+    assert (core.role, core.log.last_opid, core.commit_index) == (Role.LEADER, OpId(3, 3), 1)
+    core.step(Received(ReplicaId(2), late, 10_003))
+    assert core.commit_index == 1
+    core.step(Received(ReplicaId(2), replace(late, term=3, last_received=OpId(3, 3)), 10_004))
+    assert core.commit_index == 3
+
+
+@pytest.mark.parametrize(
+    ("theirs", "granted"),
+    [
+        pytest.param(OpId(1, 9), False, id="longer, of an earlier term"),
+        pytest.param(OpId(2, 1), False, id="shorter, of the same term"),
+        pytest.param(OpId(2, 2), True, id="the same"),
+        pytest.param(OpId(2, 3), True, id="longer"),
+        pytest.param(OpId(3, 1), True, id="shorter, of a later term"),
+    ],
+)
+@pytest.mark.parametrize("pre_vote", [True, False], ids=["pre-vote", "vote"])
+def test_a_vote_goes_to_logs_that_are_as_up_to_date_by_term_first(
+    pre_vote: bool, theirs: OpId, granted: bool
+) -> None:
+    """Raft §5.4.1: the longer log may lack what a later term committed."""
+    begin = replace(initial(3, entries(1, 2)), leader_hint=None)
+    core = RaftCore(RaftOptions(), ReplicaId(1), begin, random.Random(1))
+    core.step(Start(0))
+    effects = core.step(Received(ReplicaId(2), VoteRequest(4, theirs, pre_vote), 1_000))
+    answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, VoteResponse)]
+    assert [a.granted for a in answers] == [granted]
