@@ -139,6 +139,21 @@ async def test_a_scan_without_order_that_breaks_off_gives_each_row_once(tmp_path
         assert sorted(found["k"].to_pylist()) == list(range(300))
 
 
+async def test_a_scan_that_breaks_off_gives_no_more_rows_than_its_limit(tmp_path: Path) -> None:
+    """Who resumes has some of them already."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await table_of_files(cluster, client)
+        for node in cluster.nodes:
+            node.flight_fault.append(lambda n: Retryable("moved", code=Code.UNAVAILABLE) if n == 1 else None)
+        plan = table.scan(ordered=True, limit=150).plan
+        one = scan.TabletScan(client._flight, plan, plan.tablets[0], 10.0, lambda: None)
+        found = await asyncio.to_thread(
+            lambda: [batch["k"].to_pylist() for batch in one if batch is not None]
+        )
+        assert sum(node.scans for node in cluster.nodes) == 2, "it broke off"
+        assert [k for keys in found for k in keys] == list(range(150))
+
+
 async def test_a_scan_that_gives_rows_may_take_longer_than_its_timeout(tmp_path: Path) -> None:
     """Which counts from the last of them, also where its replica breaks off then."""
     async with small_cluster(tmp_path) as (cluster, client):

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stele.client.sequencer import CLIENT_ID_IDLE_S
 from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
+from stele.tablet.exactly_once import IDLE_US
 from tests.client.small import EIGHT, ONE, SCHEMA, one_tablet, small_cluster
 
 
@@ -198,6 +200,11 @@ async def test_a_request_that_fails_within_nodes_is_not_sent_for_ever(tmp_path: 
             with pytest.raises(SteleError):
                 await table.put({"id": 1})
         assert len(tablet.attempts) == 3
+
+
+def test_a_client_id_is_new_long_before_a_node_forgets_the_old_one() -> None:
+    """A write under an id that a node has forgotten is refused, and may have been done. Neither may import the other."""
+    assert 2 * int(CLIENT_ID_IDLE_S * 1_000_000) <= IDLE_US
 
 
 async def test_a_client_id_lasts_while_writes_under_it_are_under_way_and_not_for_long_behind(
