@@ -13,8 +13,9 @@ from stele.driver.steps import (
     CancelCopy,
     RemovePeer,
 )
-from stele.model.ids import CATALOG_TABLET_ID
-from tests.driver.model import POLICY, Cluster, node_name
+from stele.model.config import Peer
+from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
+from tests.driver.model import POLICY, Cluster, ModelReplica, node_name
 from tests.driver.stories import node_of, one, one_dead, reported, story
 
 
@@ -103,3 +104,15 @@ def test_copies_that_cannot_go_on_hold_up_no_others() -> None:
     blocked = steps.pop(begun.tablet_id)
     assert isinstance(blocked, Blocked) and blocked.code == "LostMajority"
     assert any(isinstance(s, BeginIntent) for s in steps.values())
+
+
+def test_a_replica_of_the_same_number_on_another_node_is_not_the_intents() -> None:
+    """An administrator had added replica 4 by hand: the driver ended its own intent for 4 as if that were it."""
+    cluster, t = one_dead(machines=6)
+    begun = next(s for s in plan(cluster.view(), POLICY) if isinstance(s, BeginIntent))
+    cluster.apply(begun)
+    by_hand = next(n for n in cluster.nodes if n != begun.target_node and t.config.peer_on(n) is None)
+    t.replicas[4] = ModelReplica(by_hand, has_data=True)
+    t.config = replace(t.config, peers=(*t.config.peers, Peer(by_hand, ReplicaId(4), "")))
+    (step,) = plan(cluster.view(), POLICY)
+    assert isinstance(step, CancelCopy) and "another node's replica has the id 4" in step.reason

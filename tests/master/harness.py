@@ -147,6 +147,7 @@ class Node:
         self.disk_low = False
         self.replicas: dict[tuple[TabletId, int], bool] = {}
         self.configs: dict[TabletId, common_pb2.ConfigurationPB] = {}
+        self.pending: dict[TabletId, common_pb2.ConfigurationPB] = {}
 
     def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
         """A full report with registration."""
@@ -175,6 +176,7 @@ class Node:
             term=1,
             has_data=True,
             committed_config=self.configs.get(tablet_id, common_pb2.ConfigurationPB(opid_index=-1)),
+            pending_config=self.pending.get(tablet_id),
         )
 
 

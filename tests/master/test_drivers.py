@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.master import driving
+from stele.master.port import swap
 from stele.master.records import TabletRecord
-from stele.model.config import Configuration
+from stele.model.config import Configuration, Peer
 from stele.model.errors import Code
+from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
@@ -216,3 +219,61 @@ async def test_a_table_that_is_dropped_while_it_is_healed_leaves_no_intent(tmp_p
         assert "DELETED" in str(await refused(w.leader.BeginIntent(begin, None)))
         await w.move(target, pb.RETIRED, epoch=epoch)
         assert w.catalog.nodes[target].state == "RETIRED"
+
+
+async def test_an_id_is_above_all_that_anybody_names(tmp_path: Path) -> None:
+    """An administrator had added replica 4 by hand: the driver's next one was 4, too, on another node."""
+    async with world(tmp_path) as w:
+        await ready(w, nodes=8)
+        row, epoch = await one_tablet(w), await claimed(w)
+        by_hand, target, fresh, third = sorted(n for n in w.nodes if row.config.peer_on(n) is None)[:4]
+
+        async def begun(node: str) -> int:
+            asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(node))
+            answer = await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
+            return int(answer.intent.replica_id)
+
+        added = Configuration(12, (*row.config.peers, Peer(NodeId(by_hand), ReplicaId(4), "")))
+        await in_force(w, row.tablet_id, added, says=row.leader)
+        assert w.catalog.tablets[row.tablet_id].next_replica_id == 5
+        assert await begun(target) == 5
+        await w.leader.EndIntent(
+            pb.EndIntentRequest(
+                epoch=epoch,
+                tablet_id=id_to_pb(row.tablet_id),
+                replica_id=5,
+                committed_config=config_to_pb(Configuration(13, added.peers)),
+                term=1,
+            ),
+            None,
+        )
+        # Not in a committed configuration: a copy begun by hand, and a change that a leader has proposed.
+        w.nodes[fresh].replicas[(row.tablet_id, 7)] = False
+        pending = Configuration(14, (*added.peers, Peer(NodeId(third), ReplicaId(9), "")))
+        w.nodes[row.leader].pending[row.tablet_id] = config_to_pb(pending)
+        await w.beat()
+        assert await begun(target) == 10
+
+
+async def test_a_row_written_before_ids_followed_configurations_is_mended(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        target = min(n for n in w.nodes if row.config.peer_on(n) is None)
+        named = Configuration(12, (*row.config.peers, Peer(NodeId(target), ReplicaId(6), "")))
+        await w.lead.commit([swap(row, replace(row, config=named, next_replica_id=4))])
+        await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].next_replica_id == 7)
+
+
+async def test_an_intent_is_not_ended_by_a_replica_of_its_number_on_another_node(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        row, epoch, asked = await healing(w)
+        other = next(n for n in w.nodes if n != hex_of(asked.target_node) and row.config.peer_on(n) is None)
+        request = end(row, epoch, -1)
+        twin = Peer(NodeId(other), ReplicaId(4), "")
+        request.committed_config.CopyFrom(config_to_pb(Configuration(-1, (*row.config.peers, twin))))
+        lead = w.lead
+        known = lead.catalog.tablets[row.tablet_id]
+        await lead.commit([swap(known, replace(known, config=Configuration(-1, (*row.config.peers, twin))))])
+        assert (await refused(w.leader.EndIntent(request, None))).code is Code.CAS_FAILED

@@ -123,6 +123,13 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         row = w.catalog.tablets[row.tablet_id]
         assert fate_of(lead, row, report) == "tombstone"
         assert fate_of(lead, replace(row, state="CREATING"), report) == "keep"
+        # Two nodes hold one id: only the one that the configuration names keeps it.
+        elsewhere = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        member = lead.liveness.report(
+            row.tablet_id, row.config.peers[0].node_id, row.config.peers[0].replica_id
+        )
+        assert member is not None and fate_of(lead, row, member) == "keep"
+        assert fate_of(lead, row, replace(member, node_id=elsewhere)) == "tombstone"
         order = Order("tombstone", evicted.node_id, evicted.replica_id)
         sent = Orders(lead, w.pool)._delete_request(row, order)
         assert sent.cas_config_opid_index_less_or_equal == 12, (
@@ -133,6 +140,12 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         told.CopyFrom(report.status)
         told.pending_config.CopyFrom(config_to_pb(Configuration(14, row.config.peers)))
         assert fate_of(lead, row, replace(report, status=told)) == "tombstone"
+        leads = w.nodes[row.leader]
+        leads.pending[row.tablet_id] = config_to_pb(Configuration(14, (*row.config.peers, evicted)))
+        await w.beat()
+        assert fate_of(lead, row, replace(report, status=told)) == "keep", "its leader is adding it"
+        leads.pending.clear()
+        await w.beat()
         told.committed_config.opid_index = 13
         assert fate_of(lead, row, replace(report, status=told)) == "keep"
         newer = Peer(evicted.node_id, ReplicaId(3), "", MemberType.VOTER)

@@ -231,8 +231,12 @@ CASES = [
      {n: PeerFacts(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
     ("a learner with rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {}, ""),
     ("a learner without rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: PeerFacts(9, True, False, False)}, "holds no rows yet"),
-    ("a voter", FIVE[:3], peer(4), {}, ""),
-    ("the added one is no majority", FIVE[:3], peer(4), {3: PeerFacts(9, False, False, True)}, "2 of the 4 voters"),
+    ("a learner that is silent", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: PeerFacts(9, False, False, True)}, "does not answer"),
+    ("a silent learner beside one voter", (peer(1), peer(4, LEARNER)), peer(4), {4: PeerFacts(9, False, False, True)}, "does not answer"),
+    ("a voter that nobody has heard", FIVE[:3], peer(4), {}, "does not answer"),
+    ("one beside a single voter", FIVE[:1], peer(4), {}, "does not answer"),
+    ("a witness beside a single voter", FIVE[:1], peer(4, WITNESS, start=6), {}, "does not answer"),
+    ("the added one is no majority", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(9, False, False, True)}, "2 of the 4 voters"),
 ]  # fmt: skip
 
 

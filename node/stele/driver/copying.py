@@ -58,7 +58,7 @@ class Copying:
     def useless_target(self, s: Situation) -> str:
         """Why the copy can only fail again, or does nothing but fail, where another node could take it."""
         intent = s.intent
-        report = s.tablet.report(intent.replica_id) if intent is not None else None
+        report = s.brought
         if intent is None or report is None or report.copy is None:
             return ""
         why = self._too_full(s, report.copy) or self._tried_in_vain(intent, report.copy)

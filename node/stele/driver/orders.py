@@ -170,7 +170,7 @@ class Orders:
 
     async def _add_witness(self, step: AddWitness, view: ClusterView) -> None:
         tablet = _tablet(step.tablet_id, view)
-        report = tablet.report(step.replica_id)
+        report = tablet.report(step.replica_id, step.target_node)
         copy = report.copy if report is not None else None
         leader = tablet.leader or tablet.config.peers[0]
         prepared = StartCopy(

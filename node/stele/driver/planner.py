@@ -189,13 +189,15 @@ class _Planner:
                 # Removed and added again it would only fail again; as a leftover it is replaced by another.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"it cannot join: {joining.fault}")
+        if s.member(intent.replica_id) is not None:
+            return _cancel(s, intent, f"another node's replica has the id {intent.replica_id}")
         if s.target_dead:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
         if useless:
             return _cancel(s, intent, useless)
-        report = s.tablet.report(intent.replica_id)
+        report = s.brought
         gone = (DataState.TOMBSTONED, DataState.DELETED)
         if report is not None and (report.data_state in gone or report.state is ReplicaState.FAILED):
             return _cancel(
@@ -225,7 +227,7 @@ class _Planner:
         intent = s.intent
         if intent is None or s.joining is not None:
             return None
-        report = s.tablet.report(intent.replica_id)
+        report = s.brought
         copy = report.copy if report is not None else None
         if (
             report is None

@@ -48,7 +48,8 @@ def replica_failed(report: ReplicaView | None) -> bool:
 def leader_report(tablet: TabletView) -> ReplicaView | None:
     """The leader's own report, or None."""
     # By replica: the leader's node may tell of a tombstone of the same tablet, too.
-    return tablet.report(tablet.leader.replica_id) if tablet.leader is not None else None
+    leader = tablet.leader
+    return tablet.report(leader.replica_id, leader.node_id) if leader is not None else None
 
 
 def in_doubt(tablet: TabletView) -> frozenset[int]:
@@ -57,8 +58,12 @@ def in_doubt(tablet: TabletView) -> frozenset[int]:
     leader = leader_report(tablet)
     if leader is None or not leader.failed_peers:
         return frozenset()
-    wanted = (p.replica_id for p in tablet.config.peers if p.votes or p.promote)
-    said = {n: tablet.report(n) for n in wanted if n in leader.failed_peers and n not in leader.lacking_peers}
+    wanted = (p for p in tablet.config.peers if p.votes or p.promote)
+    said = {
+        p.replica_id: tablet.report(p.replica_id, p.node_id)
+        for p in wanted
+        if p.replica_id in leader.failed_peers and p.replica_id not in leader.lacking_peers
+    }
     return frozenset(n for n, report in said.items() if report is None or report.waits)
 
 
@@ -69,8 +74,11 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
     by_leader: frozenset[int] = frozenset()
     if leader is not None:
         by_leader = frozenset(leader.failed_peers) - in_doubt(tablet) | frozenset(leader.lacking_peers)
-    ids = (peer.replica_id for peer in tablet.config.peers)
-    return frozenset(n for n in ids if n in by_leader or replica_failed(tablet.report(n)))
+    return frozenset(
+        p.replica_id
+        for p in tablet.config.peers
+        if p.replica_id in by_leader or replica_failed(tablet.report(p.replica_id, p.node_id))
+    )
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
@@ -181,8 +189,18 @@ class Situation:
 
     @property
     def joining(self) -> Member | None:
-        """The intent's replica, if the configuration names it."""
-        return self.member(self.intent.replica_id) if self.intent is not None else None
+        """The intent's replica, if the configuration names it. One of its number on another node is somebody else."""
+        if self.intent is None:
+            return None
+        member = self.member(self.intent.replica_id)
+        return member if member is not None and member.peer.node_id == self.intent.target_node else None
+
+    @property
+    def brought(self) -> ReplicaView | None:
+        """What the intent's target says of its replica."""
+        if self.intent is None:
+            return None
+        return self.tablet.report(self.intent.replica_id, self.intent.target_node)
 
     def member(self, replica_id: int) -> Member | None:
         """The member with this replica_id, or None."""
@@ -232,7 +250,7 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
             Member(
                 peer=peer,
                 node=node,
-                report=tablet.report(peer.replica_id),
+                report=tablet.report(peer.replica_id, peer.node_id),
                 dead=is_dead(node, policy),
                 failed=peer.replica_id in failed,
                 in_doubt=peer.replica_id in doubtful,

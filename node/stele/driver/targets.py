@@ -36,7 +36,7 @@ class Load:
         configs = {t.tablet_id: t.config for t in view.tablets}
         for intent in view.intents:
             config = configs.get(intent.tablet_id)
-            if config is None or config.peer(intent.replica_id) is None:
+            if config is None or not config.names(intent.replica_id, intent.target_node):
                 self._replicas[intent.target_node] += 1
 
     def planned(self, node_id: str) -> None:

@@ -77,7 +77,7 @@ class CopyMemory:
         stalled: set[Key] = set()
         for intent in view.intents:
             tablet = tablets.get(intent.tablet_id)
-            report = tablet.report(intent.replica_id) if tablet is not None else None
+            report = tablet.report(intent.replica_id, intent.target_node) if tablet is not None else None
             key = (intent.tablet_id, int(intent.replica_id))
             if report is not None and report.copy is not None:
                 course = before.get(key)

@@ -138,10 +138,10 @@ class TabletView:
         """Which nodes may hold it: the catalog's tablet lives on masters, all others on nodes."""
         return "master" if self.tablet_id == CATALOG_TABLET_ID else "node"
 
-    def report(self, replica_id: int) -> ReplicaView | None:
-        """The report of this replica, or None."""
+    def report(self, replica_id: int, node_id: str) -> ReplicaView | None:
+        """The report of this replica from this node, or None."""
         for replica in self.replicas:
-            if replica.replica_id == replica_id:
+            if replica.replica_id == replica_id and replica.node_id == node_id:
                 return replica
         return None
 

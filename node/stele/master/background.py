@@ -20,6 +20,7 @@ from stele.master.orders import Orders
 from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
 from stele.master.records import TABLET_STATES, TabletRecord, mark_of
+from stele.master.replica_ids import raised
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
@@ -158,7 +159,10 @@ class Background:
             own = lead.log.committed_config
             if own.peers and own.opid_index > config.opid_index:
                 config, term = own, max(term, lead.term)
-            return replace(row, config=config, term=term) if config != row.config else row
+            next_id = raised(row, config)
+            if config == row.config and next_id == row.next_replica_id:
+                return row
+            return replace(row, config=config, term=term, next_replica_id=next_id)
         created: set[int] = set()
         for report in lead.liveness.reports_of(row.tablet_id):
             status = report.status
@@ -170,7 +174,13 @@ class Background:
         members = {p.replica_id for p in config.peers}
         uncreated = tuple(r for r in row.uncreated if r not in created and r in members)
         state = "RUNNING" if row.state == "CREATING" and led and self._leader_runs(row) else row.state
-        if state == row.state and config == row.config and uncreated == row.uncreated:
+        next_id = raised(row, config)
+        if (state, config, uncreated, next_id) == (
+            row.state,
+            row.config,
+            row.uncreated,
+            row.next_replica_id,
+        ):
             return row
         return replace(
             row,
@@ -179,6 +189,7 @@ class Background:
             config=config,
             term=max(term, leader_term),
             leader=leader if led else row.leader,
+            next_replica_id=next_id,
             uncreated=uncreated,
         )
 

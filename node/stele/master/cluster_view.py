@@ -14,7 +14,7 @@ from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
 from stele.model.config import Configuration, Peer
-from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
+from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
@@ -180,8 +180,8 @@ def _is_told(scene: Scene, row: TabletRecord, config: Configuration, report: Rep
     if report.status.data_state != common_pb2.TOMBSTONED:
         return True
     intent = scene.catalog.intents.get(row.tablet_id)
-    named = config.peer(ReplicaId(report.status.replica_id)) is not None
-    return named or (intent is not None and intent.replica_id == report.status.replica_id)
+    mine = (report.status.replica_id, report.node_id)
+    return config.names(*mine) or (intent is not None and (intent.replica_id, intent.target_node) == mine)
 
 
 def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:

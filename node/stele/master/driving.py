@@ -15,6 +15,7 @@ from dataclasses import replace
 from stele.master.leadership import Leadership
 from stele.master.port import drop, insert, put, swap, unchanged
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord
+from stele.master.replica_ids import free_id
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
@@ -104,7 +105,8 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         check_epoch(lead, request.epoch)
         tablet = lead.catalog.tablet(tablet_id)
         present = lead.catalog.intents.get(tablet_id)
-        config_index = _newest_config(lead, tablet_id).opid_index
+        newest = _newest_config(lead, tablet_id)
+        config_index = newest.opid_index
         if present is not None:
             if asked.replica_id != present.replica_id:
                 raise Rejected(
@@ -126,9 +128,10 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         if tablet.state != "RUNNING":
             raise Rejected(f"tablet {tablet_id} is {tablet.state}; only RUNNING ones take intents")
         target = _target(lead, asked, tablet_id)
+        replica_id = free_id(tablet, newest, lead.liveness.reports_of(tablet_id))
         intent = IntentRecord(
             tablet_id,
-            ReplicaId(tablet.next_replica_id),
+            ReplicaId(replica_id),
             target.node_id,
             asked.kind or "add",
             request.epoch,
@@ -140,7 +143,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
             opid_from_pb(asked.witness_start),
             asked.reason,
         )
-        counted = replace(tablet, next_replica_id=tablet.next_replica_id + 1)
+        counted = replace(tablet, next_replica_id=replica_id + 1)
         await _commit(lead, request.epoch, [swap(tablet, counted), insert(intent), unchanged(target)])
         return intent
 
@@ -187,7 +190,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
         told, known = config_from_pb(request.committed_config), _newest_config(lead, tablet_id)
         config, term = (told, request.term) if told.opid_index > known.opid_index else (known, tablet.term)
         decided = (
-            config.peer(intent.replica_id) is not None
+            config.names(intent.replica_id, intent.target_node)
             or config.opid_index > intent.config_index
             or tablet.state in ("DELETED", "REPLACED")
         )

@@ -22,7 +22,7 @@ from stele.model.errors import Code, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
-from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
+from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_to_pb
 from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema_to_pb
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
@@ -54,16 +54,32 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
         return "keep" if status.data_state == common_pb2.DELETED else "delete"
     if status.data_state in (common_pb2.TOMBSTONED, common_pb2.DELETED):
         return "keep"
-    if row.state != "RUNNING" or row.config.peer(status.replica_id) is not None:
+    if row.state != "RUNNING" or row.config.names(status.replica_id, report.node_id):
         return "keep"
     intent = lead.catalog.intents.get(row.tablet_id)
-    if intent is not None and intent.replica_id == status.replica_id:
+    if intent is not None and (intent.replica_id, intent.target_node) == (
+        status.replica_id,
+        report.node_id,
+    ):
+        return "keep"
+    if _being_added(lead, row, report):
         return "keep"
     # What it has pending says nothing: the row's configuration is committed and omits it, ids are never used again, and one
     # that is being added has an intent until a committed configuration names it, or a fence keeps it out.
     if status.replica_id >= row.next_replica_id or status.committed_config.opid_index > row.config.opid_index:
         return "keep"  # it knows more than the catalog does
     return "tombstone"
+
+
+def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
+    """Whether the tablet's leader has proposed a configuration with this replica: an administrator's change has no intent."""
+    _, leader = lead.liveness.leader_of(row.tablet_id)
+    return any(
+        (peer.replica_id, id_from_pb(peer.node_id)) == (report.status.replica_id, report.node_id)
+        for r in lead.liveness.reports_of(row.tablet_id)
+        if r.node_id == leader and r.status.role == common_pb2.LEADER
+        for peer in r.status.pending_config.peers
+    )
 
 
 class Orders:

@@ -64,6 +64,11 @@ class Configuration:
                 return peer
         return None
 
+    def names(self, replica_id: int, node_id: str) -> bool:
+        """Whether this replica, on this node, is a peer."""
+        peer = self.peer(replica_id)
+        return peer is not None and peer.node_id == node_id
+
     @property
     def voters(self) -> tuple[Peer, ...]:
         """Peers that vote: VOTER and WITNESS."""

@@ -113,12 +113,20 @@ def _unready_voter(
     for peer in voters:
         old = before.peer(peer.replica_id)
         known = facts.get(peer.replica_id, _UNKNOWN)
-        if old is None or old.member_type is peer.member_type:
+        if old is None and peer.member_type is MemberType.WITNESS and len(before.voters) > 1:
+            continue  # the others are a majority without it
+        if old is not None and old.member_type is peer.member_type:
             continue
         if known.failed:
             return Refusal(
                 Code.UNSAFE_CHANGE,
                 f"replica {peer.replica_id} is FAILED: copy it anew, it must not vote again",
+            )
+        if old is None or not known.reachable:
+            return Refusal(
+                Code.UNSAFE_CHANGE,
+                f"replica {peer.replica_id} does not answer this leader; add it as a NON_VOTER with promote, it becomes "
+                "a voter once it answers and has caught up",
             )
         if not known.has_data:
             return Refusal(
