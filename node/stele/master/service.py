@@ -63,7 +63,7 @@ class MasterService(MasterServiceServicer):
         life = master.liveness.heard(request, master.now_ms())
         metrics.master_heartbeats.inc()
         if life.registration is not None:
-            self._book.observe(life.node_id, life.incarnation, life.registration.address)
+            self._book.told(life.node_id, life.incarnation, life.registration.address)
         answer.needs_reregister = life.registration is None
         master.tell_clocks(answer)
         if scene is None:

@@ -27,6 +27,9 @@ INCARNATION_JUMP_MAX = 1 << 32
 """Starts of a node between two words of it. A start each second takes 136 years."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet; each start, or recovery, counts one."""
+INCARNATION_AHEAD_MAX_MS = 86_400_000
+"""By how much an incarnation may exceed the wall clock, in ms. They count starts from the ms of the format, so that a node
+that is formatted anew comes with the present; clocks differ by a day at most."""
 REPLICA_ID_MAX = 1 << 53
 """The highest replica_id. The catalog counts them per tablet from 1; JSON readers hold whole numbers up to here."""
 UNCOMMITTED_AHEAD_MAX_US = 3_600_000_000
@@ -67,6 +70,8 @@ KEY_BYTES_MAX = 8_192
 
 PEERS_MAX = 64
 """Peers of a configuration. Replication factors are single digits; a change adds one peer at a time."""
+PEERS_HEARD_MAX = 4_096
+"""Nodes whose own word a process remembers beside the masters' word; of more, the one that was heard first is forgotten."""
 MASTERS_MAX = 16
 """First masters of a cluster: 1, 3 or 5."""
 COLUMNS_MAX = 1_000

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
+from stele.model import bounds
 from stele.model.errors import Code, NotLeader, SteleError, error_for, let_go
 from stele.model.jsons import parse_json
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -140,9 +141,9 @@ def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
         return error_for(Code.UNAVAILABLE, f"{where}: {exc}" if where else str(exc))
     details = exc.details() or exc.code().name
     trailing = {key: value for key, value in exc.trailing_metadata() or ()}
-    number = trailing.get(CODE_KEY)
-    if isinstance(number, str) and number.isdigit():
-        return error_from(int(number), details, str(trailing.get(LEADER_KEY, "")))
+    number = bounds.digits(str(trailing.get(CODE_KEY, "")))
+    if number is not None:
+        return error_from(number, details, str(trailing.get(LEADER_KEY, "")))
     code = _FOREIGN.get(exc.code(), Code.INTERNAL)
     details = _plain(exc.code(), details)
     return error_for(code, f"{where}: {details}" if where else details)

@@ -1,14 +1,17 @@
 """Who speaks to whom: checked on every unary call (metadata) and on the first message of every stream (Hello).
 
-Owns the highest incarnation and the newest address seen of each node. Invariant: a call that names another cluster,
-another node, an unknown protocol or an incarnation below one already seen is refused before its body is looked at.
+Owns the newest start and address of each node, by the masters' word and by what nodes say of themselves. Invariant: a
+call that names another cluster, another node, an unknown protocol or an earlier start of its node is refused before its
+body is looked at, and no caller can shut out a node that the masters hear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from stele.model import bounds
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -92,9 +95,12 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
 
     def number(key: str) -> int:
         text = fields.get(key, "0")
-        if not text.isdigit():
-            raise Rejected(f"metadata {key}: {text[:40]!r} is no number")
-        return int(text)
+        found = bounds.digits(text)
+        if found is None:
+            raise Rejected(
+                f"metadata {key}: {text[:40]!r} is no number; expected 1 to {bounds.NUMBER_DIGITS_MAX} digits"
+            )
+        return found
 
     return Caller(
         cluster_id=fields.get(CLUSTER_KEY, ""),
@@ -120,27 +126,68 @@ def caller_from_hello(hello: common_pb2.Hello) -> Caller:
     )
 
 
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 class PeerBook:
-    """The highest incarnation heard of each node, with the address it gave. One per process."""
+    """Where each node is, and which start of it is the newest. One per process.
 
-    __slots__ = ("_seen",)
+    What a node says of itself proves little: anybody may say it in its name. So the masters' word, where there is one,
+    decides which earlier starts are refused. A node's own word decides that only of nodes that no master has told of yet.
+    It gives the address of a start that is later than the masters' newest: they are told of it within a heartbeat.
+    """
 
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, str]] = {}
+    __slots__ = ("_heard", "_now_ms", "_told")
+
+    def __init__(self, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._now_ms = now_ms
+        self._told: dict[str, tuple[int, str]] = {}
+        self._heard: dict[str, tuple[int, str]] = {}
+
+    def told(self, node_id: str, incarnation: int, address: str) -> None:
+        """Take note of what the masters say of a node; the newest word counts, also a lower incarnation."""
+        self._told[node_id] = incarnation, address
 
     def observe(self, node_id: str, incarnation: int, address: str) -> None:
-        """Take note of where a node said it is; a lower incarnation than one already seen changes nothing."""
-        seen, known = self._seen.get(node_id, (0, ""))
-        if incarnation >= seen:
-            self._seen[node_id] = (incarnation, address or known)
+        """Take note of where a node says it is; a lower incarnation than one already heard changes nothing.
+
+        Raises:
+            Rejected: INVALID_ARGUMENT, an incarnation that no start of this node can have reached.
+        """
+        heard, known = self._heard.get(node_id, (0, ""))
+        highest = self._highest(node_id, heard)
+        if incarnation > highest:
+            raise Rejected(
+                f"node {node_id} speaks as incarnation {incarnation}; {highest} is the most that it can have reached. "
+                "Somebody else speaks in its name, or the clock was wrong when its volume was formatted"
+            )
+        if incarnation < heard:
+            return
+        if node_id not in self._heard and len(self._heard) >= bounds.PEERS_HEARD_MAX:
+            del self._heard[next(iter(self._heard))]
+        self._heard[node_id] = incarnation, address or known
+
+    def _highest(self, node_id: str, heard: int) -> int:
+        """The highest incarnation that is believed of a node now."""
+        told = self._told.get(node_id, (0, ""))[0]
+        if told:
+            return told + bounds.INCARNATION_JUMP_MAX
+        if heard:
+            formatted_anew = self._now_ms() + bounds.INCARNATION_AHEAD_MAX_MS
+            return max(heard + bounds.INCARNATION_JUMP_MAX, formatted_anew)
+        return bounds.INCARNATION_MAX
 
     def incarnation(self, node_id: str) -> int:
-        """The highest incarnation heard of this node, 0 if none."""
-        return self._seen.get(node_id, (0, ""))[0]
+        """The newest start of this node, earlier ones of which are refused; 0 if none is known."""
+        return self._told.get(node_id, (0, ""))[0] or self._heard.get(node_id, (0, ""))[0]
 
     def address(self, node_id: str) -> str:
-        """The address that came with it, "" if none."""
-        return self._seen.get(node_id, (0, ""))[1]
+        """Where the newest start that anybody knows of is, "" if it never said."""
+        told, heard = self._told.get(node_id, (0, "")), self._heard.get(node_id, (0, ""))
+        first, second = (heard, told) if heard[0] > told[0] else (told, heard)
+        return first[1] or second[1]
 
 
 def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bool = False) -> None:
@@ -150,7 +197,8 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     On return the caller's incarnation and address are in `book`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, WRONG_CLUSTER, WRONG_NODE or STALE_INCARNATION.
+        Rejected: UNSUPPORTED_VERSION, WRONG_CLUSTER, WRONG_NODE, STALE_INCARNATION, or INVALID_ARGUMENT for an
+            incarnation that is not believed.
     """
     if caller.protocol_version != PROTOCOL_VERSION:
         raise Rejected(

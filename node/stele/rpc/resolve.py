@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from stele.model import bounds
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.threads import in_thread
 
@@ -27,9 +28,10 @@ def split_address(address: str, *, default_port: int | None = None) -> tuple[str
     host = host.removeprefix("[").removesuffix("]")
     if not port and default_port is not None and host:
         return host, default_port
-    if not host or not port.isdigit() or not 0 <= int(port) <= 65_535:
+    number = bounds.digits(port)
+    if not host or number is None or number > 65_535:
         raise Rejected(f"address {address!r}: expected HOST:PORT, like 10.0.0.1:7051")
-    return host, int(port)
+    return host, number
 
 
 def join_address(host: str, port: int) -> str:

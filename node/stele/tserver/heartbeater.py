@@ -181,7 +181,7 @@ class Heartbeater:
         for one in response.addresses:
             node_id = id_from_pb(one.node_id)
             if node_id != self._node.facts.identity.node_id:
-                self._node.book.observe(node_id, one.incarnation, one.address)
+                self._node.book.told(node_id, one.incarnation, one.address)
         self._addresses_digest = response.addresses_digest
 
     def request(

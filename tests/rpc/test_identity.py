@@ -1,0 +1,95 @@
+"""What others say of themselves and of each other: which starts are believed, and which numbers are numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from stele.model import bounds
+from stele.model.errors import Code, Rejected
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc.identity import (
+    FROM_INCARNATION_KEY,
+    PROTOCOL_KEY,
+    Caller,
+    Identity,
+    PeerBook,
+    caller_from_metadata,
+    check,
+)
+
+CLUSTER, HERE, NODE = ClusterId(new_id()), NodeId(new_id()), NodeId(new_id())
+NOW_MS = 1_800_000_000_000
+
+
+def calls(book: PeerBook, incarnation: int, node_id: str = NODE, address: str = "") -> None:
+    """A call of a node is checked here."""
+    check(Identity(CLUSTER, HERE, 1), book, Caller(CLUSTER, 1, node_id, "", incarnation, 0, address))
+
+
+def refused(book: PeerBook, incarnation: int) -> Code:
+    with pytest.raises(Rejected) as caught:
+        calls(book, incarnation)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "9" * 21, "²", "-1", "+1", "1e3", "", "٣"])
+def test_a_number_in_metadata_is_ascii_digits_and_short(text: str) -> None:
+    with pytest.raises(Rejected, match="is no number") as caught:
+        caller_from_metadata([(PROTOCOL_KEY, "1"), (FROM_INCARNATION_KEY, text)])
+    assert len(str(caught.value)) < 200
+
+
+def test_a_start_that_nobody_can_have_reached_is_not_believed() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    assert refused(book, bounds.INCARNATION_MAX + 1) is Code.INVALID_ARGUMENT
+    calls(book, 7)
+    assert refused(book, NOW_MS + bounds.INCARNATION_AHEAD_MAX_MS + 1) is Code.INVALID_ARGUMENT
+    calls(book, 8)
+    book.told(NODE, 8, "h:1")
+    assert refused(book, 8 + bounds.INCARNATION_JUMP_MAX + 1) is Code.INVALID_ARGUMENT
+    calls(book, 8)
+
+
+def test_starts_rise_by_crashes_that_nobody_heard_and_to_the_present_where_a_volume_is_formatted_anew() -> (
+    None
+):
+    book = PeerBook(lambda: NOW_MS)
+    for incarnation in (7, 7 + 100_000, NOW_MS, NOW_MS + 1):
+        calls(book, incarnation)
+        assert book.incarnation(NODE) == incarnation
+    assert refused(book, NOW_MS) is Code.STALE_INCARNATION
+
+
+def test_a_clock_that_is_ahead_at_the_format_shuts_nobody_out() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    calls(book, 40 * NOW_MS)
+    calls(book, 40 * NOW_MS + 1)
+
+
+def test_nobody_shuts_out_a_node_that_the_masters_hear() -> None:
+    """One hello in its name with a higher incarnation, and every later word of it was refused."""
+    book = PeerBook(lambda: NOW_MS)
+    book.told(NODE, 7, "h7:1")
+    calls(book, 9, address="evil:1")
+    calls(book, 7)
+    assert book.incarnation(NODE) == 7
+    book.told(NODE, 9, "h9:1")
+    assert refused(book, 7) is Code.STALE_INCARNATION
+    assert book.address(NODE) == "h9:1"
+
+
+def test_a_later_start_is_dialled_where_it_says_it_is_before_the_masters_tell_of_it() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    book.told(NODE, 7, "h7:1")
+    calls(book, 7, address="elsewhere:1")
+    assert book.address(NODE) == "h7:1"
+    calls(book, 8, address="h8:1")
+    assert book.address(NODE) == "h8:1"
+
+
+def test_names_of_nodes_that_nobody_knows_take_bounded_memory() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    for n in range(bounds.PEERS_HEARD_MAX + 10):
+        calls(book, 1, f"{n:032x}")
+    assert len(book._heard) == bounds.PEERS_HEARD_MAX
+    assert book.incarnation(f"{0:032x}") == 0
