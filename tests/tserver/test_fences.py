@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import DataState
+from stele.model.bounds import FENCE_STEP_MAX, TERM_JUMP_MAX
 from stele.model.config import Configuration, Peer
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, OpId, ReplicaId, TabletId, new_id
-from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
+from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub, TabletServerServiceStub
@@ -71,12 +74,23 @@ class Alone:
         )
         await self.ask(TabletServerAdminServiceStub, "DeleteTablet", request)
 
-    async def drive(self, epoch: int) -> Code:
-        """What an order of a driver with this epoch meets; the tablet it is about is not here."""
-        request = consensus_pb2.LeaderStepDownRequest(tablet_id=id_to_pb(new_id()), driver_epoch=epoch)
-        with pytest.raises(Rejected) as refused:
-            await self.ask(ConsensusServiceStub, "LeaderStepDown", request)
-        return refused.value.code
+    async def drive(self, epoch: int, tablet_id: str = "") -> Code:
+        """What an order of a driver with this epoch meets: to write a tablet's configuration anew. "": of one that is not here."""
+        request = consensus_pb2.BulkChangeConfigRequest(
+            tablet_id=id_to_pb(tablet_id or new_id()),
+            driver_epoch=epoch,
+            type=consensus_pb2.MODIFY_PEER,
+            peer=peer_to_pb(Peer(self.options.node_id, ReplicaId(1), self.node.address)),
+        )
+        if tablet_id:
+            replica = self.node.replicas.get(tablet_id)
+            await wait_until(lambda: replica.state is ReplicaState.RUNNING)
+            request.cas_config_opid_index = replica.config.opid_index
+        try:
+            await self.ask(ConsensusServiceStub, "BulkChangeConfig", request)
+        except SteleError as exc:
+            return exc.code
+        return Code.OK
 
 
 @pytest.fixture
@@ -127,16 +141,70 @@ async def test_a_tablet_that_was_deleted_is_not_made_again_after_a_restart(alone
 
 
 async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:
-    assert await alone.drive(5) is Code.NOT_FOUND
-    assert await alone.drive(0) is Code.NOT_FOUND
-    assert await alone.drive(4) is Code.STALE_EPOCH
+    tablet = TabletId(new_id())
+    await alone.create(tablet, OpId(7, 5))
+    assert await alone.drive(5, tablet) is Code.OK
+    assert await alone.drive(0, tablet) is Code.OK
+    assert await alone.drive(4, tablet) is Code.STALE_EPOCH
     await alone.restart()
-    assert await alone.drive(4) is Code.STALE_EPOCH
-    assert await alone.drive(5) is Code.NOT_FOUND
+    assert await alone.drive(4, tablet) is Code.STALE_EPOCH
+    assert await alone.drive(5, tablet) is Code.OK
+
+
+HUGE = (1 << 64) - 1
+
+
+async def test_an_order_that_was_not_carried_out_fences_nobody(alone: Alone) -> None:
+    """One with the largest numbers there are, about a tablet that is not here, made every later order STALE_EPOCH for ever."""
+    here, other = TabletId(new_id()), TabletId(new_id())
+    await alone.create(here, OpId(7, 5))
+    for epoch in (6, 6 + FENCE_STEP_MAX, HUGE):
+        assert await alone.drive(epoch) is not Code.OK
+    for term in (8, HUGE):
+        for target in (DataState.DELETED, DataState.TOMBSTONED):
+            with contextlib.suppress(Retryable):
+                await alone.delete(other, OpId(term, HUGE), target)
+    with contextlib.suppress(Retryable):
+        await alone.create(here, OpId(7, HUGE))  # it is there already
+    for _ in range(2):
+        assert await alone.drive(1, here) is Code.OK
+        await alone.create(other, OpId(7, 6))
+        await alone.restart()
+
+
+async def test_an_order_far_ahead_of_what_was_heard_waits_for_a_heartbeat(alone: Alone) -> None:
+    tablet, far = TabletId(new_id()), 1_000_000
+    with pytest.raises(Retryable, match="a master's next heartbeat tells it"):
+        await alone.create(tablet, OpId(far, 5))
+    alone.node.fences.learned(far, far)
+    await alone.create(tablet, OpId(far, 5))
+    assert await alone.drive(far + FENCE_STEP_MAX + 1, tablet) is Code.NOT_READY
+    assert await alone.drive(far, tablet) is Code.OK
+
+
+async def test_heartbeats_lead_the_fences_up_in_steps_whatever_they_tell(alone: Alone) -> None:
+    fences, tablet = alone.node.fences, TabletId(new_id())
+    fences.learned(HUGE, HUGE)
+    await alone.create(tablet, OpId(TERM_JUMP_MAX, 1))
+    fences.learned(TERM_JUMP_MAX * 2, TERM_JUMP_MAX * 2)
+    assert await stale(alone.create(tablet, OpId(TERM_JUMP_MAX, 2)))
+
+
+async def test_an_order_under_way_keeps_older_ones_out(alone: Alone) -> None:
+    fences, tablet = alone.node.fences, TabletId(new_id())
+    with fences.of_driver(5), fences.of_catalog(tablet, OpId(7, 9)):
+        with pytest.raises(Rejected, match="epoch 5 was already heard"):
+            fences.of_driver(4)
+        for older in (OpId(7, 8), OpId(6, 99)):
+            with pytest.raises(Rejected, match=r"7.9 was already heard"):
+                fences.of_catalog(tablet, older)
+        fences.of_catalog(TabletId(new_id()), OpId(7, 1))
+    fences.of_driver(4)
+    fences.of_catalog(tablet, OpId(6, 99))
 
 
 async def test_whatever_a_replaced_driver_orders_is_refused(alone: Alone) -> None:
-    assert await alone.drive(5) is Code.NOT_FOUND
+    alone.node.fences.learned(0, 5)
     tablet_id, late = id_to_pb(new_id()), 4
     node_id = id_to_pb(new_id())
     change = consensus_pb2.BulkChangeConfigRequest(

@@ -28,7 +28,7 @@ class AdminService(TabletServerAdminServiceServicer):
     async def CreateTablet(self, request: pb.CreateTabletRequest, context: Any) -> pb.CreateTabletResponse:
         """Make this node's replica of a new tablet."""
         tablet_id = TabletId(id_from_pb(request.tablet_id))
-        await self._fences.check_catalog(tablet_id, opid_from_pb(request.catalog_opid))
+        order = self._fences.of_catalog(tablet_id, opid_from_pb(request.catalog_opid))
         config = config_from_pb(request.config)
         mine = config.peer_on(self._node_id)
         if mine is None:
@@ -48,7 +48,9 @@ class AdminService(TabletServerAdminServiceServicer):
             tablet_incarnation=request.tablet_incarnation,
             leader_hint=hint.replica_id if hint is not None else None,
         )
-        await self._manager.create(superblock, config)
+        with order:
+            if await self._manager.create(superblock, config):
+                await order.carried_out()
         return pb.CreateTabletResponse()
 
     async def DeleteTablet(self, request: pb.DeleteTabletRequest, context: Any) -> pb.DeleteTabletResponse:
@@ -58,15 +60,16 @@ class AdminService(TabletServerAdminServiceServicer):
         except ValueError:
             raise Rejected(f"data state {request.target}; expected TOMBSTONED or DELETED") from None
         tablet_id = TabletId(id_from_pb(request.tablet_id))
-        opid = opid_from_pb(request.catalog_opid)
-        await self._fences.check_catalog(tablet_id, opid, erases=target is DataState.DELETED)
-        await self._manager.delete(
-            tablet_id,
-            ReplicaId(request.replica_id),
-            target,
-            request.cas_config_opid_index_less_or_equal,
-            request.reason,
-        )
+        with self._fences.of_catalog(tablet_id, opid_from_pb(request.catalog_opid)) as order:
+            if await self._manager.delete(
+                tablet_id,
+                ReplicaId(request.replica_id),
+                target,
+                request.cas_config_opid_index_less_or_equal,
+                request.reason,
+                erases=order.erases,
+            ):
+                await order.carried_out()
         return pb.DeleteTabletResponse()
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:

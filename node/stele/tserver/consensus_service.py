@@ -57,18 +57,19 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
         """Change one member; answered once the change is committed."""
-        await self._fences.check_epoch(request.driver_epoch)
+        order = self._fences.of_driver(request.driver_epoch)
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
             raise Rejected("a change names its type and its peer")
         replica = self._replicas.get(id_from_pb(request.tablet_id))
-        config = await replica.change_config(
-            ChangeType(request.type), peer_from_pb(request.peer), request.cas_config_opid_index
-        )
+        change, peer = ChangeType(request.type), peer_from_pb(request.peer)
+        with order:
+            config = await replica.change_config(change, peer, request.cas_config_opid_index)
+            await order.carried_out()
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
         """Hand leadership to a node, or to whoever is most advanced."""
-        await self._fences.check_epoch(request.driver_epoch)
+        order = self._fences.of_driver(request.driver_epoch)
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         target: ReplicaId | None = None
         if request.target_node:
@@ -76,7 +77,9 @@ class ConsensusService(ConsensusServiceServicer):
             if peer is None:
                 raise Rejected(f"node {id_from_pb(request.target_node)} is no peer of this tablet")
             target = peer.replica_id
-        await replica.transfer_leadership(target)
+        with order:
+            await replica.transfer_leadership(target)
+            await order.carried_out()
         return pb.LeaderStepDownResponse()
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
@@ -97,7 +100,7 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
         """Begin a copy to this node, or tell how far it is. Answered once a witness runs, not once it is done."""
-        await self._fences.check_epoch(request.driver_epoch)
+        fenced = self._fences.of_driver(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
             replica_id=ReplicaId(request.replica_id),
@@ -110,7 +113,9 @@ class ConsensusService(ConsensusServiceServicer):
         if not order.replica_id or not order.source_node or not order.source_address:
             raise Rejected("a copy names its replica_id, its source node and the source's address")
         source = self._copy_source(order.source_node, order.source_address)
-        copy = await self._manager.start_copy(order, source)
+        with fenced:
+            copy = await self._manager.start_copy(order, source)
+            await fenced.carried_out()
         if copy is None:
             done = common_pb2.CopyProgressPB(
                 replica_id=order.replica_id, source_node=id_to_pb(order.source_node), state="Done"

@@ -1,21 +1,27 @@
-"""What orders this node refuses because a newer leader or driver was heard. Owned by the node; asked by its services.
+"""Which orders this node refuses, because it has heard of a newer leader or driver. Owned by the node; asked by its services.
 
-An order of a master carries the catalog's (term, index), one of a driver its claim's epoch. Newest terms and epochs are
-also learned from the leader master's heartbeats. node.json keeps what must survive a restart: a term or an epoch when
-it rises, which is once per election or take-over, and the OpId of an order that erases a replica for good, because
-nothing else would be left to refuse a late order that made it again.
+An order of a master carries the catalog's (term, index), one of a driver its claim's epoch. The leader master's heartbeats
+tell the newest term and epoch. node.json keeps what must survive a restart: a term or an epoch when it rises, which is
+once per election or take-over, and the OpId of an order that erases a replica for good, because nothing else would be
+left to refuse a late order that made it again.
 
-Invariant: an order is carried out only if none of a newer term or epoch was heard, and none with a newer index for its
-tablet, and what it raised survives power loss before anything is done.
+What an order names becomes the newest only when the order was carried out, and it may exceed what was heard by
+FENCE_STEP_MAX at most. Otherwise one order with a huge number would end all others for good.
+
+Invariant: an order is carried out only if none of a newer term or epoch was carried out, is under way or was told by a
+heartbeat, and none with a newer index for its tablet. What an order raised survives power loss before it is answered;
+of one that erases, before anything is erased.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stele.model.errors import Code, Rejected
+from stele.model.bounds import EPOCH_MAX, FENCE_STEP_MAX, TERM_JUMP_MAX, TERM_MAX
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, TabletId
 from stele.tserver.volume import Volume
 
@@ -39,51 +45,80 @@ class Fences:
         self._floor = record.catalog
         """Orders before this one are refused for all tablets: what they were about may be erased since."""
         self._known = _Known(record.catalog.term, record.driver_epoch, record.catalog)
-        self._newest: dict[TabletId, OpId] = {}
+        self._newest: dict[str, OpId] = {}
+        self._under_way: list[Order] = []
 
     def learned(self, term: int, epoch: int) -> None:
-        """From the leader master's answer to a heartbeat."""
-        self._known.term = max(self._known.term, term)
-        self._known.epoch = max(self._known.epoch, epoch)
+        """From the leader master's answer to a heartbeat. A huge leap is followed in steps, one per heartbeat."""
+        known = self._known
+        known.term = max(known.term, min(term, known.term + TERM_JUMP_MAX, TERM_MAX))
+        known.epoch = max(known.epoch, min(epoch, known.epoch + TERM_JUMP_MAX, EPOCH_MAX))
 
-    async def check_epoch(self, epoch: int) -> None:
-        """Refuse orders of a driver whose claim was taken over; 0 is an administrator.
-
-        Raises:
-            Rejected: STALE_EPOCH.
-        """
-        if epoch and epoch < self._known.epoch:
-            raise Rejected(
-                f"driver epoch {epoch}; epoch {self._known.epoch} was already heard: another driver took over",
-                code=Code.STALE_EPOCH,
-            )
-        self._known.epoch = max(self._known.epoch, epoch)
-        await self._keep()
-
-    async def check_catalog(self, tablet_id: TabletId, opid: OpId, *, erases: bool = False) -> None:
-        """Refuse orders of a catalog leader that was replaced, and older ones about the same tablet.
-
-        Orders about different tablets may overtake each other. OPID_NONE is an administrator. `erases`: the order
-        takes away whatever would refuse a late one.
+    def of_driver(self, epoch: int) -> Order:
+        """An order of a driver, to be carried out within `with`; epoch 0 is an administrator.
 
         Raises:
-            Rejected: STALE_EPOCH.
+            Rejected: STALE_EPOCH, its claim was taken over.
+            Retryable: NOT_READY, this node has not heard yet of anything near that epoch.
         """
-        if opid == OPID_NONE:
-            return
-        heard = max(self._newest.get(tablet_id, OPID_NONE), self._floor, OpId(self._known.term, 0))
-        if opid < heard:
-            raise Rejected(
-                f"tablet {tablet_id}: an order from catalog {opid}; {heard} was already heard",
-                code=Code.STALE_EPOCH,
-            )
-        self._known.term = max(self._known.term, opid.term)
-        if len(self._newest) >= _TABLETS_MAX and tablet_id not in self._newest:
-            self._newest.pop(next(iter(self._newest)))
-        self._newest[tablet_id] = opid
-        if erases:
-            self._known.erased = max(self._known.erased, opid)
+        order = Order(self, epoch=epoch)
+        if epoch:
+            known = max(self._known.epoch, *(other.epoch for other in self._under_way), 0)
+            if epoch < known:
+                raise Rejected(
+                    f"driver epoch {epoch}; epoch {known} was already heard: another driver took over",
+                    code=Code.STALE_EPOCH,
+                )
+            _refuse_leap("driver epoch", epoch, self._known.epoch)
+        return order
+
+    def of_catalog(self, tablet_id: TabletId, opid: OpId) -> Order:
+        """An order of a master about a tablet, to be carried out within `with`; OPID_NONE is an administrator.
+
+        Orders about different tablets may overtake each other.
+
+        Raises:
+            Rejected: STALE_EPOCH, that catalog leader was replaced, or a newer order about the tablet was carried out.
+            Retryable: NOT_READY, this node has not heard yet of anything near that term.
+        """
+        order = Order(self, tablet_id=tablet_id, opid=opid)
+        if opid != OPID_NONE:
+            others = [other.opid for other in self._under_way]
+            terms = [OpId(other.term, 0) for other in others]
+            same = [other.opid for other in self._under_way if other.tablet_id == tablet_id]
+            known = self._newest.get(tablet_id, OPID_NONE)
+            heard = max(known, self._floor, OpId(self._known.term, 0), *terms, *same)
+            if opid < heard:
+                raise Rejected(
+                    f"tablet {tablet_id}: an order from catalog {opid}; {heard} was already heard",
+                    code=Code.STALE_EPOCH,
+                )
+            _refuse_leap("catalog term", opid.term, self._known.term)
+        return order
+
+    def _begin(self, order: Order) -> None:
+        self._under_way.append(order)
+
+    def _end(self, order: Order, cut_off: bool) -> None:
+        self._under_way.remove(order)
+        if cut_off:  # its caller went away, and it goes on
+            self._raise(order)
+
+    def _raise(self, order: Order) -> None:
+        self._known.epoch = max(self._known.epoch, order.epoch)
+        if order.opid != OPID_NONE:
+            self._known.term = max(self._known.term, order.opid.term)
+            if len(self._newest) >= _TABLETS_MAX and order.tablet_id not in self._newest:
+                self._newest.pop(next(iter(self._newest)))
+            self._newest[order.tablet_id] = max(order.opid, self._newest.get(order.tablet_id, OPID_NONE))
+
+    async def _carried_out(self, order: Order) -> None:
+        self._raise(order)
         await self._keep()
+
+    async def _erases(self, order: Order) -> None:
+        self._known.erased = max(self._known.erased, order.opid)
+        await self._carried_out(order)
 
     async def _keep(self) -> None:
         record, known = self._volume.record, self._known
@@ -94,3 +129,41 @@ class Fences:
         ):
             catalog = max(OpId(known.term, 0), known.erased)
             await self._in_thread(self._volume.raise_fences, catalog, known.epoch)
+
+
+class Order:
+    """One order that is not stale. While it is under way, within `with`, older ones are refused."""
+
+    __slots__ = ("_fences", "epoch", "opid", "tablet_id")
+
+    def __init__(
+        self, fences: Fences, *, epoch: int = 0, tablet_id: str = "", opid: OpId = OPID_NONE
+    ) -> None:
+        self._fences = fences
+        self.epoch = epoch
+        self.tablet_id = tablet_id
+        self.opid = opid
+
+    def __enter__(self) -> Order:
+        self._fences._begin(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self._fences._end(self, kind is not None and issubclass(kind, asyncio.CancelledError))
+
+    async def carried_out(self) -> None:
+        """It changed something: from now on older ones are refused, after a restart too."""
+        await self._fences._carried_out(self)
+
+    async def erases(self) -> None:
+        """It is about to erase a replica: the same at once, and a late order does not make it again."""
+        await self._fences._erases(self)
+
+
+def _refuse_leap(what: str, number: int, heard: int) -> None:
+    if number > heard + FENCE_STEP_MAX:
+        raise Retryable(
+            f"{what} {number}: this node has heard of {heard} only, and takes {FENCE_STEP_MAX} more at most; a master's next "
+            "heartbeat tells it the newest, so ask again",
+            code=Code.NOT_READY,
+        )

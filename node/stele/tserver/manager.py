@@ -233,21 +233,21 @@ class TabletManager:
         """Where a replica lives."""
         return self._directory / key.tablet_id / str(key.replica_id)
 
-    async def create(self, superblock: Superblock, config: Configuration) -> None:
-        """Make a new replica of a new tablet and start it. Nothing if it is there.
+    async def create(self, superblock: Superblock, config: Configuration) -> bool:
+        """Make a new replica of a new tablet and start it; whether there was anything to do: it may be there.
 
         Raises:
             Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
             Retryable: NOT_READY, DISK_FULL.
         """
-        await self._orders.run(self._create(superblock, config))
+        return await self._orders.run(self._create(superblock, config))
 
-    async def _create(self, superblock: Superblock, config: Configuration) -> None:
+    async def _create(self, superblock: Superblock, config: Configuration) -> bool:
         key = superblock.key
         async with self._lock(key.tablet_id):
             self._here.refuse_unless_open()
             if self._here.by_key(key) is not None or key in self._here.held:
-                return
+                return False
             others = [k for k in (*self._here.keys(), *self._here.tombstones) if k.tablet_id == key.tablet_id]
             if others:
                 raise Rejected(
@@ -273,15 +273,24 @@ class TabletManager:
                 self._here.held[key] = ready
             else:
                 await self.start_replica(ready)
+            return True
 
     async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
         """Make a replica's stream in the log; on return it survives power loss."""
         await self._log_done(self._node_log.create_stream, key, start, config)
 
     async def delete(
-        self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
-    ) -> None:
-        """Tombstone or remove a replica (0: whichever is here). Nothing if it is gone already.
+        self,
+        tablet_id: TabletId,
+        replica_id: int,
+        target: DataState,
+        cas_config_index: int,
+        reason: str,
+        *,
+        erases: Callable[[], Awaitable[None]] | None = None,
+    ) -> bool:
+        """Tombstone or remove a replica (0: whichever is here); whether there was one: it may be gone already. `erases` is
+        awaited before anything is removed for good.
 
         Raises:
             Rejected: CAS_FAILED, it knows a newer committed configuration than the order; INVALID_ARGUMENT.
@@ -289,11 +298,19 @@ class TabletManager:
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
-        await self._orders.run(self._delete(tablet_id, replica_id, target, cas_config_index, reason))
+        return await self._orders.run(
+            self._delete(tablet_id, replica_id, target, cas_config_index, reason, erases)
+        )
 
     async def _delete(
-        self, tablet_id: TabletId, replica_id: int, target: DataState, cas_config_index: int, reason: str
-    ) -> None:
+        self,
+        tablet_id: TabletId,
+        replica_id: int,
+        target: DataState,
+        cas_config_index: int,
+        reason: str,
+        erases: Callable[[], Awaitable[None]] | None,
+    ) -> bool:
         async with self._lock(tablet_id):
             keys = [*self._here.keys(), *self._here.copies, *self._here.held]
             if target is DataState.DELETED:
@@ -303,8 +320,11 @@ class TabletManager:
             ]
             if not (wanted and replica_id):  # it may be on the volume all the same
                 self._here.refuse_unless_open()
+            if wanted and target is DataState.DELETED and erases is not None:
+                await erases()
             for key in wanted:
                 await self._delete_one(key, target, cas_config_index, reason)
+            return bool(wanted)
 
     async def _delete_one(self, key: StreamKey, target: DataState, cas: int, reason: str) -> None:
         replica = self._here.by_key(key)
