@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncTable
+from stele.client.sequencer import Sequencer
 from stele.client.streams import Streams
 from stele.model.block import HEADER, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError
@@ -26,6 +28,8 @@ from stele.tserver.reads import KEYS_MAX, READS_AT_ONCE
 from stele.tserver.tablet_service import _KV_OPS
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster, count, fill, machines_of
+
+ROW = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["flood"])], schema=SCHEMA.to_arrow())
 
 
 async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(cluster: LocalCluster) -> None:
@@ -97,7 +101,7 @@ async def test_a_write_is_answered_alike_over_a_stream_and_by_a_call(cluster: Lo
             ({"client_id": b"short"}, Code.INVALID_ARGUMENT),
             ({"digest": 1}, Code.DIGEST_MISMATCH),
             ({"block": b"x" * 100}, Code.UNSUPPORTED_VERSION),
-            ({"first_attempt_us": 1 << 60}, Code.CLOCK_AHEAD),
+            ({"client_id": b"n" * 16, "first_attempt_us": 1 << 60}, Code.CLOCK_AHEAD),
         ):
             one, other = await answers(**changed)
             assert one == other or code is Code.CLOCK_AHEAD  # which says what time it is
@@ -274,6 +278,51 @@ async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
             await kv.replace("a", "early")
         assert caught.value.code is Code.CLOCK_AHEAD
         assert await count(client) == 0
+
+
+async def test_a_clock_that_is_ahead_by_little_costs_its_program_that_time_alone(
+    cluster: LocalCluster,
+) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        kv = await client.create_keyspace("k")
+        for tablet, write in (
+            (table._tablet(0), lambda: table.put({"id": 1, "name": "early"})),
+            (kv._tablet, lambda: kv.replace("a", "early")),
+        ):
+            tablet._latest.begin()
+            tablet._latest.made_us = time.time_ns() // 1_000 + 800_000
+            await write()
+            assert time.time_ns() // 1_000 >= tablet._latest.made_us - 500_000
+        assert await count(client) == 1
+
+
+async def test_a_flood_of_client_ids_made_ahead_turns_nobody_away(cluster: LocalCluster) -> None:
+    """24,000 of them, 290 s ahead: for minutes each other client was TOO_OLD, those with right clocks and new ones too."""
+    async with cluster.client() as client, cluster.client() as other:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        others = await other.open_table("t")
+        tablet = table._tablet(0)
+        for machine in await machines_of(cluster, tablet.place.tablet_id):
+            machine._once._clients_max = 16
+
+        async def flood() -> None:
+            for number in range(64):
+                tablet._latest = Sequencer()
+                tablet._latest.begin()
+                tablet._latest.finish(1)
+                tablet._latest.made_us = time.time_ns() // 1_000 + (290_000_000 if number % 2 else 450_000)
+                with suppress(SteleError):
+                    block = encode_block(RowOp.UPSERT, SCHEMA.column_ids, ROW, SCHEMA.version)
+                    await tablet.write(block, timeout_s=0.3)
+
+        await others.put({"id": 2, "name": "before"})
+        flooding = asyncio.ensure_future(flood())
+        while not flooding.done():
+            await others.put({"id": 2, "name": "during"})
+        await flooding
+        async with cluster.client() as late:
+            await (await late.open_table("t")).put({"id": 3, "name": "new"})
 
 
 async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) -> None:

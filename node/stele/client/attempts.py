@@ -114,7 +114,12 @@ class Way:
                     "done",
                     code=Code.CLOCK_BEHIND,
                 )
-            if error.code in _NOT_PROPOSED and maybe_done:
+            wait_s = error.retry_after_ms / 1_000
+            if wait_s and error.code not in _SAME_AGAIN and error.code not in _ELSEWHERE:
+                # A refusal that time alone lifts, as CLOCK_AHEAD by a little.
+                if deadline - time.monotonic() - wait_s < _ATTEMPT_AT_LEAST_S:
+                    return _last_word(error, maybe_done, timeout_s)
+            elif error.code in _NOT_PROPOSED and maybe_done:
                 # This attempt was not proposed, and says nothing of those before it.
                 if error.code is not Code.CHANGE_IN_PROGRESS:
                     return _last_word(error, maybe_done, timeout_s)
@@ -125,11 +130,11 @@ class Way:
             given_up = isinstance(error, GivenUp)
             if error.code is Code.TIMED_OUT and not given_up:
                 attempt_s *= 2
-            if deadline - time.monotonic() <= backoff_s or failures_inside >= _INTERNAL_TRIES:
+            if deadline - time.monotonic() <= max(backoff_s, wait_s) or failures_inside >= _INTERNAL_TRIES:
                 return _last_word(error, maybe_done, timeout_s)
             at_once = given_up or await self._turn_to(target, error)
             if not at_once:
-                await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+                await asyncio.sleep(max(wait_s, backoff_s * (0.5 + self._rng.random())))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             # An attempt without time to be answered would only blur what is known.
             rest_s = deadline - time.monotonic()
@@ -172,7 +177,8 @@ class Way:
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
         """Decide whom to ask next. True: at once, a leader was named."""
-        if error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) and asked is not None:
+        same_again = error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) or error.retry_after_ms
+        if same_again and asked is not None:
             return False
         if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
             if error.leader_hint != asked.node_id and self._place.led_by(error.leader_hint):

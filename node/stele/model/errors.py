@@ -76,15 +76,22 @@ class Advice(Enum):
 
 class SteleError(Exception):
     """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice, which stays in the
-    process that gives it: it does not travel."""
+    process that gives it: it does not travel. `retry_after_ms`: no sooner can the same request succeed; 0: not known."""
 
     default_code = Code.INTERNAL
 
     def __init__(
-        self, message: str, *, code: Code | None = None, advice: Advice | None = None, name: str = ""
+        self,
+        message: str,
+        *,
+        code: Code | None = None,
+        advice: Advice | None = None,
+        name: str = "",
+        retry_after_ms: int = 0,
     ) -> None:
         super().__init__(message)
         self.code = self.default_code if code is None else code
+        self.retry_after_ms = retry_after_ms
         self.advice = advice
         self.name = name
 

@@ -23,6 +23,9 @@ log = structlog.get_logger("stele.rpc")
 
 CODE_KEY = "stele-code"
 LEADER_KEY = "stele-leader"
+RETRY_KEY = "stele-retry-after-ms"
+RETRY_AFTER_MS_MAX = 60_000
+"""What a caller believes of a hint when to try again."""
 _MESSAGE_CHARS_MAX = 2_000  # trailing metadata is limited to 8 KiB by every HTTP/2 library
 _INTERNAL = "the server failed to answer; its log says why"
 
@@ -105,12 +108,14 @@ def with_number(number: int, message: str) -> str:
     return message if number in _KNOWN else f"{message} (code {number}, which only a later program knows)"
 
 
-def error_from(number: int, message: str, leader_hint: str = "") -> SteleError:
-    """The exception of a code, message and leader hint from the wire."""
+def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms: int = 0) -> SteleError:
+    """The exception of a code, message and hints from the wire."""
     code = code_of(number)
     if code is Code.NOT_LEADER:
         return NotLeader(message, leader_hint=leader_hint)
-    return error_for(code, with_number(number, message))
+    error = error_for(code, with_number(number, message))
+    error.retry_after_ms = max(0, min(retry_after_ms, RETRY_AFTER_MS_MAX))
+    return error
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
@@ -129,6 +134,8 @@ async def abort_with(context: Any, exc: SteleError) -> NoReturn:
     trailing = [(CODE_KEY, str(int(exc.code)))]
     if isinstance(exc, NotLeader) and exc.leader_hint:
         trailing.append((LEADER_KEY, exc.leader_hint))
+    if exc.retry_after_ms:
+        trailing.append((RETRY_KEY, str(exc.retry_after_ms)))
     await context.abort(status_of(exc.code), _message(exc), tuple(trailing))
     raise exc
 
@@ -143,7 +150,8 @@ def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
     trailing = {key: value for key, value in exc.trailing_metadata() or ()}
     number = bounds.digits(str(trailing.get(CODE_KEY, "")))
     if number is not None:
-        return error_from(number, details, str(trailing.get(LEADER_KEY, "")))
+        retry_after_ms = bounds.digits(str(trailing.get(RETRY_KEY, ""))) or 0
+        return error_from(number, details, str(trailing.get(LEADER_KEY, "")), retry_after_ms)
     code = _FOREIGN.get(exc.code(), Code.INTERNAL)
     details = _plain(exc.code(), details)
     return error_for(code, f"{where}: {details}" if where else details)
@@ -160,12 +168,17 @@ def was_answered(error: SteleError) -> bool:
 def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
     """An error as streams carry it."""
     hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
-    return common_pb2.ErrorPB(code=int(exc.code), message=_message(exc), leader_hint=id_to_pb(hint))
+    return common_pb2.ErrorPB(
+        code=int(exc.code),
+        message=_message(exc),
+        leader_hint=id_to_pb(hint),
+        retry_after_ms=min(exc.retry_after_ms, RETRY_AFTER_MS_MAX),
+    )
 
 
 def error_from_pb(pb: common_pb2.ErrorPB) -> SteleError:
     """The error that a stream carried."""
-    return error_from(pb.code, pb.message, id_from_pb(pb.leader_hint))
+    return error_from(pb.code, pb.message, id_from_pb(pb.leader_hint), pb.retry_after_ms)
 
 
 def error_to_json(exc: SteleError) -> bytes:

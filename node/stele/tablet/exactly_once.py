@@ -4,6 +4,9 @@ the checksum. Opens no files and reads no clock: time is that of the entries.
 A client id has outcomes for its sequences at or above its lowest unfinished one. An id that was idle for `idle_us` when a
 write or a ceiling is applied, or is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was
 made; an id that is not known and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
+So an id made in the future, once forgotten, would turn away all ids made before that time: leaders refuse those.
+
+The rules of applying never change, so leaders bound what a client may add before they propose its write (`admit`).
 
 What outcomes tell beyond "it was done" (which rows were refused and why, a value, a message) takes DETAILS_BYTES_MAX at most:
 past it the oldest are forgotten, and a retry of such a write is TOO_OLD. That it came before is remembered all the same, so
@@ -23,18 +26,19 @@ import xxhash
 
 from stele.model.block import RowError
 from stele.model.clock import physical_us
-from stele.model.errors import Code, Corrupt, unknown_here
+from stele.model.errors import Code, Corrupt, Retryable, unknown_here
 from stele.model.jsons import parse_next_json
 from stele.model.writeop import NO_CLIENT, WriteHeader
 from stele.tablet.machine import Outcome
 
 IDLE_US = 15 * 60 * 1_000_000
-AHEAD_US_MAX = IDLE_US // 3
-"""How far ahead of a leader's clock an id may have been made: forgotten, it must not raise the mark above the present,
-or all ids made since would be TOO_OLD. Leaders refuse what is further ahead; here it would be too late."""
 CLIENTS_MAX = 10_000
 OUTCOMES_MAX = 65_536
-"""Unfinished sequences of one client; its owner has a window far below."""
+"""Unfinished sequences of one client, when its writes are applied. Leaders admit fewer."""
+UNFINISHED_MAX = 4_096
+"""Unfinished sequences of one client that a leader admits: 1 MiB, at some 256 bytes each. Our clients have far fewer."""
+OUTCOMES_ALL_MAX = 65_536
+"""Outcomes of all clients, 16 MiB. At this number a leader admits an equal share to each."""
 DETAILS_BYTES_MAX = 2 << 20
 """Of all clients, about as they are encoded: four blocks of 8,192 rows each of which was refused."""
 
@@ -71,17 +75,62 @@ class ExactlyOnce:
         idle_us: int = IDLE_US,
         clients_max: int = CLIENTS_MAX,
         details_bytes_max: int = DETAILS_BYTES_MAX,
+        outcomes_max: int = OUTCOMES_ALL_MAX,
     ) -> None:
         self._idle_us = idle_us
         self._clients_max = clients_max
+        self._outcomes_max = outcomes_max
         self._details_bytes_max = details_bytes_max
         self._clients: dict[bytes, _Client] = {}
         self._newest: _Client | None = None  # the last of them
         self._none_idle_us = 0  # up to then nobody was idle for too long
         self._mark_us = 0
+        self.outcomes = 0
+        """How many outcomes are remembered, of all clients."""
         # (client id, sequence) of outcomes with details, in the order of their entries, and what they take.
         self._details: dict[tuple[bytes, int], int] = {}
         self._details_bytes = 0
+
+    def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
+        """Called by a leader before it proposes a write. `clock_error_us`: how far clocks may be apart.
+
+        A client that asks for too much is told alone. New ids push out nobody who wrote within twice the clock error: so
+        the mark stays below what a clock that is behind by that error makes, however many ids come.
+
+        Raises:
+            Retryable: THROTTLED; later, or with a higher `lowest_unfinished`, it may be admitted.
+        """
+        client = self._clients.get(header.client_id)
+        if client is not None:
+            if len(client.outcomes) >= self._outcomes_each:
+                self._admit_more(client, header)
+        elif len(self._clients) >= self._clients_max and header.client_id != NO_CLIENT:
+            oldest = next(iter(self._clients.values()))
+            wait_us = oldest.last_us + 2 * clock_error_us - wall_us
+            if wait_us > 0:
+                raise Retryable(
+                    f"{self._clients_max} client ids have just written to this tablet, and it takes no new client ids for "
+                    "the moment; use one id for many writes",
+                    code=Code.THROTTLED,
+                    retry_after_ms=-(-wait_us // 1_000),
+                )
+
+    @property
+    def _outcomes_each(self) -> int:
+        if self.outcomes < self._outcomes_max:
+            return UNFINISHED_MAX
+        return min(UNFINISHED_MAX, max(1, self._outcomes_max // len(self._clients)))
+
+    def _admit_more(self, client: _Client, header: WriteHeader) -> None:
+        if header.sequence in client.outcomes:
+            return
+        unfinished = sum(sequence >= header.lowest_unfinished for sequence in client.outcomes)
+        if unfinished >= self._outcomes_each:
+            raise Retryable(
+                f"{unfinished} writes of this client id are unfinished, at or above its lowest unfinished sequence "
+                f"{header.lowest_unfinished}: raise that once their outcomes are known",
+                code=Code.THROTTLED,
+            )
 
     def earlier(self, header: WriteHeader, timestamp: int) -> Outcome | None:
         """What a write that was seen before, or cannot be told from one, is answered; None: it is new.
@@ -142,8 +191,13 @@ class ExactlyOnce:
         for sequence in list(outcomes):
             if sequence < lowest:
                 del outcomes[sequence]
+                self.outcomes -= 1
                 if self._details:
                     self._uncount(client_id, sequence)
+
+    def knows_client(self, client_id: bytes) -> bool:
+        """Whether this client id is remembered."""
+        return client_id in self._clients
 
     def knows(self, header: WriteHeader) -> bool:
         """Whether `earlier` would tell what became of this write, not whether it was one."""
@@ -155,6 +209,7 @@ class ExactlyOnce:
         client = self._clients.get(header.client_id)
         if client is None:
             return
+        self.outcomes += 1
         if outcome.row_errors or outcome.message or outcome.value is not None:
             self._record_details(client, header, outcome)
         else:
@@ -208,6 +263,7 @@ class ExactlyOnce:
         if client is self._newest:
             self._newest = None
         self._mark_us = max(self._mark_us, client.first_us)
+        self.outcomes -= len(client.outcomes)
         for sequence in client.outcomes:
             self._uncount(client_id, sequence)
 
@@ -242,6 +298,7 @@ class ExactlyOnce:
         idle_us: int = IDLE_US,
         clients_max: int = CLIENTS_MAX,
         details_bytes_max: int = DETAILS_BYTES_MAX,
+        outcomes_max: int = OUTCOMES_ALL_MAX,
     ) -> ExactlyOnce:
         """The state that `encode` wrote. What an earlier program wrote may have more details than are kept.
 
@@ -249,7 +306,12 @@ class ExactlyOnce:
             Corrupt: the bytes are no such state.
             Rejected: UNSUPPORTED_VERSION, an outcome has a code that this program does not know.
         """
-        state = ExactlyOnce(idle_us=idle_us, clients_max=clients_max, details_bytes_max=details_bytes_max)
+        state = ExactlyOnce(
+            idle_us=idle_us,
+            clients_max=clients_max,
+            details_bytes_max=details_bytes_max,
+            outcomes_max=outcomes_max,
+        )
         sizes: list[tuple[int, bytes, int, int]] = []
         words: dict[str, str] = {}
         try:
@@ -263,6 +325,7 @@ class ExactlyOnce:
                     kept[sequence] = (int(digest), outcome, runs)
                     sizes.append((outcome.timestamp, client_id, sequence, _details_bytes(outcome, runs)))
                 state._clients[client_id] = _Client(first_us, last_us, lowest, kept)
+                state.outcomes += len(kept)
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
             raise Corrupt(f"exactly-once state: {exc!r}; expected what encode wrote") from exc
         for _, client_id, sequence, size in sorted(sizes, key=lambda found: found[0]):

@@ -166,6 +166,14 @@ class KeySpace:
         """See StateMachine."""
         return self._once.idle_us
 
+    def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
+        """See StateMachine."""
+        self._once.admit(header, wall_us, clock_error_us)
+
+    def knows_client(self, client_id: bytes) -> bool:
+        """See StateMachine."""
+        return self._once.knows_client(client_id)
+
     @property
     def memory_bytes(self) -> int:
         """See StateMachine. All pairs stay in memory."""

@@ -18,6 +18,7 @@ from stele.model.entry import Entry
 from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
 from stele.model.record import record
+from stele.model.writeop import WriteHeader
 
 
 @record
@@ -100,6 +101,12 @@ class StateMachine(Protocol):
     @property
     def rewritten_bytes(self) -> int:
         """About how much a flush writes that earlier ones have written, too."""
+
+    def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
+        """Called by a leader before it proposes a write. See `ExactlyOnce.admit`, also for what it raises."""
+
+    def knows_client(self, client_id: bytes) -> bool:
+        """Whether it has applied a write under this client id, and not forgotten it."""
 
     def apply(self, entry: Entry) -> Outcome:
         """Apply the next committed entry, whatever its kind. An outcome follows from the entry and the state by rules that

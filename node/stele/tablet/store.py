@@ -197,6 +197,14 @@ class TabletStore:
         """Names of the column files, newest first."""
         return [f.name for f in self._contents.state.files]
 
+    def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
+        """See StateMachine."""
+        self._once.admit(header, wall_us, clock_error_us)
+
+    def knows_client(self, client_id: bytes) -> bool:
+        """See StateMachine."""
+        return self._once.knows_client(client_id)
+
     def exactly_once_checksum(self) -> int:
         """64 bits over the exactly-once state; replicas at the same applied OpId agree."""
         return self._once.checksum()

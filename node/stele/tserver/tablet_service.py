@@ -19,10 +19,10 @@ from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.client_stream import WRITE_DEADLINE_MS
 from stele.rpc.convert import opid_to_pb
+from stele.rpc.errors import RETRY_AFTER_MS_MAX
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
-from stele.tablet.exactly_once import AHEAD_US_MAX
 from stele.tablet.machine import Outcome
 from stele.tserver.reads import InThread, checksum, point_read
 from stele.tserver.replicas import Replicas
@@ -77,11 +77,12 @@ class TabletService(TabletServerServiceServicer):
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
-            first_attempt_us=self._made_us(request.first_attempt_us),
+            first_attempt_us=request.first_attempt_us,
             digest=_check_digest(block, request.digest),
             schema_version=machine.schema.version,
             plain=machine.vet(block),
         )
+        self._admit(replica, header)
         return replica.submit(writeop.encode(header, block))
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
@@ -162,10 +163,11 @@ class TabletService(TabletServerServiceServicer):
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
-            first_attempt_us=self._made_us(request.first_attempt_us),
+            first_attempt_us=request.first_attempt_us,
             digest=writeop.digest(body),
             kind=BodyKind.KEYSPACE,
         )
+        self._admit(replica, header)
         outcome = await self._propose_keys(replica, operations, header, body, request.deadline_ms)
         if (error := outcome.error()) is not None:
             raise error
@@ -204,18 +206,25 @@ class TabletService(TabletServerServiceServicer):
         future.add_done_callback(lambda _: machine.end_pending(token))
         return await replica.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
-    def _made_us(self, made_us: int) -> int:
-        wall_us = self._wall_clock.read()
-        if made_us - wall_us > AHEAD_US_MAX:
+    def _admit(self, replica: Replica, header: WriteHeader) -> None:
+        """Before a write is proposed. An id made far ahead, once forgotten, would turn away those of right clocks; one that the
+        tablet knows has been taken, perhaps by a leader with another clock."""
+        machine: Any = replica.machine
+        made_us, wall_us = header.first_attempt_us, self._wall_clock.read()
+        error_us = replica.options.clock_error_max_ms * 1_000
+        wait_us = made_us - wall_us - error_us
+        if wait_us > 0 and not machine.knows_client(header.client_id):
             if fault := self._wall_clock.fault(wall_us):
                 raise Retryable(fault, code=Code.NOT_READY)
+            wait_ms = -(-wait_us // 1_000)
             raise Rejected(
-                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.0f} s ahead of the clock of node "
-                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {AHEAD_US_MAX // 1_000_000} s is taken; set the "
+                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the clock of node "
+                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s is taken; set the "
                 "clock of the machine that writes right",
                 code=Code.CLOCK_AHEAD,
+                retry_after_ms=wait_ms if wait_ms <= RETRY_AFTER_MS_MAX else 0,
             )
-        return made_us
+        machine.admit(header, wall_us, error_us)
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""
