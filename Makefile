@@ -9,7 +9,7 @@ JOBS   ?= 3
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear power bench generate clean
+.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear mutants power bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the se
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
 
-test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos, linear and power; JOBS at once
+test: lint types unit ## what CI runs: style, types, imports, every test, a bounded share of simulation, chaos, linear, power and mutants; JOBS at once
 
 lint: venv
 	$(BIN)/ruff check .
@@ -68,6 +68,9 @@ chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to rep
 
 linear: venv ## what clients are told under faults, judged for linearizability; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.linear --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+mutants: venv ## plant each fault of a kept list in a copy of the tree and name the test that sees it; MUTANTS=3,17 for some
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(MUTANTS),--only $(MUTANTS))
 
 power: venv ## what real nodes wrote, cut off at any file call (root, /dev/fuse); ROUNDS=20, SEED=n
 	$(BIN)/python -m tests.power --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))

@@ -23,7 +23,19 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 signal.signal(signal.SIGTERM, _interrupt)
 
-LONGEST = ("chaos", "power", "docs", "badinput", "spark", "operator", "master", "tserver", "linear", "driver")
+LONGEST = (
+    "chaos",
+    "power",
+    "mutants",
+    "docs",
+    "badinput",
+    "spark",
+    "operator",
+    "master",
+    "tserver",
+    "linear",
+    "driver",
+)
 """Folders of tests, those first whose files take longest."""
 
 
