@@ -1,18 +1,18 @@
 """Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
 
-Invariant: what others count on (a compare-and-set, a registration) ends the list when it fails; the next pass plans
-anew from what is there.
+Invariant: what counts on an action that failed is not done (plan/order.py), and all else is; the next pass plans anew
+from what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from stele.model.errors import Rejected, SteleError
+from stele.model.errors import Code, Rejected, SteleError
 from stele_operator import metrics
 from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 from stele_operator.masters import MasterLink
@@ -28,14 +28,15 @@ from stele_operator.plan.actions import (
     DeleteTable,
     PatchObject,
     RegisterNode,
-    ReplaceIdentity,
     SetFinalizers,
 )
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
+from stele_operator.plan.order import Held
 
 log = structlog.get_logger("stele.operator.act")
 Json = dict[str, Any]
 _REFUSALS = (400, 403, 422)
+_UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class Outcome:
     refused: bool = False
     """By the API server, which would say the same again: no allowVolumeExpansion, a quota, a rule of admission. Or by the
     masters, of a table that cannot be."""
+    held: bool = False
+    """Not tried in this pass: it failed a moment ago, and `error` is of then; or it counts on one that failed, and is planned
+    anew (`changed_under`)."""
+    unanswered: bool = False
+    """No master answered."""
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
@@ -68,29 +74,47 @@ def _shared(has: Json, wanted: Json) -> bool:
     return bool(owners[0] & owners[1]) or (ids[0] is not None and ids[0] == ids[1])
 
 
+def _tell(outcome: Outcome) -> None:
+    kind = type(outcome.action).__name__
+    result = "held" if outcome.held else "failed" if outcome.error else "done"
+    metrics.ACTIONS.labels(kind, result).inc()
+    if not outcome.error:
+        log.info("done", action=kind, reason=outcome.action.reason)
+    elif not outcome.held:
+        log.info("not done", action=kind, reason=outcome.action.reason, error=outcome.error)
+
+
 class Actor:
     """Carries actions out for one cluster."""
 
-    def __init__(self, kube: Kube, namespace: str, link: MasterLink | None) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        link: MasterLink | None,
+        waits: Callable[[Action], Outcome | None] = lambda action: None,
+    ) -> None:
+        """`waits`: what to say of an action that failed a moment ago and is not to be tried yet."""
         self._kube = kube
         self._namespace = namespace
         self._link = link
+        self._waits = waits
 
     async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
-        """Each action once, in order; stops early where the rest counts on one that failed."""
-        outcomes = []
+        """Each action once, in order, but those that count on one that failed; what became of each."""
+        outcomes, held = [], Held()
         for action in actions:
-            outcome = await self._one(action)
+            outcome = self._not_now(action, held) or await self._one(action)
             outcomes.append(outcome)
-            kind = type(action).__name__
-            metrics.ACTIONS.labels(kind, "failed" if outcome.error else "done").inc()
-            if not outcome.error:
-                log.info("done", action=kind, reason=action.reason)
-                continue
-            log.info("not done", action=kind, reason=action.reason, error=outcome.error)
-            if isinstance(action, ReplaceIdentity | RegisterNode):
-                break
+            if outcome.error:
+                held.failed(action, outcome)
+            _tell(outcome)
         return outcomes
+
+    def _not_now(self, action: Action, held: Held) -> Outcome | None:
+        if why := held.why(action):
+            return Outcome(action, why, changed_under=True, held=True)
+        return self._waits(action)
 
     async def _one(self, action: Action) -> Outcome:
         try:
@@ -103,7 +127,10 @@ class Actor:
         except KubeError as exc:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
-            return Outcome(action, str(exc), refused=isinstance(exc, Rejected))
+            unanswered = exc.code in _UNANSWERED and isinstance(
+                action, RegisterNode | CreateTable | DeleteTable
+            )
+            return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
 
     async def _give(self, action: Action) -> None:

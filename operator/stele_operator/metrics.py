@@ -23,7 +23,7 @@ PASS_SECONDS = Histogram(
 )
 ACTIONS = Counter(
     "stele_operator_actions_total",
-    "Actions carried out, by kind and outcome (done, failed).",
+    "Actions of a pass, by kind and outcome (done, failed; held: it failed a moment ago, or counts on one that failed).",
     ["action", "outcome"],
 )
 STEPS = Counter(

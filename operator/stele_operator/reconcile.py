@@ -22,6 +22,7 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.act import Actor, Outcome, refusals
+from stele_operator.backoff import Backoff
 from stele_operator.growth import Growth
 from stele_operator.heal import Healer
 from stele_operator.kube import UNREACHABLE, Kube, KubeError
@@ -34,7 +35,14 @@ from stele_operator.observe import (
     parse_group,
 )
 from stele_operator.plan import Observation, Plan, make_plan
-from stele_operator.plan.actions import CreateClaim, CreatePod, CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.actions import (
+    Action,
+    CreateClaim,
+    CreatePod,
+    CreateTable,
+    DeleteTable,
+    SetFinalizers,
+)
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.planner import BUSY_S, QUIET_S
@@ -72,6 +80,7 @@ class ClusterTask:
         self._link: MasterLink | None = None
         self._healer = Healer()
         self._growth = Growth()
+        self._backoff = Backoff()
         self._seen: Json | None = None
         self._told: set[tuple[str, str, str, str]] = set()
         self._ailing = False
@@ -147,7 +156,7 @@ class ClusterTask:
         if self._must_settle(o):
             return _SETTLE_S
         plan = make_plan(o)
-        outcomes = await Actor(self._kube, self.namespace, self._link).carry_out(plan.actions)
+        outcomes = await self._act(o, plan.actions)
         self._growth.learn(outcomes, o.now_s)
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)
@@ -169,6 +178,13 @@ class ClusterTask:
             rest.cancel()
         failed = any(x.error and not (isinstance(x.action, CreateTable) and x.refused) for x in outcomes)
         return BUSY_S if not told or failed else plan.wait_s
+
+    async def _act(self, o: Observation, actions: Sequence[Action]) -> list[Outcome]:
+        self._backoff.of(o.cluster.generation)
+        waits = partial(self._backoff.early, now_s=o.now_s)
+        outcomes = await Actor(self._kube, self.namespace, self._link, waits).carry_out(actions)
+        self._backoff.learn(outcomes, o.now_s)
+        return outcomes
 
     async def _with_masters(self, o: Observation) -> Observation:
         if o.identity is None:
@@ -256,7 +272,7 @@ class ClusterTask:
         refusals = {
             x.action.group: x.error
             for x in outcomes
-            if isinstance(x.action, CreateTable) and x.error and not x.refused
+            if isinstance(x.action, CreateTable) and x.error and not (x.refused or x.changed_under)
         }
         for group, there in zip(o.groups, groups, strict=True):
             # One that is being deleted and of which there is something to say is still held by its finalizer.
@@ -271,6 +287,8 @@ class ClusterTask:
         """Events: what was done, and what could not be."""
         for outcome in outcomes:
             action = outcome.action
+            if outcome.held:
+                continue
             if outcome.error and not outcome.changed_under:
                 kind, about = type(action).__name__, action.reason
                 if isinstance(action, CreateClaim | CreatePod):

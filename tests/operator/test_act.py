@@ -10,18 +10,27 @@ from typing import Any
 import pytest
 
 from stele_operator.act import Actor, Outcome
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.backoff import Backoff
 from stele_operator.kube import Conflict, Kube, KubeError
 from stele_operator.observe import observe_kubernetes
 from stele_operator.plan.actions import (
     Action,
+    CreateClaim,
     CreateObject,
+    CreatePod,
+    CreateTable,
+    DeleteClaim,
     DeleteObject,
+    DeletePod,
+    DeleteTable,
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
     SetFinalizers,
 )
 from stele_operator.plan.formation import replace_identity
+from stele_operator.plan.order import Held
 from stele_operator.report import Reporter
 from tests.operator.cluster import Bench, bench
 
@@ -55,17 +64,135 @@ async def test_what_is_gone_meanwhile_is_old_news_and_no_failure(tmp_path: Path)
         assert not (await outcome(made, gone)).error
 
 
+def claim(name: str) -> Json:
+    """A claim of a node, as the plan makes it."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    labels = {"stele.dev/cluster": "flights", "stele.dev/role": "node"}
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def pod(name: str) -> Json:
+    """A pod of a node, of which nothing runs."""
+    labels = {"stele.dev/cluster": "flights", "stele.dev/role": "node"}
+    spec = {"containers": [{"name": "stele", "image": "none"}], "nodeSelector": {"no": "machine"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
 async def test_what_counts_on_a_serial_or_a_registration_is_not_done_without_it(tmp_path: Path) -> None:
     """Else a claim would take a serial that nobody set aside, or a pod start on a node that no master knows."""
     async with bench(tmp_path, machines=1) as made:
-        rest = DeleteObject("no longer wanted", "PersistentVolumeClaim", "none", "u", "1")
         actor = Actor(made.kube, "default", None)
         serials = ReplaceIdentity("serials", "ConfigMap", "flights-identity", "", "1", {"data": {}})
-        for first in (serials, RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0")):
-            (only,) = await actor.carry_out([first, rest])
-            assert only.action is first and only.error
-        refused = PatchObject("it grew", "PersistentVolumeClaim", "none", "u", "1", {"spec": {}})
-        assert [bool(o.error) for o in await actor.carry_out([refused, rest])] == [True, False]
+        register = RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0")
+        for first, rest in (
+            (serials, CreateClaim("a new node", claim("flights-node-0"))),
+            (register, CreatePod("a new node", pod("flights-node-0"))),
+        ):
+            failed, held = await actor.carry_out([first, rest])
+            assert failed.error and not failed.held
+            assert held.held and failed.error in held.error and held.error.startswith("not before ")
+            assert not await made.names(rest.kind)
+
+
+async def test_a_refused_registration_holds_up_neither_volumes_nor_other_pods(tmp_path: Path) -> None:
+    """Masters whose disks are full refuse it, and the list ended there: their volumes did not grow."""
+    async with bench(tmp_path, machines=1) as made:
+        there = await made.kube.create("PersistentVolumeClaim", "default", claim("flights-master-0"))
+        dead = await made.kube.create("Pod", "default", pod("flights-node-1"))
+        seen = (there["metadata"]["uid"], "")
+        annotate = {"metadata": {"annotations": {"grown": "yes"}}}
+        version = there["metadata"]["resourceVersion"]
+        actions = [
+            RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0"),
+            PatchObject("its size", "PersistentVolumeClaim", "flights-master-0", seen[0], version, annotate),
+            CreatePod("a new node", pod("flights-node-0")),
+            DeletePod("it has ended", "Pod", "flights-node-1", dead["metadata"]["uid"], "", force=True),
+            RegisterNode("part of the cluster", "b" * 32, "node", "flights-node-2"),
+            CreatePod("back on its volume", pod("flights-node-3")),
+        ]
+        outcomes = await Actor(made.kube, "default", None).carry_out(actions)
+        assert [bool(x.error) for x in outcomes] == [True, False, True, False, True, False]
+        assert [x.held for x in outcomes] == [False, False, True, False, False, False]
+        (grown,) = await made.kube.list("PersistentVolumeClaim", "default")
+        assert grown["metadata"]["annotations"]["grown"] == "yes"
+        assert await made.names("Pod") == {"flights-node-3"}
+
+
+DISK_FULL = Outcome(
+    RegisterNode("it is part", "a" * 32, "node", "n"), "DISK_FULL: the masters' disks are full"
+)
+SILENCE = replace(DISK_FULL, error="UNAVAILABLE: no master answers", unanswered=True)
+SPEC = TabletGroupSpec(
+    clusterRef={"name": "flights"}, columns=[{"name": "id", "type": "int64"}], primaryKey=["id"]
+)
+DROP = DeleteTable("its TabletGroup is gone", "t", "b" * 32, "t")
+MAKE = CreateTable("it is asked for", "t", "b" * 32, "t", SPEC)
+HOLDS = [
+    # what failed, and how; what comes after it; whether that waits
+    (DISK_FULL, DISK_FULL.action, False),
+    (DISK_FULL, DROP, False),
+    (SILENCE, replace(DISK_FULL.action, node_id="c" * 32), True),
+    (SILENCE, DROP, True),
+    (SILENCE, MAKE, True),
+    (Outcome(SetFinalizers("Delete", "t", "u", "1", ()), "no"), MAKE, True),
+    (Outcome(SetFinalizers("Delete", "other", "u", "1", ()), "no"), MAKE, False),
+    (Outcome(DeletePod("stranded", "Pod", "n", "u", "1"), "no"), DeleteClaim("it", "PersistentVolumeClaim", "n", "u", "1"), True),
+    (Outcome(DeletePod("stranded", "Pod", "m", "u", "1"), "no"), DeleteClaim("it", "PersistentVolumeClaim", "n", "u", "1"), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("failed", "after", "waits"), HOLDS)
+def test_what_an_action_counts_on(failed: Outcome, after: Action, waits: bool) -> None:
+    """A volume goes after its pod, a table comes after its finalizer; masters that answer nobody are asked once in a pass,
+    and what frees their disks is not held up by what these refuse."""
+    held = Held()
+    held.failed(failed.action, failed)
+    assert bool(held.why(after)) is waits
+
+
+def test_what_is_held_up_holds_up_what_counts_on_it() -> None:
+    held = Held()
+    held.failed(SILENCE.action, SILENCE)
+    second = RegisterNode("part of the cluster", "b" * 32, "node", "flights-node-2")
+    held.failed(second, Outcome(second, held.why(second), held=True))
+    assert "no master answers" in held.why(CreatePod("a new node", pod("flights-node-2")))
+
+
+def test_an_action_that_fails_is_tried_again_later_each_time_and_the_others_at_once() -> None:
+    action, other = CreatePod("a new node", pod("a")), CreatePod("a new node", pod("b"))
+    backoff, tried = Backoff(), []
+    for now_s in range(1_000, 1_060):
+        early = backoff.early(action, now_s)
+        assert backoff.early(other, now_s) is None
+        if early is None:
+            tried.append(now_s - 1_000)
+        outcome = early or Outcome(action, "no such priority class", refused=True)
+        assert outcome.error == "no such priority class" and outcome.refused
+        backoff.learn([outcome, Outcome(other)], now_s)
+    assert tried == [0, 1, 3, 7, 15, 30, 45]
+
+
+def test_what_was_mended_is_not_waited_for() -> None:
+    """A changed spec, an action that is no longer planned, old news, and a clock that was set back."""
+    action = CreatePod("a new node", pod("a"))
+    failed = Outcome(action, "no such priority class", refused=True)
+
+    def after(*passes: list[Outcome], generation: int = 1, now_s: float = 1_010) -> Outcome | None:
+        backoff = Backoff()
+        for outcomes in passes:
+            backoff.of(1)
+            backoff.learn(outcomes, 1_010)
+        backoff.of(generation)
+        return backoff.early(action, now_s)
+
+    often = [[failed]] * 9
+    assert after(*often) is not None
+    assert after(*often, generation=2) is None
+    assert after(*often, []) is None
+    assert after([replace(failed, changed_under=True)]) is None
+    assert after(*often, now_s=5) is None
+    assert after(*often, [replace(failed, held=True)]) is not None
 
 
 async def test_an_object_made_anew_under_its_name_is_another_one(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from stele_operator.plan.actions import (
     SetFinalizers,
 )
 from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
+from stele_operator.plan.order import Held
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
@@ -111,6 +112,8 @@ class World:
         """Names of pods whose process says nothing."""
         self.forbidden: dict[tuple[str, str], str] = {}
         """Kinds, and how the names begin, of which no new object is taken; and the API server's sentence."""
+        self.masters_full = False
+        """The masters' disks are full: they take no registration."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -188,6 +191,8 @@ class World:
                 if raw["metadata"].get("deletionTimestamp") and not action.finalizers:
                     del self.objects["TabletGroup", action.group]
             case RegisterNode():
+                if self.masters_full:
+                    raise Forbidden("DISK_FULL: the masters' disks are full")
                 node_id = NodeId(action.node_id)
                 self.nodes.setdefault(node_id, NodeView(node_id, action.role, "", "", "", ever_heard=False))
                 self.heard_s.setdefault(node_id, self.now_s)
@@ -435,12 +440,15 @@ class World:
         """One pass, of which only the first `prefix` actions happen; then the world goes on for a second."""
         seen = self.observe()
         plan = make_plan(seen)
-        outcomes = []
+        outcomes, held = [], Held()
         for action in plan.actions[: len(plan.actions) if prefix is None else prefix]:
+            if held.why(action):
+                continue
             try:
                 self.apply(action)
             except Forbidden as exc:
                 outcomes.append(Outcome(action, str(exc)))
+                held.failed(action, outcomes[-1])
         if outcomes:
             plan = make_plan(replace(seen, refused=refusals(outcomes)))
         self.heal(plan)
