@@ -29,6 +29,10 @@ class _Inode:
         self.durable = bytearray()
         self.dirty: list[tuple[int, int]] = []
         self.names = 0
+        self.unreadable: set[int] = set()
+
+    def touches_unreadable(self, begin: int, end: int) -> bool:
+        return any(begin < (s + 1) * SECTOR and s * SECTOR < end for s in self.unreadable)
 
     def crashed(self, rng: random.Random) -> _Inode:
         new = _Inode()
@@ -42,6 +46,7 @@ class _Inode:
                     if lo < hi and rng.random() < 0.5:
                         data[lo:hi] = self.data[lo:hi]
         new.data, new.durable = data, bytearray(data)
+        new.unreadable = set(self.unreadable)
         return new
 
 
@@ -97,6 +102,7 @@ class SimFiles:
             for path, inode in self._names.items():
                 other = _Inode()
                 other.data, other.durable = bytearray(inode.data), bytearray(inode.data)
+                other.unreadable = set(inode.unreadable)
                 new._names[path] = other
             new._durable_names = dict(new._names)
             return new
@@ -110,6 +116,10 @@ class SimFiles:
         inode = self._names.setdefault(path, _Inode())
         inode.data, inode.durable, inode.dirty = bytearray(data), bytearray(data), []
         self._durable_names = dict(self._names)
+
+    def spoil(self, path: Path, sector: int) -> None:
+        """From now on the disk cannot read that sector of a file. Writing all of it anew mends it, as disks do."""
+        self._names[path].unreadable.add(sector)
 
     def paths(self) -> list[Path]:
         """All files."""
@@ -185,6 +195,12 @@ class SimFile:
             data = b"".join(buffers)
             self._files.write_calls.append([len(b) for b in buffers])
             inode = self._inode
+            end = offset + len(data)
+            inode.unreadable -= set(range(-(-offset // SECTOR), end // SECTOR))
+            if inode.touches_unreadable(offset, end):
+                raise OSError(
+                    errno.EIO, "input/output error"
+                )  # what is left of the sector has to be read first
             grown = max(0, offset + len(data) - len(inode.data))
             if grown > self._files.free:
                 raise OSError(errno.ENOSPC, "no space left on device")
@@ -197,6 +213,8 @@ class SimFile:
     def read(self, length: int, offset: int) -> bytes:
         with self._files._lock:
             self._files.step()
+            if self._inode.touches_unreadable(offset, min(offset + length, len(self._inode.data))):
+                raise OSError(errno.EIO, "input/output error")
             return bytes(self._inode.data[offset : offset + length])
 
     def data_sync(self) -> None:
@@ -224,6 +242,7 @@ class SimFile:
             self._files.step()
             inode = self._inode
             inode.data[length:] = b""
+            inode.unreadable = {s for s in inode.unreadable if s * SECTOR < length}
             inode.data.extend(b"\0" * (length - len(inode.data)))
 
     def length(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from stele.model.entry import Entry
 from stele.model.errors import Corrupt, Rejected
 from stele.model.ids import ReplicaId
-from stele.wal.metadata import METADATA
+from stele.wal.metadata import COPY, METADATA
 from stele.wal.options import HEADER_BYTES
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
@@ -80,13 +80,20 @@ def test_every_byte_flipped() -> None:
     assert not silent
 
 
-def test_every_byte_of_the_metadata_flipped() -> None:
+@pytest.mark.parametrize("name", [METADATA, COPY])
+def test_every_byte_of_the_metadata_flipped(name: str) -> None:
+    """The other file stands in, and the damaged one is written anew."""
     files, _ = _written()
-    path = DIRECTORY / METADATA
+    path = DIRECTORY / name
     for at in range(len(files.content(path))):
         damaged = files.copy()
         damaged.content(path)[at] ^= 1 << (at % 8)
-        assert _look(damaged)[0] == "refused"
+        assert _look(damaged) == ("ok", _ENTRIES), at
+        assert damaged.content(path) == damaged.content(DIRECTORY / METADATA), at
+        both = files.copy()
+        for one in (METADATA, COPY):
+            both.content(DIRECTORY / one)[at] ^= 1 << (at % 8)
+        assert _look(both)[0] == "refused", at
 
 
 def _no_space() -> NoReturn:

@@ -18,10 +18,11 @@ from stele.wal import Log
 from stele.wal.dump import describe_record
 from stele.wal.files import Files
 from stele.wal.format import GROUP_HEADER_BYTES, GroupHeader, GroupKind, Kind, Record, encode_record
-from stele.wal.metadata import METADATA
+from stele.wal.metadata import COPY, METADATA
 from stele.wal.options import HEADER_BYTES
 from stele.wal.reader import entries_of
 from stele.wal.scan import Behind, Found, Verdict, judge, scan_segment
+from stele.wal.sectors import Content
 from stele.wal.segment import sequence_of
 from tests.wal.simfs import SimFiles
 from tests.wal.support import CONFIG, DIRECTORY, SMALL, entry, key, loaded, open_still, run_all, stream_of
@@ -36,7 +37,7 @@ class _Written:
 
 def scan_file(files: SimFiles, path: Path) -> list[GroupHeader]:
     number = sequence_of(path.name)
-    return [] if number is None else scan_segment(bytes(files.content(path)), number, path).groups
+    return [] if number is None else scan_segment(Content(bytes(files.content(path))), number, path).groups
 
 
 def record_groups(groups: list[GroupHeader]) -> list[GroupHeader]:
@@ -236,7 +237,8 @@ def test_a_missing_segment_is_damage() -> None:
 
 def test_metadata_that_is_damaged_refuses_to_open() -> None:
     w = write(3)
-    w.files.content(DIRECTORY / METADATA)[30] ^= 1
+    for name in (METADATA, COPY):
+        w.files.content(DIRECTORY / name)[30] ^= 1
     with pytest.raises(Corrupt):
         open_still(w.files)
 
@@ -258,7 +260,7 @@ def test_the_table_answers_every_case() -> None:
     for (found, tail, behind), verdict in answers.items():
         if found is Found.WHOLE:
             assert verdict is Verdict.KEEP
-        elif not tail or behind is Behind.SYNCED:
+        elif not tail or behind is Behind.SYNCED or found is Found.UNREADABLE:
             assert verdict is Verdict.REFUSE
         elif found is Found.BLANK and behind is Behind.NOTHING:
             assert verdict is Verdict.END

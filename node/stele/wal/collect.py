@@ -75,7 +75,7 @@ def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
             if segment.sequence < evidence:
                 log.aside.take(segment.path, segment.sequence)
             else:
-                log.pool.adopt(segment.path)
+                log.pool.adopt(segment.path, sound=segment.sound)
         except FileNotFoundError:
             continue  # somebody took it away
         except OSError as exc:

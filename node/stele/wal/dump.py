@@ -15,6 +15,7 @@ from stele.wal.files import OsFiles
 from stele.wal.format import GroupHeader, GroupKind, Kind, Record, decode_records, group_body, stream_key
 from stele.wal.metadata import METADATA, read_metadata
 from stele.wal.scan import Scan, scan_segment
+from stele.wal.sectors import read_content
 from stele.wal.segment import sequence_of
 
 
@@ -78,7 +79,10 @@ def describe(directory: Path) -> Iterator[str]:
     Raises:
         SteleError: metadata that cannot be read.
     """
-    metadata = read_metadata(OsFiles(), directory)
+    found = read_metadata(OsFiles(), directory)
+    metadata = found.metadata
+    for name, fault in found.faults:
+        yield f"{name}: {fault}"
     if metadata is None:
         yield f"{METADATA}: not there"
     else:
@@ -92,8 +96,12 @@ def describe(directory: Path) -> Iterator[str]:
         if sequence is None:
             sequence = sequence_of(path.name, "damaged")
         if sequence is not None:
-            data = path.read_bytes()
-            yield from describe_segment(scan_segment(data, sequence, path), data)
+            file = OsFiles().open(path)
+            try:
+                content = read_content(file)
+            finally:
+                file.close()
+            yield from describe_segment(scan_segment(content, sequence, path), content.data)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stele.wal.aside import evidence_end
 from stele.wal.format import FooterRow, GroupHeader
 from stele.wal.metadata import Metadata
 from stele.wal.options import HEADER_BYTES
@@ -54,16 +55,8 @@ _Named = tuple[int, int] | None
 def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
     """`scans` by rising sequence."""
     linked = Linked()
-    position = metadata.position if metadata is not None else None
-    expected = position.sequence if position is not None and position.offset > HEADER_BYTES else 0
-    last = max(
-        (
-            i
-            for i, s in enumerate(scans)
-            if s.groups or s.shortened or s.header is None or s.sequence == expected
-        ),
-        default=-1,
-    )
+    expected = _expected(metadata)
+    last = max((i for i in range(len(scans)) if _was_in_use(scans, i, metadata)), default=-1)
     for scan in scans[last + 1 :]:
         linked.spare.append(scan)
         linked.cut += [(scan, gap, []) for gap in scan.gaps]
@@ -103,6 +96,31 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
     linked.spare += [s for s in scans[: last + 1] if s.sequence not in used]
     _set_prev(linked)
     return linked
+
+
+def _was_in_use(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
+    """Whether groups stood in a segment, or may have."""
+    scan = scans[at]
+    if scan.groups or scan.shortened or scan.header is None or scan.sequence == _expected(metadata):
+        return True
+    return scan.may_hold_unread and not _only_prepared(scans, at, metadata)
+
+
+def _only_prepared(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
+    """Whether the segment before is whole and was not closed: it is closed before the next one gets its first group.
+
+    Unknown, so False, where it has damage, or may have been kept as evidence of earlier damage."""
+    if not at or (metadata is not None and evidence_end(metadata.streams)):
+        return False
+    before = scans[at - 1]
+    whole = before.header is not None and bool(before.groups) and not before.gaps and not before.unreadable
+    return whole and not before.has_footer
+
+
+def _expected(metadata: Metadata | None) -> int:
+    """The segment that the metadata's position says was in use; 0 for none."""
+    position = metadata.position if metadata is not None else None
+    return position.sequence if position is not None and position.offset > HEADER_BYTES else 0
 
 
 def _set_prev(linked: Linked) -> None:

@@ -46,15 +46,16 @@ class Pool:
         self._unsynced = False
         self.recycled = 0
 
-    def adopt(self, path: Path) -> None:
-        """Take a file over whose content nobody needs, or remove it if it does not fit. Syncs no name.
+    def adopt(self, path: Path, *, sound: bool = True) -> None:
+        """Take a file over whose content nobody needs, or remove it if it does not fit. Syncs no name. `sound`: all of it
+        can be read; a write beside a bad sector, which has to read first, would end the log.
 
         Raises:
             OSError: it is where it was.
         """
         with self._lock:
             self._unsynced = True
-            if len(self._waiting) < self._waiting_max() and self._has_space() and self._fit(path):
+            if sound and len(self._waiting) < self._waiting_max() and self._has_space() and self._fit(path):
                 self._number += 1
                 new = self._directory / prepared_name(self._number)
                 self._files.rename(path, new)

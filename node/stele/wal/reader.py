@@ -18,19 +18,20 @@ from stele.wal.format import (
     decode_records,
     group_body,
 )
+from stele.wal.sectors import read_or_corrupt
 
 
 def read_group(file: File, path: Path, segment_id: int, offset: int) -> tuple[bytes, int]:
     """(body, number of records) of the group at `offset`.
 
     Raises:
-        Corrupt: other bytes than were written.
+        Corrupt: other bytes than were written, or a sector that cannot be read.
     """
-    head = file.read(GROUP_HEADER_BYTES, offset)
+    head = read_or_corrupt(file, GROUP_HEADER_BYTES, offset, str(path))
     header = decode_group_header(head, 0, offset, segment_id)
     if header is None:
         raise Corrupt(f"{path}: no group at {offset} where one was written; the disk lost or changed it")
-    data = head + file.read(header.stored_bytes, offset + GROUP_HEADER_BYTES)
+    data = head + read_or_corrupt(file, header.stored_bytes, offset + GROUP_HEADER_BYTES, str(path))
     if not body_is_whole(header, data, 0):
         raise Corrupt(f"{path}: the group at {offset} is damaged; the disk changed it")
     return group_body(header, data, 0), header.record_count

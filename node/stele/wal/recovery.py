@@ -7,6 +7,7 @@ cut. Invariant: what a replica is told at start is durable; damage is cut only w
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 
 import structlog
@@ -30,11 +31,12 @@ from stele.wal.format import (
     group_body,
 )
 from stele.wal.link import Linked, Part, link
-from stele.wal.metadata import Metadata, Position, read_metadata, write_metadata
+from stele.wal.metadata import Metadata, Position, mend_metadata, read_metadata, write_metadata
 from stele.wal.options import HEADER_BYTES
 from stele.wal.replay import Raw, Replay
 from stele.wal.report import RecoveryReport, StreamState
 from stele.wal.scan import Scan, scan_segment
+from stele.wal.sectors import Content, is_bad_sector, read_content
 from stele.wal.segment import (
     ActiveSegment,
     Chain,
@@ -122,12 +124,14 @@ def _end(linked: Linked) -> int:
 def _read_all(log: LogBase) -> _Found:
     files, directory = log.files, log.directory
     files.make_directory(directory)
-    metadata = read_metadata(files, directory)
+    both = read_metadata(files, directory)
+    metadata = both.metadata
     if metadata is not None and metadata.node_id != log.node_id:
         raise Rejected(
             f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; mount its own volume",
             code=Code.WRONG_NODE,
         )
+    mend_metadata(files, directory, both)
     log.aside.find(files.names(directory))
     evidence = evidence_end(metadata.streams) if metadata is not None else 0
     for name in files.names(directory):
@@ -145,10 +149,10 @@ def _read_all(log: LogBase) -> _Found:
             else:
                 log.pool.adopt(directory / name)
             continue
-        data = _read(log, name)
-        bytes_read += len(data)
-        scan = scan_segment(data, sequence, directory / name)
-        del data  # or the next is read while this one is still held
+        content = _read(log, name)
+        bytes_read += len(content.data)
+        scan = scan_segment(content, sequence, directory / name)
+        del content  # or the next is read while this one is still held
         if scan.header is not None and scan.header.node_id != log.node_id:
             raise Rejected(
                 f"{scan.path}: belongs to node {scan.header.node_id}, not to {log.node_id}; mount its own volume",
@@ -159,12 +163,23 @@ def _read_all(log: LogBase) -> _Found:
     return _Found(metadata, scans, bytes_read)
 
 
-def _read(log: LogBase, name: str) -> bytes:
+def _read(log: LogBase, name: str) -> Content:
     file = log.files.open(log.directory / name)
     try:
-        return file.read(file.length(), 0)
+        return read_content(file)
     finally:
         file.close()
+
+
+def _body(content: Content, group: GroupHeader, name: str) -> bytes:
+    """The body of a group that was whole when the file was scanned.
+
+    Raises:
+        OSError: the disk cannot read it any more; the next start sees that as it scans.
+    """
+    if content.lost(group.offset, group.end):
+        raise OSError(errno.EIO, "a sector went bad while the log was read; start again", name)
+    return group_body(group, content.data, group.offset)
 
 
 def _first_link(linked: Linked) -> int:
@@ -183,7 +198,8 @@ def _replay_parts(
         if part.scan.header is None:
             continue
         is_last = part is linked.parts[-1]
-        data = _read(log, part.scan.path.name)
+        name = part.scan.path.name
+        content = _read(log, name)
         sequence = part.scan.sequence
         for group in part.groups:
             if group.kind != GroupKind.RECORDS:
@@ -191,14 +207,14 @@ def _replay_parts(
             covered = (sequence, group.offset) < (position.sequence, position.offset)
             if not covered:
                 replay.at_position()
-            for record in decode_records(group_body(group, data, group.offset), group.record_count):
+            for record in decode_records(_body(content, group, name), group.record_count):
                 replay.apply(record, sequence, group.offset, covered)
                 if is_last:
                     _touch(rows, record, group.offset)
         for group in part.suffix:
             if group.kind == GroupKind.RECORDS:
-                suffix.append((group_body(group, data, group.offset), group.record_count))
-        del data  # as above
+                suffix.append((_body(content, group, name), group.record_count))
+        del content  # as above
     replay.at_position()
     return suffix
 
@@ -289,11 +305,11 @@ def _cut_bytes(dirty: int, offset: int, groups: list[GroupHeader]) -> int:
 def _opids(log: LogBase, scan: Scan, groups: list[GroupHeader]) -> str:
     if not groups:
         return ""
-    data = _read(log, scan.path.name)
+    content = _read(log, scan.path.name)
     rows = FooterRows()
     for group in groups:
         if group.kind == GroupKind.RECORDS:
-            for record in decode_records(group_body(group, data, group.offset), group.record_count):
+            for record in decode_records(_body(content, group, scan.path.name), group.record_count):
                 _touch(rows, record, group.offset)
     return ", ".join(
         f"{StreamKey(raw[0].hex(), raw[1])} {row.first} to {row.last}"  # type: ignore[arg-type]
@@ -313,10 +329,24 @@ def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -
             if not failed or not tail.scan.gaps:
                 spare.append(tail.scan)  # all that it held stands in the new segment
         elif tail.groups[-1].kind != GroupKind.FOOTER:
-            _close(log, tail, rows)
+            _close_if_possible(log, tail, rows)
     for scan in spare:
-        log.pool.adopt(scan.path)
+        log.pool.adopt(scan.path, sound=not scan.unreadable)
     log.pool.sync_names()
+
+
+def _close_if_possible(log: LogBase, tail: Part, rows: FooterRows) -> None:
+    """A file with a bad sector may take no footer; then its successor's first group says where it ends.
+
+    Raises:
+        OSError: the disk, though it can read all of the file.
+    """
+    try:
+        _close(log, tail, rows)
+    except OSError as exc:
+        if not (tail.scan.unreadable and is_bad_sector(exc)):
+            raise
+        _log.warning("segment not closed", path=str(tail.scan.path), error=str(exc))
 
 
 def _close(log: LogBase, tail: Part, rows: FooterRows) -> None:
@@ -360,7 +390,9 @@ def _fill(
         scan = part.scan
         # One without a header goes by the id that its successor's first group names.
         segment_id = scan.header.segment_id if scan.header is not None else named
-        log.segments[scan.sequence] = Segment(scan.sequence, scan.path, segment_id, scan.length)
+        log.segments[scan.sequence] = Segment(
+            scan.sequence, scan.path, segment_id, scan.length, not scan.unreadable
+        )
         groups = part.groups + part.suffix
         named = groups[0].prev_segment_id if groups and groups[0].offset == HEADER_BYTES else segment_id
     header = active.header

@@ -25,6 +25,7 @@ from stele.wal.format import (
     group_body,
 )
 from stele.wal.options import HEADER_BYTES
+from stele.wal.sectors import Content
 
 _ID_AT = 24
 _BLANK = b"\0" * GROUP_HEADER_BYTES
@@ -37,6 +38,7 @@ class Found(Enum):
     TORN_BODY = "a group's header without its whole body"
     TORN_HEADER = "bytes that are no group"
     BLANK = "nothing"
+    UNREADABLE = "bytes that the disk cannot read"
 
 
 class Behind(Enum):
@@ -59,6 +61,7 @@ class Verdict(Enum):
 # (what is found, in the last segment, what is behind, verdict); None stands for anything. The first row that fits.
 TABLE: tuple[tuple[Found | None, bool | None, Behind | None, Verdict], ...] = (
     (Found.WHOLE, None, None, Verdict.KEEP),
+    (Found.UNREADABLE, None, None, Verdict.REFUSE),  # who can tell that it was not acknowledged?
     (None, False, None, Verdict.REFUSE),
     (None, True, Behind.SYNCED, Verdict.REFUSE),
     (Found.BLANK, True, Behind.NOTHING, Verdict.END),
@@ -87,7 +90,8 @@ class Gap:
 
 @dataclass(slots=True)
 class Scan:
-    """A segment file as it is. `header` None: damaged, `fault` says how, and nothing else is known."""
+    """A segment file as it is. `header` None: damaged, `fault` says how, and nothing else is known. `unreadable`: the
+    disk cannot read some of the file, whether or not anything stood there."""
 
     sequence: int
     path: Path
@@ -97,6 +101,12 @@ class Scan:
     groups: list[GroupHeader] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     footer: dict[tuple[bytes, int], FooterRow] | None = None
+    unreadable: bool = False
+
+    @property
+    def may_hold_unread(self) -> bool:
+        """Whether groups may stand where the disk cannot read."""
+        return any(gap.found is Found.UNREADABLE for gap in self.gaps)
 
     @property
     def end(self) -> int:
@@ -114,13 +124,17 @@ class Scan:
         return self.footer is not None
 
 
-def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
+def scan_segment(content: Content, sequence: int, path: Path) -> Scan:
     """Look at every byte of a segment file.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION.
     """
-    scan = Scan(sequence, path, len(data))
+    data = content.data
+    scan = Scan(sequence, path, len(data), unreadable=bool(content.unreadable))
+    if content.lost(0, HEADER_BYTES):
+        scan.fault = f"{path}: the disk cannot read the segment's header"
+        return scan
     try:
         header = decode_segment_header(data[:HEADER_BYTES], str(path))
     except Corrupt as exc:
@@ -134,13 +148,8 @@ def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
     offset = HEADER_BYTES
     chained = True
     while True:
-        group = decode_group_header(data, offset, offset, segment_id)
-        found = (
-            Found.TORN_BODY
-            if group is not None
-            else _without_header(data, offset, segment_id, header.recycled)
-        )
-        if group is not None and body_is_whole(group, data, offset):
+        found, group = _look(content, offset, header)
+        if group is not None and found is Found.WHOLE:
             last = scan.groups[-1] if scan.groups and chained else None
             if last is None or (group.prev_segment_id, group.prev_crc) == (segment_id, last.crc):
                 if not GroupKind.RECORDS <= group.kind <= GroupKind.FOOTER:
@@ -155,7 +164,8 @@ def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
                 offset = group.end
                 chained = True
                 continue
-        behind = _next_group(data, offset + GROUP_ALIGN, segment_id)
+            found = Found.TORN_BODY
+        behind = _next_group(content, offset + GROUP_ALIGN, segment_id)
         if behind is None:
             dirty = _dirty(data, offset, found, group)
             if found is not Found.BLANK or dirty:
@@ -164,6 +174,19 @@ def scan_segment(data: bytes, sequence: int, path: Path) -> Scan:
         scan.gaps.append(Gap(offset, behind, found, behind - offset))
         offset = behind
         chained = False
+
+
+def _look(content: Content, offset: int, header: SegmentHeader) -> tuple[Found, GroupHeader | None]:
+    """What stands at `offset`, and the group's header where that is whole."""
+    begins = content.data.startswith(GROUP_MAGIC, offset)
+    if content.lost(offset, offset + (GROUP_HEADER_BYTES if begins else GROUP_ALIGN)):
+        return Found.UNREADABLE, None
+    group = decode_group_header(content.data, offset, offset, header.segment_id)
+    if group is None:
+        return _without_header(content.data, offset, header.segment_id, header.recycled), None
+    if content.lost(offset, group.end):
+        return Found.UNREADABLE, group
+    return (Found.WHOLE if body_is_whole(group, content.data, offset) else Found.TORN_BODY), group
 
 
 def _without_header(data: bytes, offset: int, segment_id: int, recycled: bool) -> Found:
@@ -177,14 +200,14 @@ def _without_header(data: bytes, offset: int, segment_id: int, recycled: bool) -
     return Found.TORN_HEADER
 
 
-def _next_group(data: bytes, offset: int, segment_id: int) -> int | None:
+def _next_group(content: Content, offset: int, segment_id: int) -> int | None:
     """Where the next whole group of this segment begins: the search behind a bad one."""
-    own = segment_id.to_bytes(8, "little")
+    own, data = segment_id.to_bytes(8, "little"), content.data
     at = data.find(GROUP_MAGIC, offset)
     while at >= 0:
         if at % GROUP_ALIGN == 0 and data[at + _ID_AT : at + _ID_AT + 8] == own:
             group = decode_group_header(data, at, at, segment_id)
-            if group is not None and body_is_whole(group, data, at):
+            if group is not None and not content.lost(at, group.end) and body_is_whole(group, data, at):
                 return at
         at = data.find(GROUP_MAGIC, at + 1)
     return None

@@ -60,12 +60,13 @@ def sequence_of(name: str, kind: str = "segment") -> int | None:
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as the log's table has it. `readers` is guarded by the log's lock."""
+    """A segment as the log's table has it. `readers` is guarded by the log's lock. `sound`: the disk can read all of it."""
 
     sequence: int
     path: Path
     segment_id: int
     length: int
+    sound: bool = True
     readers: int = 0
     gone: bool = False
 
