@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -84,6 +85,42 @@ async def test_garbage_harms_nothing() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         assert (await get(port, "/livez"))[0] == 200
+
+
+async def test_a_probe_is_answered_however_many_connections_are_idle() -> None:
+    """300 of them left every /livez without an answer, and the kubelet started the pod anew."""
+    async with served() as (_, port), AsyncExitStack() as idle:
+        for number in range(300):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            idle.callback(writer.close)
+            if number % 2:
+                writer.write(b"GET /livez HTTP/1.1\r\n")  # and no more
+        assert await get(port, "/livez") == (200, b"ok\n")
+
+
+async def test_a_probe_is_answered_however_many_answers_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 8)
+    body = b"x" * (32 << 20)
+
+    async def large() -> Reply:
+        return Reply(200, body)
+
+    server = HttpServer({**standard_routes(Healthy(), metrics.REGISTRY), "/large": large})
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with AsyncExitStack() as stack:
+            for _ in range(12):
+                stalled = socket.socket()
+                stack.callback(stalled.close)
+                stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                stalled.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(stalled, ("127.0.0.1", port))
+                stalled.send(b"GET /large HTTP/1.1\r\n\r\n")
+            assert await get(port, "/livez") == (200, b"ok\n")
+    finally:
+        await server.close()
 
 
 async def test_an_answer_that_nobody_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Probes, metrics and identity over HTTP/1.1, on asyncio alone: aiohttp would cost a node 10 MB.
 
-Made by the node. Answers GET and HEAD, one request per connection. Invariant: whatever arrives, the connection is
-closed within seconds, at most 8 KiB were read of it, and the event loop went on.
+Made by the node. Answers GET and HEAD, one request per connection. Invariants: whatever arrives, the connection is
+closed within seconds, at most 8 KiB were read of it, and the event loop went on. A probe is answered however many other
+connections there are: a new one takes the place of the oldest, of those first that have asked for nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 HEAD_BYTES_MAX = 8_192
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
+_BACKLOG = 1_024
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -91,10 +93,15 @@ def standard_routes(health: Health, registry: CollectorRegistry) -> dict[str, Ro
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:
-    """/metrics: what `registry` holds, in the text format of Prometheus; not when each counter was made (`_created`)."""
+    """/metrics: what `registry` holds, in the text format of Prometheus; not when each counter was made (`_created`). Who
+    asks while it is put together gets the same."""
+    under_way: asyncio.Task[bytes] | None = None
 
     async def metrics() -> Reply:
-        body = await asyncio.to_thread(generate_latest, registry)
+        nonlocal under_way
+        if under_way is None or under_way.done():
+            under_way = asyncio.ensure_future(asyncio.to_thread(generate_latest, registry))
+        body = await asyncio.shield(under_way)
         return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
 
     return metrics
@@ -106,7 +113,9 @@ class HttpServer:
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes = routes
         self._server: asyncio.Server | None = None
-        self._open = 0
+        # Oldest first. Those of `_asking` have not sent a whole request yet.
+        self._asking: dict[asyncio.StreamWriter, None] = {}
+        self._answering: dict[asyncio.StreamWriter, None] = {}
         self._may_log = OncePer()
 
     async def start(self, host: str, port: int) -> int:
@@ -116,7 +125,9 @@ class HttpServer:
             Rejected: INVALID_ARGUMENT if the port is in use or the address is not this machine's.
         """
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_BYTES_MAX)
+            self._server = await asyncio.start_server(
+                self._serve, host, port, limit=HEAD_BYTES_MAX, backlog=_BACKLOG
+            )
         except OSError as exc:
             raise Rejected(
                 f"cannot listen for HTTP at {host}:{port}: {exc.strerror or exc}; stop what uses the port or choose "
@@ -132,21 +143,31 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = str((writer.get_extra_info("peername") or ("unknown",))[0])
-        self._open += 1
+        self._make_room()
+        self._asking[writer] = None
         try:
-            if self._open <= CONNECTIONS_MAX:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    await self._answer(reader, writer, source)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self._answer(reader, writer, source)
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, ValueError) as exc:
             if self._may_log(source, "dropped"):
                 log.info("http connection dropped", source=source, error=str(exc) or type(exc).__name__)
             writer.transport.abort()  # closed alone, it would wait until what was answered has been taken
         finally:
-            self._open -= 1
+            self._asking.pop(writer, None)
+            self._answering.pop(writer, None)
             writer.close()
+
+    def _make_room(self) -> None:
+        if len(self._asking) + len(self._answering) >= CONNECTIONS_MAX:
+            places = self._asking or self._answering
+            oldest = next(iter(places))
+            del places[oldest]
+            oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
+        if self._asking.pop(writer, writer) is None:
+            self._answering[writer] = None
         line = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             reply = Reply(400, b"this port speaks HTTP/1.1\n")
