@@ -92,6 +92,31 @@ async def test_a_table_whose_deletion_was_not_answered_is_deleted(tmp_path: Path
             await client.delete_table("t")
 
 
+async def test_what_was_under_way_as_this_client_deleted_the_table_is_not_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """Here the node answers later than the masters, and has the table still."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, ONE)
+        space = await client.create_keyspace("k")
+        for node in cluster.nodes:
+            node.speaks.clear()
+        writes = [
+            asyncio.ensure_future(table.put({"id": 1})),
+            asyncio.ensure_future(space.replace("a", "b")),
+            asyncio.ensure_future(table.get({"id": 1})),
+        ]
+        await asyncio.sleep(0)
+        for name in ("t", "k"):
+            await client.delete_table(name)
+        for node in cluster.nodes:
+            node.speaks.set()
+        for write in writes:
+            with pytest.raises(Rejected, match="was deleted") as told:
+                await write
+            assert told.value.code is Code.NOT_FOUND
+
+
 async def test_a_watch_goes_on_while_nobody_leads(tmp_path: Path) -> None:
     async with small_cluster(tmp_path, timeout_s=3.0) as (cluster, client):
         space = await client.create_keyspace("settings")

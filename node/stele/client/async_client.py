@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -24,7 +24,7 @@ from stele.client.session import Session
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient, is_far
-from stele.model.errors import Advice, Code, Rejected
+from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
@@ -38,6 +38,7 @@ from stele.rpc.proto import master_pb2
 from stele.rpc.threads import in_thread
 
 TIMEOUT_S = 30.0
+DELETE_TIMEOUT_S = 15.0
 _LOCATE_AT_LEAST_S = 0.1
 _NEXT_STEPS = {"table": ("table", Advice.LIST_TABLES), "keyspace": ("key space", Advice.CREATE_KEYSPACE)}
 """Where there is none of a name: what it would be called, and what to do."""
@@ -196,14 +197,37 @@ class AsyncClient:
             await locations.wait_led(deadline - time.monotonic())
         return locations
 
-    async def delete_table(self, name: str) -> None:
-        """Delete a table or key space, for good. Raises Rejected NOT_FOUND if there is none of this name."""
+    async def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
+        """Delete a table or key space, for good. Its name is free as soon as the masters have deleted it.
+
+        Once this has returned, no write to the table that begins later is acknowledged, whoever sends it, and this
+        client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
+        tablet's replicas are gone. `timeout_s` is for all of it.
+
+        Raises:
+            Rejected: NOT_FOUND if there is none of this name.
+            Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes did not answer in time. A program that can reach them may still
+                write to it. They delete their replicas when the masters hear them again.
+        """
+        deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
         info = await self.describe(name)
+        while unreached := await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S)):
+            if time.monotonic() >= deadline:
+                raise Retryable(_still_served(info, unreached), code=Code.UNKNOWN_OUTCOME)
+
+    async def _delete(self, info: TableInfo, wait_s: float) -> list[str]:
+        """Delete a table; the nodes that may still acknowledge rows of it. The masters bound the wait themselves."""
+        request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
         try:
-            await self._ask("DeleteTable", master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id)))
+            unreached = list((await self._ask("DeleteTable", request)).unreached)
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:  # a retry of what had been done
                 raise
+            unreached = []
+        for locations in list(self._locations):
+            if locations.table_id == info.table_id:
+                locations.end()
+        return unreached
 
     async def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
@@ -297,6 +321,17 @@ class AsyncClient:
         self._locations.add(locations)
         locations.take(answer)
         return locations
+
+
+def _still_served(info: TableInfo, nodes: Sequence[str]) -> str:
+    kind = "key space" if info.kind == "keyspace" else "table"
+    named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+    many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    verb = "does" if len(nodes) == 1 else "do"
+    return (
+        f"{kind} {info.name} is deleted, but {many} ({named}) {verb} not answer: programs that have it open and reach them "
+        "may still write to it, until the masters hear these nodes again"
+    )
 
 
 async def _seek_pandas() -> None:

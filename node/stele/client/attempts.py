@@ -100,6 +100,8 @@ class Way:
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
         while True:
+            if self.locations.gone:
+                return Rejected(self.locations.gone, code=Code.NOT_FOUND)
             if isinstance(error, Closed):
                 return _last_word(error, maybe_done, timeout_s)
             if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
@@ -266,7 +268,7 @@ class Asking:
         stream = self._stream
         self._left()
         if not isinstance(end, SteleError):
-            self._ended(end)
+            self._end(end)
         elif stream is not None and (stream.closed or stream.cut) and end.code is Code.UNAVAILABLE:
             # Nothing can be asked now. A loop that ends runs no new task.
             maybe_done = self._sequencer is not None and _may_be_done(end)
@@ -287,7 +289,14 @@ class Asking:
             self._ended(asyncio.CancelledError())
         else:
             error = task.exception()
-            self._ended(task.result() if error is None else error)
+            self._end(task.result() if error is None else error)
+
+    def _end(self, end: Response | BaseException) -> None:
+        """Tell what it ended with. Of a table that this client has deleted meanwhile nothing is acknowledged."""
+        gone = self._way.locations.gone
+        if gone and not isinstance(end, BaseException):
+            end = Rejected(gone, code=Code.NOT_FOUND)
+        self._ended(end)
 
 
 def _may_be_done(error: SteleError) -> bool:

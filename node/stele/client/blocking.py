@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stele.client.async_client import TIMEOUT_S, AsyncClient, unmasked
+from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
 from stele.client.handover import Handover
 from stele.client.kv import KeySpace
@@ -192,9 +192,15 @@ class Client:
         )
         return Table(self, self.run(coroutine))
 
-    def delete_table(self, name: str) -> None:
-        """Delete a table or key space with all its rows, for good. Raises Rejected NOT_FOUND."""
-        self.run(self.asynchronous.delete_table(name))
+    def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
+        """Delete a table or key space with all its rows, for good. Once this has returned, no write to it that begins later
+        is acknowledged, whoever sends it.
+
+        Raises:
+            Rejected: NOT_FOUND if there is none of this name.
+            Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes that did not answer within `timeout_s` may still take rows.
+        """
+        self.run(self.asynchronous.delete_table(name, timeout_s=timeout_s))
 
     def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""

@@ -138,8 +138,8 @@ class Locations:
     tablets: list[TabletPlace] = field(default_factory=list)
     complete: bool = False
     """Whether every part of the table has a tablet."""
-    _gone: str = ""
-    """What the masters said when the table was there no longer."""
+    gone: str = ""
+    """What is to be said of the table once it is there no longer."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
     _closed: bool = False
@@ -226,8 +226,13 @@ class Locations:
             self.take(answer)
         except Rejected as exc:
             if exc.code is Code.NOT_FOUND:
-                self._gone = str(exc.args[0])
+                self.gone = str(exc.args[0])
             raise
+
+    def end(self) -> None:
+        """This client has deleted the table: nothing more is asked for it, and no answer is taken."""
+        kind = "key space" if self.info.kind == "keyspace" else self.info.kind
+        self.gone = f"{kind} {self.info.name} was deleted"
 
     def ensure_there(self) -> None:
         """Asks nobody: what the masters said last.
@@ -235,8 +240,8 @@ class Locations:
         Raises:
             Rejected: NOT_FOUND if the table was deleted.
         """
-        if self._gone:
-            raise Rejected(self._gone, code=Code.NOT_FOUND)
+        if self.gone:
+            raise Rejected(self.gone, code=Code.NOT_FOUND)
 
     def take(self, answer: master_pb2.GetTableLocationsResponse) -> None:
         """Take up an answer of the masters. TabletPlace objects stay, so that who holds one sees the change.

@@ -124,7 +124,7 @@ class AsyncTable:
             self.name,
             self.schema,
             lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
-            self._streams.ensure_open,
+            self._ensure_usable,
             self._unsettled,
             flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
             buffer_bytes=arguments.whole(buffer_bytes, "buffer_bytes", least=1),
@@ -301,6 +301,11 @@ class AsyncTable:
     async def close(self) -> None:
         """Wait for single rows under way, as far as somebody waits for them."""
         await self._batcher.close()
+
+    def _ensure_usable(self) -> None:
+        """Raises Closed once the client was closed; Rejected NOT_FOUND once the table is known to be deleted."""
+        self._streams.ensure_open()
+        self.locations.ensure_there()
 
     def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
         self._streams.ensure_open()

@@ -21,6 +21,7 @@ from stele.master.locks import Locks
 from stele.master.placement import Candidate
 from stele.master.port import CatalogLog
 from stele.master.records import NodeRecord
+from stele.master.removals import Removals
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import OpId
 from stele.model.kvop import KeyOperation
@@ -63,6 +64,7 @@ class Leadership:
     now_ms: Callable[[], int]
     wall_us: Callable[[], int]
     locks: Locks = field(default_factory=Locks)
+    removals: Removals = field(default_factory=Removals)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: dict[str, None] = field(default_factory=dict)
     """Tablets to look at again, oldest first."""

@@ -33,6 +33,8 @@ ORDERS_AT_ONCE = 32
 ORDERS_PER_NODE = 4
 """Fewer than all, so that a node that does not answer leaves some to the others."""
 ORDER_TIMEOUT_S = 10.0
+WHICHEVER_REPLICA = 0
+"""The replica_id of an order about whatever replica of the tablet a node has, if any."""
 
 Fate = Literal["keep", "tombstone", "delete"]
 
@@ -118,9 +120,12 @@ class Orders:
             for peer in row.config.peers:
                 if peer.replica_id in row.uncreated:
                     yield Order("create", peer.node_id, peer.replica_id)
+        left = self._lead.removals.nodes_left(row.tablet_id)
+        for node_id in sorted(left):
+            yield Order("delete", node_id, WHICHEVER_REPLICA)
         for report in self._lead.liveness.reports_of(row.tablet_id):
             fate = fate_of(self._lead, row, report)
-            if fate != "keep":
+            if fate != "keep" and report.node_id not in left:
                 yield Order(fate, report.node_id, report.status.replica_id)
 
     def _send(self, row: TabletRecord, order: Order) -> None:
@@ -172,6 +177,8 @@ class Orders:
             log.info("order not done", order=method, tablet=row.tablet_id, node=order.node_id, error=str(exc))
         else:
             metrics.master_orders.labels(method, Code.OK.name).inc()
+            if order.what == "delete" and order.replica_id == WHICHEVER_REPLICA:
+                self._lead.removals.done(row.tablet_id, order.node_id)
             log.info(
                 "order done",
                 order=method,

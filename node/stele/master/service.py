@@ -105,10 +105,11 @@ class MasterService(MasterServiceServicer):
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
-        """One batch; the replicas go afterwards."""
+        """One batch; then the replicas go, which is waited for as long as the caller says."""
         lead = await self._master.confirmed_lead()
-        await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
-        return pb.DeleteTableResponse()
+        table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
+        unreached = await tables.nodes_told(lead, table_id, request.wait_ms)
+        return pb.DeleteTableResponse(unreached=unreached)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
         """By id; removed ones only when asked for."""

@@ -5,6 +5,8 @@ Invariant: a table and all its tablets appear, and go, in one batch.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +16,9 @@ from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
 from stele.master.records import TableRecord, TabletRecord, mark_of
+from stele.master.removals import members
 from stele.model.errors import Code, Rejected
-from stele.model.ids import TableId, TabletId, new_id
+from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
 from stele.model.partition import Partition, PartitionSchema, partitions
 from stele.model.schema import Schema
@@ -26,6 +29,9 @@ from stele.rpc.proto import master_pb2
 KINDS = {"table": "table", "keyspace": "key space"}
 """What a table record may be, and what people call it."""
 NAME_CHARS_MAX = 256
+DELETE_WAIT_MS_MAX = 2_000
+"""Less than a caller gives one attempt."""
+_ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
 """Of a default's JSON: each row that does not give the column takes as much, from a write that has none of it."""
 
@@ -195,8 +201,9 @@ def _check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOper
         )
 
 
-async def delete_table(lead: Leadership, table_id: str, name: str) -> None:
+async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
     """Remove a table and its tablets from service; their rows stay until forgetting.py drops them. Removing a removed one does nothing.
+    Returns its id.
 
     Raises:
         Rejected: NOT_FOUND.
@@ -208,11 +215,45 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> None:
     ):
         table = lead.catalog.tables[wanted]
         if table.state == "REMOVED":
-            return
+            lead.removals.begin_again(lead.catalog, wanted)
+            return wanted
         tablets = lead.catalog.current_tablets(wanted)
         now_us = lead.wall_us()
         batch = [put(mark_of(t, "DELETED", now_us)) for t in tablets]
         batch += [drop(i) for t in tablets if (i := lead.catalog.intents.get(t.tablet_id)) is not None]
+        nodes: dict[str, set[str]] = {t.tablet_id: members(lead.catalog, lead.liveness, t) for t in tablets}
         await lead.commit([*batch, put(replace(table, state="REMOVED"))])
+        lead.removals.begin(lead.catalog, tablets, nodes)
     for tablet in tablets:
         lead.look_at(tablet.tablet_id)
+    return wanted
+
+
+async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> list[str]:
+    """Wait until no row of a removed table can be acknowledged any more, at most DELETE_WAIT_MS_MAX. Returns the names of the
+    nodes that are in the way.
+
+    Raises:
+        NotLeader: this master leads no more; the next one asks every node.
+    """
+    removals, until_ms = lead.removals, lead.now_ms() + min(wait_ms, DELETE_WAIT_MS_MAX)
+    asked_ms = until_ms - DELETE_WAIT_MS_MAX - lead.options.order_retry_ms
+    while unfinished := removals.unfinished(lead.catalog, table_id):
+        lead.check()
+        now_ms = lead.now_ms()
+        if now_ms - asked_ms >= lead.options.order_retry_ms:
+            asked_ms = now_ms
+            for tablet_id in unfinished:
+                lead.look_at(tablet_id)
+        if now_ms >= until_ms:
+            break
+        removals.changed.clear()
+        await asyncio.sleep(
+            _ANSWERS_S
+        )  # a table may have thousands of tablets: their answers are counted together
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(until_ms - now_ms, lead.options.order_retry_ms) / 1000):
+                await removals.changed.wait()
+    nodes = lead.catalog.nodes
+    names = (getattr(nodes.get(NodeId(n)), "name", "") or n for n in set().union(*unfinished.values()))
+    return sorted(names)

@@ -353,18 +353,22 @@ class DeleteTableRequest(_message.Message):
 
     TABLE_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     """or"""
     name: _builtins.str
+    wait_ms: _builtins.int
+    """how long to wait for nodes to delete their replicas; 0: not at all"""
     def __init__(
         self,
         *,
         table_id: _builtins.bytes = ...,
         name: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,12 +378,19 @@ Global___DeleteTableRequest: _TypeAlias = DeleteTableRequest  # noqa: Y015
 class DeleteTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    UNREACHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of nodes that may still acknowledge rows of the table. None: no write that begins now is acknowledged."""
+
     def __init__(
         self,
+        *,
+        unreached: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unreached", b"unreached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,89 @@
+"""Which nodes may still acknowledge rows of tablets that were deleted. One per leadership; tables.py begins them, orders.py
+ends them, service.py waits for them.
+
+A tablet's rows can be acknowledged only while a majority of its voters have their replicas. A node that has carried out
+DeleteTablet has none, and its fences refuse older orders that would make one. So a tablet is over once fewer nodes are left than any
+majority of it needs. Nodes left out: those that nobody named as a member.
+
+Invariant: a node counts as done only by its own answer to an order of this leadership, or of one before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stele.master.catalog import Catalog
+from stele.master.liveness import Liveness
+from stele.master.records import TabletRecord
+from stele.model.config import MemberType
+from stele.rpc.proto import common_pb2
+
+
+@dataclass(slots=True)
+class _Left:
+    nodes: set[str]
+    """Those that may have a replica."""
+    harmless: int
+    """So many of them cannot commit anything."""
+
+
+@dataclass(slots=True)
+class Removals:
+    """Deleted tablets, and the nodes that have not answered for them yet."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _left: dict[str, _Left] = field(default_factory=dict)
+
+    def begin(self, catalog: Catalog, tablets: Iterable[TabletRecord], nodes: dict[str, set[str]]) -> None:
+        """Tablets are deleted. `tablets`: their rows of before; `nodes`: as `members` gives, for each."""
+        for tablet_id in [t for t in self._left if t not in catalog.tablets]:
+            del self._left[tablet_id]
+        for row in tablets:
+            voters = sum(p.member_type is not MemberType.NON_VOTER for p in row.config.peers)
+            # A change under way may have taken one voter out, which the catalog does not know yet.
+            self._left[row.tablet_id] = _Left(nodes[row.tablet_id], max(0, voters - 1) // 2)
+
+    def begin_again(self, catalog: Catalog, table_id: str) -> None:
+        """A table that an earlier leader removed: its rows name no members any more, so every node is asked."""
+        everybody = {
+            n.node_id
+            for n in catalog.nodes.values()
+            if n.role == "node" and n.formed and n.state != "RETIRED"
+        }
+        for row in catalog.tablets_of_table(table_id):
+            if row.state == "DELETED" and row.tablet_id not in self._left:
+                self._left[row.tablet_id] = _Left(set(everybody), 0)
+
+    def nodes_left(self, tablet_id: str) -> set[str]:
+        """Nodes that may have a replica of a deleted tablet."""
+        left = self._left.get(tablet_id)
+        return left.nodes if left is not None else set()
+
+    def done(self, tablet_id: str, node_id: str) -> None:
+        """A node has no replica of this tablet, and makes none."""
+        left = self._left.get(tablet_id)
+        if left is not None:
+            left.nodes.discard(node_id)
+            self.changed.set()
+
+    def unfinished(self, catalog: Catalog, table_id: str) -> dict[str, set[str]]:
+        """Tablets of a removed table of which enough nodes are left to acknowledge rows, and those nodes."""
+        lefts = ((tablet_id, self._left.get(tablet_id)) for tablet_id in catalog.tablets_of.get(table_id, {}))
+        return {
+            tablet_id: left.nodes
+            for tablet_id, left in lefts
+            if left is not None and len(left.nodes) > left.harmless
+        }
+
+
+def members(catalog: Catalog, liveness: Liveness, row: TabletRecord) -> set[str]:
+    """Nodes that may have a replica of a tablet: by its row, by what is being added, and by what they report."""
+    nodes: set[str] = {peer.node_id for peer in row.config.peers}
+    intent = catalog.intents.get(row.tablet_id)
+    if intent is not None:
+        nodes.add(intent.target_node)
+    gone = (common_pb2.TOMBSTONED, common_pb2.DELETED)
+    nodes.update(r.node_id for r in liveness.reports_of(row.tablet_id) if r.status.data_state not in gone)
+    return nodes
