@@ -4,12 +4,13 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 SEEDS  ?= 1000
 ROUNDS ?= 20
+MINUTES ?= 60
 JOBS   ?= 3
 
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear mutants power bench generate clean
+.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +75,9 @@ mutants: venv ## plant each fault of a kept list in a copy of the tree and name 
 
 power: venv ## what real nodes wrote, cut off at any file call (root, /dev/fuse); ROUNDS=20, SEED=n
 	$(BIN)/python -m tests.power --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+fuzz: venv ## hostile input for every parser and port; MINUTES=60, SEED=n to repeat a run's inputs
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: venv ## throughput, latency, fail-over, copy, scan, memory; beside etcd and Kudu where they are at hand
 	$(BIN)/python -m bench

@@ -286,7 +286,7 @@ def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
     for position, type_ in enumerate(types):
         if _is_bytes(type_):
             raw, at = (key[at:], len(key)) if position == last else _unescape(key, at)
-            values.append(raw.decode() if type_.id == pa.lib.Type_STRING else raw)
+            values.append(_text(key, position, raw) if type_.id == pa.lib.Type_STRING else raw)
             continue
         width = 1 if pa.types.is_boolean(type_) else type_.bit_width // 8
         if at + width > len(key):
@@ -301,6 +301,13 @@ def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
     if at != len(key):
         raise Corrupt(f"encoded key {key.hex()}: {len(key) - at} bytes left over")
     return tuple(values)
+
+
+def _text(key: bytes, position: int, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        raise Corrupt(f"encoded key {key.hex()}: column {position} is not UTF-8: {exc.reason}") from exc
 
 
 def _to_decimal(unscaled: int, scale: int) -> decimal.Decimal:

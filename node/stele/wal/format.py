@@ -15,7 +15,7 @@ from typing import NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from stele.model.errors import Code, Corrupt, Rejected, ensure
+from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey, TabletId
 from stele.wal.options import HEADER_BYTES
 
@@ -353,6 +353,11 @@ def encode_footer(rows: Iterable[tuple[tuple[bytes, int], FooterRow]]) -> bytes:
 
 
 def decode_footer(body: bytes) -> dict[tuple[bytes, int], FooterRow]:
-    """The inverse of `encode_footer`."""
-    ensure(len(body) % _FOOTER_ROW.size == 0, f"log footer: {len(body)} bytes are not whole rows")
+    """The inverse of `encode_footer`.
+
+    Raises:
+        Corrupt: the bytes are not whole rows.
+    """
+    if len(body) % _FOOTER_ROW.size:
+        raise Corrupt(f"log footer: {len(body)} bytes; expected rows of {_FOOTER_ROW.size}")
     return {(tablet, replica): FooterRow(*row) for tablet, replica, *row in _FOOTER_ROW.iter_unpack(body)}
