@@ -172,7 +172,10 @@ class TabletCopy:
             log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
         except Exception as exc:
             self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
-            log.warning("copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=exc)
+            unexpected = None if isinstance(exc, SteleError) else exc
+            log.warning(
+                "copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=unexpected
+            )
             let_go(exc)  # its frames hold what came last, and this one that error
         finally:
             self._prepared.set()
