@@ -45,7 +45,7 @@ from stele_operator.plan.actions import (
 )
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Kind
-from stele_operator.plan.planner import BUSY_S, QUIET_S
+from stele_operator.plan.planner import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
 from stele_operator.plan.tables import let_go
 from stele_operator.report import Reporter, timestamp
@@ -152,6 +152,9 @@ class ClusterTask:
         if raw is None:
             return await self._orphans()
         o, groups = await observe_kubernetes(self._kube, raw, self._image)
+        if keeping := plan_keeping(o):
+            await self._tell(raw, o, await self._act(o, keeping))
+            o, groups = await observe_kubernetes(self._kube, raw, self._image)
         o = self._growth.told(await observe_unlisted(self._kube, await self._with_masters(o)))
         if self._must_settle(o):
             return _SETTLE_S

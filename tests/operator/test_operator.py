@@ -88,6 +88,40 @@ async def test_deleted_with_no_operator_there_the_cluster_goes_and_kept_volumes_
         assert "flights-identity" in await made.names("ConfigMap")
 
 
+async def test_volumes_are_let_go_of_a_cluster_that_is_being_deleted_and_held_by_a_finalizer(
+    tmp_path: Path,
+) -> None:
+    """It says Retain since a moment ago, and no operator ran then: Kubernetes would delete what belongs to it."""
+    async with bench(tmp_path) as made:
+        await made.start()
+        found = await made.apply("cluster", deletionPolicy="Delete")
+
+        async def claimed() -> bool:
+            return await made.names("PersistentVolumeClaim") >= MASTERS
+
+        await made.until("the first masters have claims", claimed)
+        await made.end(signal.SIGKILL)
+        hold = {"metadata": {"finalizers": ["example.com/hold"]}, "spec": {"deletionPolicy": "Retain"}}
+        await made.kube.patch("TabletCluster", "default", "flights", hold)
+        await made.kube.delete("TabletCluster", "default", "flights", found["metadata"]["uid"], "")
+        pods = await made.names("Pod")
+        await made.start()
+
+        async def let_go() -> bool:
+            claims = await made.kube.list("PersistentVolumeClaim", "default")
+            return not any(c["metadata"].get("ownerReferences") for c in claims)
+
+        await made.until("no claim belongs to it", let_go)
+        assert await made.names("Pod") == pods, "nothing new is made"
+        await made.kube.patch("TabletCluster", "default", "flights", {"metadata": {"finalizers": None}})
+
+        async def gone() -> bool:
+            return not await made.names("TabletCluster") and not await made.names("Service")
+
+        await made.until("it is gone, and its Services with it", gone)
+        assert await claimed()
+
+
 async def test_pods_that_were_left_to_nobody_go_with_the_cluster_that_was_applied_again(
     tmp_path: Path,
 ) -> None:

@@ -22,6 +22,7 @@ from stele_operator.plan.actions import (
 )
 from stele_operator.plan.fates import State
 from stele_operator.plan.findings import Kind
+from stele_operator.plan.planner import plan_keeping
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World, merged
 from tests.operator.worlds import check, made, names, node_of
@@ -150,6 +151,39 @@ def test_retain_takes_effect_whatever_else_the_spec_says(also: dict[str, Any]) -
     assert not world.step().actions
     world.cluster["spec"]["deletionPolicy"] = "Delete"
     assert not make_plan(world.observe()).actions, "to take volumes into possession can wait"
+
+
+@pytest.mark.parametrize("also", [{}, {"paused": True}, {"masters": {"replicas": 2}}])
+@pytest.mark.parametrize("led", [True, False])
+def test_retain_takes_effect_while_the_cluster_is_being_deleted(also: dict[str, Any], led: bool) -> None:
+    """A foreground deletion, or somebody's finalizer, holds the TabletCluster: whatever still belongs to it when it goes
+    is deleted after it."""
+    world = World({"nodes": {"replicas": 3}, "deletionPolicy": "Delete"})
+    world.run()
+    before = {c["metadata"]["name"]: c["metadata"] for c in world.of("PersistentVolumeClaim")}
+    world.cluster["spec"] |= {"deletionPolicy": "Retain", **also}
+    world.cluster["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    del world.objects["Pod", "flights-node-2"]
+    if not led:
+        world.confirmed.clear()
+    assert plan_keeping(world.observe()) == make_plan(world.observe()).actions
+    assert {a.reason.partition(": ")[2] for a in world.step().actions} == {"deletionPolicy is Retain"}
+    for claim in world.of("PersistentVolumeClaim"):
+        metadata = claim["metadata"]
+        assert not metadata.get("ownerReferences")
+        assert metadata["annotations"] == before[metadata["name"]]["annotations"]
+    assert not world.step().actions, "nothing new is made"
+    assert not plan_keeping(world.observe())
+
+
+@pytest.mark.parametrize("policy", ["Delete", "Retain"])
+def test_before_the_masters_are_asked_nothing_is_done_to_a_cluster_that_stays(policy: str) -> None:
+    world = World({"nodes": {"replicas": 3}, "deletionPolicy": "Delete"})
+    world.run()
+    world.cluster["spec"]["deletionPolicy"] = policy
+    assert not plan_keeping(world.observe())
+    world.cluster["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert bool(plan_keeping(world.observe())) is (policy == "Retain")
 
 
 @pytest.mark.parametrize("also", [{"paused": True}, {"masters": {"replicas": 2}}])

@@ -62,12 +62,12 @@ def make_plan(o: Observation) -> Plan:
     o = with_owners(o)
     everyone = members(o)
     health = tablet_health(o)
+    spec = o.cluster.spec
+    retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if o.cluster.deleting:
         actions, findings = tables.plan_tables(o, everyone, health)
-        return Plan(tuple(actions), tuple(findings), everyone, health, None, QUIET_S)
-    spec = o.cluster.spec
+        return Plan((*retaining, *actions), tuple(findings), everyone, health, None, QUIET_S)
     faults = o.cluster.faults or cluster_faults(o)
-    retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
     if spec is None or faults:
         why = Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults))
         going, waiting = tables.plan_letting_go(
@@ -100,6 +100,16 @@ def make_plan(o: Observation) -> Plan:
     findings[:0] = too_many
     wait_s = _wait_s(o, spec, everyone, actions, health.counts)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
+
+
+def plan_keeping(o: Observation) -> tuple[Action, ...]:
+    """What cannot wait until the masters have answered: volumes are to stay of a TabletCluster that is going. Their claims
+    are deleted as soon as it is gone, and its pods, the masters among them, are deleted meanwhile."""
+    spec = o.cluster.spec
+    if not o.cluster.deleting or spec is None:
+        return ()
+    o = with_owners(o)
+    return upkeep.plan_retaining(o, spec, members(o))
 
 
 def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:

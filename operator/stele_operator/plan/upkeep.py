@@ -280,8 +280,8 @@ def _owner_patch(o: Observation, spec: TabletClusterSpec, claim: Claim) -> Patch
 def plan_retaining(
     o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]
 ) -> tuple[Action, ...]:
-    """Volumes of this TabletCluster that are to stay when it goes. The one thing that is done to a cluster that is paused
-    or breaks a rule: Kubernetes deletes what is owned all the same."""
+    """Volumes of this TabletCluster that are to stay when it goes. The one thing that is done to a cluster that is paused,
+    breaks a rule or is being deleted: Kubernetes deletes what is owned all the same."""
     if spec.deletionPolicy is not DeletionPolicy.RETAIN:
         return ()
     in_use = [m.claim for m in everyone if m.claim is not None and m.state is not State.RETIRED]
