@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.tserver.options import EXIT_DISK, EXIT_USAGE
-from stele.tserver.volume import Fate, format_volume, lock_directory, open_volume
+from stele.tserver.volume import Fate, NodeRecord, format_volume, is_formatted, lock_directory, open_volume
 
 
 def test_changes_from_several_threads_all_stay(tmp_path: Path) -> None:
@@ -31,14 +32,20 @@ def test_changes_from_several_threads_all_stay(tmp_path: Path) -> None:
         again.close()
 
 
+def _formatted(directory: Path) -> tuple[ClusterId, NodeId, NodeRecord]:
+    cluster, node = ClusterId(new_id()), NodeId(new_id())
+    volume = format_volume(directory, lock_directory(directory), cluster, node, "node")
+    volume.close()
+    return cluster, node, volume.record
+
+
 def test_no_flipped_bit_of_the_record_is_believed(tmp_path: Path) -> None:
     """A higher `catalog` or `driver_epoch` would have the node refuse all orders, a lower `incarnation` be refused itself."""
-    directory, cluster, node = tmp_path / "data", ClusterId(new_id()), NodeId(new_id())
-    volume = format_volume(directory, lock_directory(directory), cluster, node, "node")
-    record = volume.record
-    volume.close()
-    path = directory / "node.json"
+    directory = tmp_path / "data"
+    cluster, node, record = _formatted(directory)
+    path, copy = directory / "node.json", directory / "node.json.copy"
     good = path.read_bytes()
+    copy.unlink()
     refused = 0
     for at in range(len(good)):
         for bit in (1, 4, 16):
@@ -49,6 +56,44 @@ def test_no_flipped_bit_of_the_record_is_believed(tmp_path: Path) -> None:
                 assert fate.exit_code == EXIT_DISK
                 refused += 1
     assert refused > len(good)
+
+
+@pytest.mark.parametrize("name", ["node.json", "node.json.copy"])
+def test_one_damaged_record_is_written_anew_from_the_other(tmp_path: Path, name: str) -> None:
+    """One flipped bit ended the node, and the operator gave its volume up."""
+    directory = tmp_path / "data"
+    cluster, node, record = _formatted(directory)
+    path, copy = directory / "node.json", directory / "node.json.copy"
+    for number, at in enumerate([*range(0, len(path.read_bytes()), 9), -1], 1):
+        good = (directory / name).read_bytes()
+        if at < 0:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        assert is_formatted(directory)
+        volume = open_volume(directory, lock_directory(directory), cluster, node, "node")
+        assert volume.record == replace(record, incarnation=record.incarnation + number)
+        volume.close()
+        assert path.read_bytes() == copy.read_bytes()
+
+
+def test_a_damaged_record_whose_copy_is_damaged_too_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    cluster, node, _ = _formatted(directory)
+    for name in ("node.json", "node.json.copy"):
+        (directory / name).write_bytes((directory / name).read_bytes()[:-20])
+    with pytest.raises(Fate, match=r"node\.json:") as refused:
+        open_volume(directory, -1, cluster, node, "node")
+    assert refused.value.exit_code == EXIT_DISK
+
+
+def test_the_volume_of_another_is_refused_and_its_copy_is_not_touched(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    cluster, _, _ = _formatted(directory)
+    copy = (directory / "node.json.copy").read_bytes()
+    with pytest.raises(Fate, match="belongs to node"):
+        open_volume(directory, -1, cluster, NodeId(new_id()), "node")
+    assert (directory / "node.json.copy").read_bytes() == copy
 
 
 def test_a_record_of_a_later_program_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The data directory: its lock, and node.json, which says whose it is. Opened before anything else of a node.
+"""The data directory: its lock, and node.json, which says whose it is, with its copy. Opened before anything else of a node.
+
+The copy is written after node.json, so it is never newer; it stands in where node.json is damaged or missing.
 
 Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has
 a higher incarnation than the one before, synced before anybody hears of it. They count from the millisecond of the format:
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import structlog
 
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
@@ -29,9 +32,12 @@ from stele.tserver.options import (
     EXIT_VOLUME_FOREIGN,
     EXIT_VOLUME_OLD,
 )
+from stele.wal.sectors import is_bad_sector
 
+log = structlog.get_logger("stele.tserver")
 FORMAT_VERSION = 1
 _NODE_FILE = "node.json"
+_COPY_FILE = "node.json.copy"
 _LOCK_FILE = "LOCK"
 _CHECKSUM = "crc32c"
 
@@ -161,7 +167,7 @@ def lock_directory(directory: Path) -> int:
 
 def is_formatted(directory: Path) -> bool:
     """Whether a node's record stands in `directory`."""
-    return (directory / _NODE_FILE).exists()
+    return any((directory / name).exists() for name in (_NODE_FILE, _COPY_FILE))
 
 
 def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: NodeId, role: str) -> Volume:
@@ -252,19 +258,38 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 
 def _write(directory: Path, record: NodeRecord) -> None:
-    aside = directory / (_NODE_FILE + ".new")
+    """Both files; on return both survive power loss. An incarnation is told to nobody before."""
     fields = asdict(record)
-    with aside.open("w") as f:
-        json.dump(fields | {_CHECKSUM: _checksum(fields)}, f, indent=1, sort_keys=True)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(aside, directory / _NODE_FILE)
-    sync_directory(directory)
+    text = json.dumps(fields | {_CHECKSUM: _checksum(fields)}, indent=1, sort_keys=True) + "\n"
+    for name in (_NODE_FILE, _COPY_FILE):
+        aside = directory / (name + ".new")
+        with aside.open("w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(aside, directory / name)
+        sync_directory(directory)
 
 
 def _read(directory: Path) -> NodeRecord:
-    path = directory / _NODE_FILE
+    """The node's record, from the copy where node.json is damaged. Writes nothing: the start writes both.
+
+    Raises:
+        Corrupt: neither is whole.
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    try:
+        return _read_file(directory / _NODE_FILE)
+    except Corrupt as damaged:
+        try:
+            record = _read_file(directory / _COPY_FILE)
+        except Corrupt:
+            raise damaged from None
+        log.warning("node.json was damaged and is written anew from its copy", fault=str(damaged))
+        return record
+
+
+def _read_file(path: Path) -> NodeRecord:
     try:
         raw = parse_json(path.read_text())
         checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
@@ -296,3 +321,7 @@ def _read(directory: Path) -> NodeRecord:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise Corrupt(f"{path}: {exc!r}; expected a node's record") from exc
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError) or is_bad_sector(exc):
+            raise Corrupt(f"{path}: {exc.strerror}; expected a node's record") from exc
+        raise
