@@ -125,13 +125,22 @@ def read_sealed(path: Path, magic: bytes, version: int) -> bytes:
         Corrupt: missing or damaged (or IO_ERROR).
         Rejected: UNSUPPORTED_VERSION.
     """
+    return open_sealed(read_bytes(path), magic, version, path.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file.
+
+    Raises:
+        Corrupt: missing (or IO_ERROR).
+        Retryable: the system has no descriptor or memory for it just now.
+    """
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as exc:
         raise _missing(path) from exc
     except OSError as exc:
         raise translate(exc, f"reading {path.name}") from exc
-    return open_sealed(data, magic, version, path.name)
 
 
 def _missing(path: Path) -> Corrupt:

@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+
+from stele.model.errors import Corrupt
 from stele.tablet import exactly_once
-from stele.tablet.checked import read_sealed, seal
+from stele.tablet.checked import open_sealed, read_bytes, seal
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import NAME, FileMeta
 from stele.tablet.colwriter import write_layers
@@ -88,6 +91,8 @@ class StoreFlush:
             history_mark=max(current.history_mark, self._mark),
             next_file=number + 1,  # a merge that is under way has a name no number can take
             once=once_name,
+            once_size=len(body),
+            once_crc=google_crc32c.value(body),
             files=(*metas, *current.files),
         )
         contents.install(new, slice(0), opened, flushed=True)
@@ -95,11 +100,19 @@ class StoreFlush:
             contents.files.remove(contents.directory / current.once)
 
 
-def read_once(path: Path) -> bytes:
-    """The exactly-once state that a flush wrote, as `ExactlyOnce.decode` takes it.
+def read_once(directory: Path, listed: Manifest) -> bytes:
+    """The exactly-once state that a flush wrote, as `ExactlyOnce.decode` takes it. `listed` names one.
 
     Raises:
-        Corrupt: missing or damaged (or IO_ERROR).
+        Corrupt: missing or damaged (or IO_ERROR), or not the file that the manifest means.
         Rejected: UNSUPPORTED_VERSION.
     """
-    return read_sealed(path, _ONCE_MAGIC, _ONCE_VERSION)
+    data = read_bytes(directory / listed.once)
+    body = open_sealed(data, _ONCE_MAGIC, _ONCE_VERSION, listed.once)
+    found = len(data), google_crc32c.value(data)
+    if listed.once_crc is not None and found != (listed.once_size, listed.once_crc):
+        raise Corrupt(
+            f"{listed.once}: not the file that the manifest lists, though a whole one; with it a retry would be taken for "
+            "a new write; copy the replica from a peer"
+        )
+    return body

@@ -28,7 +28,8 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A store's durable state. `files` newest first. `once` names the exactly-once state file, "" for none yet.
+    """A store's durable state. `files` newest first. `once` names the exactly-once state file, "" for none yet; `once_size`
+    and `once_crc`, the CRC-32C of all its bytes, tie the name to that very file, but where an earlier release wrote it (None).
     `next_file` numbers the next new file. `history_mark`: versions that only snapshots below it saw may be gone."""
 
     schemas: tuple[Schema, ...]
@@ -38,6 +39,8 @@ class Manifest:
     history_mark: int = 0
     next_file: int = 1
     once: str = ""
+    once_size: int = 0
+    once_crc: int | None = None
     files: tuple[FileMeta, ...] = ()
 
     @property
@@ -66,6 +69,8 @@ def write(files: Files, directory: Path, manifest: Manifest) -> None:
         "history_mark": manifest.history_mark,
         "next_file": manifest.next_file,
         "once": manifest.once,
+        "once_size": manifest.once_size,
+        "once_crc": manifest.once_crc,
         "files": [f.to_json() for f in manifest.files],
     }
     data = seal(_MAGIC, _VERSION, json.dumps(body, separators=(",", ":")).encode())
@@ -84,6 +89,7 @@ def read(directory: Path) -> Manifest:
     sealed = read_sealed(directory / NAME, _MAGIC, _VERSION)
     try:
         raw = parse_json(sealed)
+        once_crc = raw.get("once_crc")
         schemas = tuple(Schema.from_json(json.dumps(s)) for s in raw["schemas"])
         if not schemas:
             raise ValueError("no schema")
@@ -95,6 +101,8 @@ def read(directory: Path) -> Manifest:
             int(raw["history_mark"]),
             int(raw["next_file"]),
             file_name(raw["once"], ONCE) if raw["once"] else "",
+            int(raw.get("once_size", 0)),
+            None if once_crc is None else int(once_crc),
             tuple(FileMeta.from_json(f) for f in raw["files"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, Rejected) as exc:

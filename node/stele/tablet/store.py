@@ -115,7 +115,7 @@ class TabletStore:
             _log.info("removed debris of a crash", directory=directory.name, files=debris)
         once = ExactlyOnce()
         if found.once:
-            once = ExactlyOnce.decode(read_once(directory / found.once))
+            once = ExactlyOnce.decode(read_once(directory, found))
         files = tuple(ColumnFile(directory / f.name, f) for f in found.files)
         state = State(MemTable(found.schema), None, files, found)
         return TabletStore(
@@ -392,7 +392,7 @@ class TabletStore:
         with self._contents.manifest_lock:
             listed = manifest.read(self.directory)
             if listed.once:
-                read_once(self.directory / listed.once)
+                read_once(self.directory, listed)
         for meta in listed.files:
             try:
                 file = ColumnFile(self.directory / meta.name, meta)
