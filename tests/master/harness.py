@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +16,8 @@ from stele.master.master import Master
 from stele.master.records import TabletRecord
 from stele.master.service import MasterService
 from stele.model.config import Configuration
-from stele.model.errors import SteleError
-from stele.model.ids import TabletId
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import ClusterId, NodeId, TabletId
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb
@@ -35,6 +36,29 @@ OPTIONS = MasterOptions(heartbeat_interval_ms=20, sweep_ms=30, order_retry_ms=50
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
 _EPOCH_US = 1_700_000_000_000_000
 """What the wall clock adds to a steady one, which begins at 0 with the machine."""
+
+
+class Call:
+    """What gRPC hands to a service: who calls. Nobody in particular by default."""
+
+    def __init__(self, node_id: str = "", incarnation: int = 0) -> None:
+        self._identity = Identity(ClusterId(CLUSTER), NodeId(node_id), incarnation)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """As an interceptor sees it."""
+        return self._identity.metadata()
+
+
+async def heartbeat(service: MasterService, request: pb.TSHeartbeatRequest) -> pb.TSHeartbeatResponse:
+    """A heartbeat of its own node, which registers first where the leader says that nobody has."""
+    call = Call(id_from_pb(request.node_id), request.incarnation)
+    try:
+        return await service.TSHeartbeat(request, call)
+    except Rejected as exc:
+        if exc.code is not Code.NOT_FOUND:
+            raise
+    await service.RegisterNode(pb.RegisterNodeRequest(node_id=request.node_id), call)
+    return await service.TSHeartbeat(request, call)
 
 
 class World:
@@ -72,7 +96,7 @@ class World:
 
     async def leader_call(self, method: str, request: object) -> object:
         """Call the master that leads now."""
-        return await getattr(self.leader, method)(request, None)
+        return await getattr(self.leader, method)(request, Call())
 
     @property
     def lead(self) -> Leadership:
@@ -108,7 +132,8 @@ class World:
             if node.node_id in silent:
                 continue
             for service in self.services.values():
-                await service.TSHeartbeat(node.heartbeat(next(self._sequence)), None)
+                with contextlib.suppress(Retryable):  # a follower learns of the node a moment later
+                    await heartbeat(service, node.heartbeat(next(self._sequence)))
 
     async def beat_until(self, done: Callable[[], bool], *, silent: tuple[str, ...] = ()) -> None:
         """Heartbeats until `done()`; nodes make the replicas that rows give them."""

@@ -22,7 +22,9 @@ from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
+    Call,
     create_request,
+    heartbeat,
     hex_of,
     in_force,
     made,
@@ -52,11 +54,10 @@ async def test_a_leadership_begins_behind_a_barrier_and_ends_with_its_term(tmp_p
     async with world(tmp_path) as w:
         lead, replaced = w.lead, w.leader
         w.add_nodes(1)
+        await w.beat()
         (node,) = w.nodes.values()
         w.group.elect(MASTERS[1])
-        assert not (await replaced.TSHeartbeat(node.heartbeat(1), None)).is_leader, (
-            "which would clear its report"
-        )
+        assert not (await heartbeat(replaced, node.heartbeat(1))).is_leader, "which would clear its report"
         w.group.elect(MASTERS[0])
         assert isinstance(await refused(lead.commit([put(ClaimRecord("d", 1, 1))])), NotLeader)
         await w.elect(MASTERS[0])
@@ -92,7 +93,7 @@ async def test_a_new_leader_knows_all_that_was_acknowledged(tmp_path: Path) -> N
         beat = next(iter(w.nodes.values())).heartbeat(10**6)
         beat.incremental, beat.has_report = True, False
         beat.ClearField("registration")
-        answer = await w.leader.TSHeartbeat(beat, None)
+        answer = await heartbeat(w.leader, beat)
         assert answer.is_leader and answer.needs_full_report and answer.needs_reregister
         assert [hex_of(m.node_id) for m in answer.masters] == MASTERS
 
@@ -113,7 +114,7 @@ async def test_a_leader_that_led_before_knows_nothing_of_replicas_until_it_is_to
         beat = next(iter(w.nodes.values())).heartbeat(10**6)
         beat.incremental = True
         beat.ClearField("tablets")
-        assert (await w.leader.TSHeartbeat(beat, None)).needs_full_report
+        assert (await heartbeat(w.leader, beat)).needs_full_report
 
 
 async def test_a_tablet_whose_leader_says_that_it_leads_no_more_has_none(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_n
         w.add_nodes(1)
         node = list(w.nodes)[-1]
         register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node")
-        assert not (await w.leader.RegisterNode(register, None)).formed
+        assert not (await w.leader.RegisterNode(register, Call())).formed
         w.group.elect(MASTERS[1], unknown_to=MASTERS[0])
         await until(lambda: w.masters[MASTERS[1]].lead is not None)
         await w.beat_until(lambda: w.masters[MASTERS[1]].catalog.nodes[node].formed)
@@ -198,14 +199,14 @@ async def test_a_leader_that_was_replaced_and_does_not_know_it_says_nothing_of_n
         drained = pb.SetNodeStateRequest(node_id=id_to_pb(node), state=pb.DRAINING, epoch=claim.epoch)
         renewed = pb.ClaimDriverRequest(holder="d", ttl_ms=9_000, epoch=claim.epoch)
         for asked in (
-            stale.RegisterNode(register, None),
+            stale.RegisterNode(register, Call()),
             stale.SetNodeState(drained, None),
             stale.ClaimDriver(renewed, None),
             stale.BeginIntent(pb.BeginIntentRequest(epoch=claim.epoch), None),
             stale.EndIntent(pb.EndIntentRequest(epoch=claim.epoch), None),
         ):
             assert (await refused(asked)).code is Code.NO_QUORUM
-        assert (await w.leader.RegisterNode(register, None)).formed
+        assert (await w.leader.RegisterNode(register, Call())).formed
 
 
 @pytest.mark.parametrize("fate", ["lost", "unknown"])

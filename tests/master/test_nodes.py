@@ -15,7 +15,9 @@ from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
+    Call,
     claimed,
+    heartbeat,
     no_formation,
     one_tablet,
     ready,
@@ -40,7 +42,7 @@ async def test_a_master_says_what_most_clocks_say(tmp_path: Path) -> None:
                     request.clock_id = answer.clock_id
                     request.wall_base_us = answer.wall_us - answer.clock_us + ahead_us
                     request.wall_ahead_us = ahead_us
-                answers[node.node_id] = await w.leader.TSHeartbeat(request, None)
+                answers[node.node_id] = await heartbeat(w.leader, request)
 
         def said() -> int | None:
             answer = answers[next(reversed(w.nodes))]
@@ -76,7 +78,7 @@ async def test_a_master_knows_where_its_callers_are_also_if_it_does_not_lead(tmp
             request.registration.address = address
             if not address:
                 request.ClearField("registration")
-            answer = await service.TSHeartbeat(request, None)
+            answer = await heartbeat(service, request)
             assert not answer.is_leader
             return bool(answer.needs_reregister)
 
@@ -111,12 +113,12 @@ async def test_a_registered_node_is_formed_once_it_was_heard(tmp_path: Path) -> 
         w.add_nodes(1)
         (node,) = w.nodes
         register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node", name="n-1")
-        assert not (await w.leader.RegisterNode(register, None)).formed
-        assert not (await w.leader.RegisterNode(register, None)).formed
+        assert not (await w.leader.RegisterNode(register, Call())).formed
+        assert not (await w.leader.RegisterNode(register, Call())).formed
         await w.beat_until(lambda: w.catalog.nodes[node].formed)
-        assert (await w.leader.RegisterNode(register, None)).formed
+        assert (await w.leader.RegisterNode(register, Call())).formed
         other = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="master")
-        assert isinstance(await refused(w.leader.RegisterNode(other, None)), Rejected)
+        assert isinstance(await refused(w.leader.RegisterNode(other, Call())), Rejected)
 
 
 async def test_a_node_holds_nothing_before_its_row_says_that_it_is_formed(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ async def test_a_node_holds_nothing_before_its_row_says_that_it_is_formed(tmp_pa
         register = pb.RegisterNodeRequest(node_id=id_to_pb(node), role="node")
         asked = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(node))
         begin = pb.BeginIntentRequest(epoch=epoch, intent=asked)
-        await w.leader.RegisterNode(register, None)
+        await w.leader.RegisterNode(register, Call())
         async with w.lead.locks.hold(tables=(f"node/{node}",)):
             await w.beat()
             view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
@@ -139,6 +141,6 @@ async def test_a_node_holds_nothing_before_its_row_says_that_it_is_formed(tmp_pa
             assert node not in {c.node_id for c in w.lead.candidates()}
             assert (await refused(w.leader.BeginIntent(begin, None))).code is Code.NOT_READY
         await w.beat_until(lambda: w.catalog.nodes[node].formed)
-        assert (await w.leader.RegisterNode(register, None)).formed, "its volume is lost, not new"
+        assert (await w.leader.RegisterNode(register, Call())).formed, "its volume is lost, not new"
         assert node in {c.node_id for c in w.lead.candidates()}
         assert (await w.leader.BeginIntent(begin, None)).intent.replica_id == 4

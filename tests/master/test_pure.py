@@ -21,6 +21,7 @@ from stele.master.records import (
     encode,
 )
 from stele.master.tables import parse
+from stele.model import bounds
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
@@ -176,6 +177,12 @@ def hear(life: Liveness, request: pb.TSHeartbeatRequest, now_ms: int) -> list[st
     return life.merge(request, now_ms)
 
 
+def proven(life: Liveness, request: pb.TSHeartbeatRequest, now_ms: int) -> None:
+    """Heard twice; in between, a process at its address has confirmed this start."""
+    life.heard(request, now_ms).proven = True
+    life.heard(request, now_ms)
+
+
 def test_reports_merge_only_into_a_full_one() -> None:
     life = Liveness(0)
     assert hear(life, beat(1, incremental=True, tablets=[status(T1, 1)]), 10) == []
@@ -212,7 +219,7 @@ def test_a_restart_forgets_and_an_older_incarnation_is_refused() -> None:
 def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
     """An older copy of its volume, put back: its log ends before what the first process said was durable."""
     life = Liveness(0)
-    life.heard(beat(1, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 10)
+    proven(life, beat(1, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 10)
     for incarnation, start, found, code in (
         (3, 78, 900, Code.STALE_INCARNATION),
         (3, 78, 899, Code.VOLUME_OLD),
@@ -237,9 +244,9 @@ def test_a_node_that_lost_what_it_told_is_refused_and_not_heard() -> None:
 def test_a_start_that_was_not_vetted_judges_nobody() -> None:
     """It may be the older copy; the newest volume, put back, has the same number."""
     life = Liveness(0)
-    life.heard(beat(1, incarnation=4, start=77, log_synced=900, vetted=True), 10)
-    life.heard(beat(1, incarnation=5, start=78, log_found=900, log_synced=5_000), 20)
-    life.heard(beat(1, incarnation=5, start=79, log_found=950, log_synced=1_000, vetted=True), 30)
+    proven(life, beat(1, incarnation=4, start=77, log_synced=900, vetted=True), 10)
+    proven(life, beat(1, incarnation=5, start=78, log_found=900, log_synced=5_000), 20)
+    proven(life, beat(1, incarnation=5, start=79, log_found=950, log_synced=1_000, vetted=True), 30)
     told = life.nodes[N1].told
     assert told is not None and told == life.nodes[N1].registered == (5, 79, 1_000)
     life.heard(beat(2, incarnation=5, start=79, log_found=950, log_synced=990, vetted=True), 40)
@@ -247,6 +254,32 @@ def test_a_start_that_was_not_vetted_judges_nobody() -> None:
     with pytest.raises(Rejected) as refused:  # it ran on this volume before the newest start
         life.heard(beat(9, incarnation=4, start=77, log_found=100, log_synced=900, vetted=True), 50)
     assert refused.value.code is Code.STALE_INCARNATION
+
+
+def test_what_no_process_has_confirmed_judges_nobody() -> None:
+    """Whoever speaks in a node's name while it is down could have its volume refused for ever."""
+    life = Liveness(0)
+    proven(life, beat(1, incarnation=4, start=77, log_synced=900, vetted=True), 10)
+    life.heard(beat(1, incarnation=5, start=6, log_synced=1 << 60, vetted=True), 20)
+    assert life.nodes[N1].told == (4, 77, 900)
+    life.heard(beat(1, incarnation=5, start=78, log_found=950), 30)
+
+
+def test_before_there_is_a_catalog_a_bounded_number_of_nodes_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "NODES_HEARD_MAX", 1)
+    life = Liveness(0)
+    hear(life, beat(1, tablets=[status(T1, 1)]), 10)
+    stranger = beat(1)
+    stranger.node_id = id_to_pb(N2)
+    with pytest.raises(Retryable) as refused:
+        life.heard(stranger, 10)
+    assert refused.value.code is Code.THROTTLED
+    life.heard(beat(2), 20)
+    life.forget_strangers({N2})
+    assert not life.nodes and not life.reports_of(T1)
+    life.heard(stranger, 30)
 
 
 def test_silence_counts_from_the_beginning_of_leading() -> None:

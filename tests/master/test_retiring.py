@@ -18,7 +18,18 @@ from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import Node, claimed, in_force, one_tablet, ready, refused, until, world
+from tests.master.harness import (
+    Call,
+    Node,
+    claimed,
+    heartbeat,
+    in_force,
+    one_tablet,
+    ready,
+    refused,
+    until,
+    world,
+)
 
 
 async def test_a_node_that_an_intent_names_does_not_retire(tmp_path: Path) -> None:
@@ -59,15 +70,15 @@ async def test_a_master_that_has_just_joined_the_catalog_does_not_retire(tmp_pat
     """Its log knows the configuration before the row of its own tablet does."""
     async with world(tmp_path) as w:
         joins = f"{0xB0:032x}"
-        heartbeat = Node(joins, "m9", "z1").heartbeat(1)
-        heartbeat.registration.role = "master"
-        await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(joins), role="master"), None)
+        beat = Node(joins, "m9", "z1").heartbeat(1)
+        beat.registration.role = "master"
+        await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(joins), role="master"), Call())
         await w.move(joins, pb.DRAINING)
         w.group.config = Configuration(20, (*w.group.config.peers, Peer(NodeId(joins), ReplicaId(4), "")))
         error = await refused(w.move(joins, pb.RETIRED))
         assert error.code is Code.UNSAFE_CHANGE and "the configuration of the catalog" in str(error)
         await w.move(joins, pb.ACTIVE)
-        await w.leader.TSHeartbeat(heartbeat, None)
+        await heartbeat(w.leader, beat)
         await until(lambda: w.catalog.nodes[joins].formed)
         asked = pb.IntentPB(tablet_id=id_to_pb(CATALOG_TABLET_ID), target_node=id_to_pb(joins))
         begin = pb.BeginIntentRequest(epoch=await claimed(w), intent=asked)

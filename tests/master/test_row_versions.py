@@ -38,7 +38,18 @@ from stele.model.kvop import KeyOp, KeyOperation
 from stele.rpc.convert import config_to_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from stele.tablet.keyspace import KeySpace
-from tests.master.harness import MASTERS, OPTIONS, World, claimed, made, ready, ready_again, until, world
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    Call,
+    World,
+    claimed,
+    made,
+    ready,
+    ready_again,
+    until,
+    world,
+)
 from tests.master.test_catalog_log import lone_master, lone_replica
 from tests.master.test_following import commit, same
 
@@ -182,9 +193,9 @@ async def a_node_registered_named_and_retired(
 ) -> str:
     """Its id. It is known by its row alone."""
     node_id = "e" * 32
-    await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(node_id)), None)
+    await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(node_id)), Call())
     rewrite(w, how)
-    await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(node_id), name="n-9"), None)
+    await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(node_id), name="n-9"), Call())
     assert w.catalog.nodes[node_id].name == "n-9"
     for state in (pb.DRAINING, pb.RETIRED):
         rewrite(w, how)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from stele.model.errors import Code, Rejected, StartRefused
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from stele.tserver.vetting import Vouchers
+from stele.tserver.vetting import Vouchers, newest
 
 A, B, C, D, E, NODE = (NodeId(f"{n:032x}") for n in range(1, 7))
 
@@ -66,3 +69,70 @@ def test_a_master_may_open_on_all_others_word_and_is_vetted_only_by_a_leader() -
     assert verdict(Vouchers(A, "master", 3), *led) == (True, True)
     assert verdict(Vouchers(A, "master", 1)) == (True, False)
     assert verdict(Vouchers(A, "master", 1), answer(A, A, leads=True)) == (True, True)
+
+
+def says(master: NodeId, code: Code, newest: int = 5, masters: int = 3) -> StartRefused:
+    return StartRefused("no", code=code, master=master, masters=masters, newest=newest)
+
+
+OLD, STALE = Code.VOLUME_OLD, Code.STALE_INCARNATION
+
+
+@pytest.mark.parametrize(
+    ("refusals", "code"),
+    [
+        ([says(A, OLD)], None),
+        ([says(A, OLD), says(A, OLD)], None),
+        ([says(A, OLD), says(B, OLD)], OLD),
+        ([says(A, OLD), says(B, STALE)], STALE),
+        ([says(A, OLD), says(B, STALE), says(C, OLD)], OLD),
+        ([says(A, STALE), says(B, STALE)], STALE),
+        ([says(A, OLD, masters=5), says(B, OLD, masters=5)], None),
+        ([says(A, OLD, masters=1)], OLD),
+        ([says(A, OLD, masters=0)], None),
+        ([says(A, OLD, masters=0), says(B, OLD, masters=0)], OLD),
+    ],
+)
+def test_a_majority_of_the_masters_ends_a_start_and_no_single_one(
+    refusals: list[StartRefused], code: Code | None
+) -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    for number, refusal in enumerate(refusals):
+        vouchers.refused(f"h{number}:1", refusal)
+    verdict = vouchers.verdict
+    assert (verdict.code if verdict else None) is code
+    assert vouchers.doubt is not None
+
+
+def test_of_doubts_the_next_start_learns_the_newest_number() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    for master, number in ((A, 5), (B, 9), (C, 7)):
+        vouchers.refused("", says(master, STALE, number))
+    assert vouchers.doubt is not None and newest(vouchers.doubt) == 9
+
+
+def test_a_master_that_vouches_again_refuses_no_more() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.refused("", says(A, STALE))
+    vouchers.answered(answer(A, A, B, C))
+    vouchers.refused("", says(B, STALE))
+    assert vouchers.verdict is None
+
+
+def test_a_refusal_takes_back_the_word_before_it_until_the_start_is_vetted() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.answered(answer(A, A, B, C, leads=True))
+    vouchers.refused("", says(A, OLD))
+    assert verdict(vouchers, answer(B, A, B, C)) == (False, False)
+    assert verdict(vouchers, answer(C, A, B, C)) == (True, True)
+    vouchers.answered(answer(A, A, B, C, leads=True))
+    vouchers.refused("", says(B, OLD))
+    assert vouchers.vetted and vouchers.verdict is None
+
+
+def test_masters_of_a_release_that_does_not_name_itself_count_by_address() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.refused("a:1", Rejected("no", code=OLD))
+    assert vouchers.verdict is None
+    vouchers.refused("b:1", Rejected("no", code=OLD))
+    assert vouchers.verdict is not None

@@ -16,6 +16,7 @@ from stele.master.leadership import Leadership
 from stele.master.port import drop, insert, put, swap, unchanged
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord
 from stele.master.replica_ids import free_id
+from stele.model import bounds
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
@@ -209,7 +210,11 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
 
 
 async def register_node(lead: Leadership, request: master_pb2.RegisterNodeRequest) -> bool:
-    """Make a node's UUID known; returns whether it was ever seen with a formatted volume."""
+    """Make a node's UUID known; returns whether it was ever seen with a formatted volume.
+
+    Raises:
+        Rejected: an unknown role, or another than before; too many nodes on record that never came.
+    """
     node_id = NodeId(id_from_pb(request.node_id))
     role = request.role or "node"
     if not node_id or role not in ("node", "master"):
@@ -222,6 +227,11 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
             if request.name and present.name != request.name:
                 await lead.commit([swap(present, replace(present, name=request.name))])
             return present.formed
+        unformed = sum(not n.formed and n.state != "RETIRED" for n in lead.catalog.nodes.values())
+        if unformed >= bounds.NODES_UNFORMED_MAX:
+            raise Rejected(
+                f"register node {node_id}: {unformed} nodes are on record that never came; retire those that never will"
+            )
         await lead.commit([insert(NodeRecord(node_id, role, "ACTIVE", name=request.name))])
         return False
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stele.model import bounds
 from stele.model.clock import agreed
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -50,6 +51,7 @@ class NodeLife:
 
     `wall_base_us`: its wall clock less this master's monotonic one; `wall_ahead_us`: of what it knows most clocks to say.
     `told`: by its newest vetted start; `registered`: the same for the catalog, when it registered and each RECORD_MS.
+    `proven`: a process at the start's address has confirmed it (starts.py); what others tell in its name judges nobody.
     """
 
     node_id: str
@@ -66,6 +68,7 @@ class NodeLife:
     wall_base_us: int | None = None
     wall_ahead_us: int | None = None
     start: int = 0
+    proven: bool = False
     told: Told | None = None
     registered: Told | None = None
     registered_ms: int = 0
@@ -109,7 +112,8 @@ def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) ->
 
 
 def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
-    """Only vetted starts count: an older copy that one master cannot judge yet must not become what judges others."""
+    """Only vetted and proven starts count: neither an older copy that one master cannot judge yet, nor who speaks in another's
+    name, must become what judges others."""
     synced = request.log_synced
     if life.told is not None and life.told.start == request.start:
         synced = max(synced, life.told.log_synced)  # a heartbeat may come late
@@ -166,6 +170,7 @@ class Liveness:
 
         Raises:
             Rejected: as refuse_older; then it counts as silent.
+            Retryable: THROTTLED, too many nodes are heard.
         """
         self.awake(now_ms)
         node_id = id_from_pb(request.node_id)
@@ -174,11 +179,13 @@ class Liveness:
             if known.told is not None:
                 refuse_older(request, known.told)
             _refuse_earlier(request, known.incarnation)
+        elif len(self.nodes) >= bounds.NODES_HEARD_MAX:
+            raise Retryable(f"{len(self.nodes)} nodes are heard already, no more", code=Code.THROTTLED)
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if (request.incarnation, request.start) != (life.incarnation, life.start):
             self._forget_reports(life)
             life.incarnation, life.start = request.incarnation, request.start
-            life.sequence, life.registration = 0, None
+            life.sequence, life.registration, life.proven = 0, None, False
         life.heard, life.heard_ms = True, now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         life.disk_low = request.disk_low
@@ -186,9 +193,15 @@ class Liveness:
         life.wall_ahead_us = request.wall_ahead_us if request.HasField("wall_ahead_us") else None
         if request.HasField("registration"):
             life.registration = request.registration
-        if request.vetted:
+        if request.vetted and life.proven:
             _note(life, request, now_ms)
         return life
+
+    def forget_strangers(self, known: Container[str]) -> None:
+        """Forget the nodes that the catalog does not know. They were heard before this master had one."""
+        for node_id in [n for n in self.nodes if n not in known]:
+            self._forget_reports(self.nodes[node_id])
+            del self.nodes[node_id]
 
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
         """Merge a heartbeat's report; the ids of the tablets it spoke of. An incremental one without its full one,

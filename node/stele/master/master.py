@@ -27,6 +27,7 @@ from stele.master.records import (
     NodeRecord,
     TabletRecord,
 )
+from stele.master.starts import Starts
 from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader, Retryable, SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID, TableId
@@ -76,6 +77,7 @@ class Master:
         self.wall_us = wall
         self.liveness = Liveness(now_ms())
         self.lead: Leadership | None = None
+        self.starts = Starts(pool, lambda: self.liveness, now_ms, self.options.alive_ms)
         self._pool = pool
         self._on_failure = on_failure
         self._following: Following | None = None
@@ -102,6 +104,7 @@ class Master:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self.starts.close()
 
     # --- leading ---
 

@@ -1,6 +1,7 @@
 """Node rows follow what nodes say of themselves. Called by background.py and service.py on the leader.
 
-Invariant: a node's first heartbeat makes it `formed`, for ever.
+Invariant: RegisterNode alone makes a row, so that a heartbeat in any name leaves nothing; a node's first heartbeat makes
+it `formed`, for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import structlog
 
 from stele.master.leadership import Leadership
 from stele.master.liveness import NodeLife
-from stele.master.port import insert, swap
+from stele.master.port import swap
 from stele.master.records import NodeRecord
 from stele.model.ids import NodeId
 from stele.model.kvop import KeyOperation
@@ -33,12 +34,12 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
         batch: list[KeyOperation] = []
         news: list[NodeRecord] = []
         for node_id in node_ids:
-            wanted = _wanted(lead, lead.liveness.nodes[node_id])
-            if wanted is None:
+            life, present = lead.liveness.nodes.get(node_id), lead.catalog.nodes.get(NodeId(node_id))
+            wanted = _wanted(lead, life) if life is not None else None
+            if wanted is None or present is None:
                 continue
-            present = lead.catalog.nodes.get(node_id)
-            batch.append(insert(wanted) if present is None else swap(present, wanted))
-            if present is None or replace(present, log_synced=wanted.log_synced) != wanted:
+            batch.append(swap(present, wanted))
+            if replace(present, log_synced=wanted.log_synced) != wanted:
                 news.append(wanted)
         if batch := lead.fitting(batch):
             await lead.commit(batch)
@@ -50,12 +51,8 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
 def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
     """The row that a node's registration asks for, None if it is there already."""
     told = life.registration
-    if told is None:
-        return None
-    present = lead.catalog.nodes.get(life.node_id)
-    if present is None:
-        present = NodeRecord(NodeId(life.node_id), told.role or "node", "ACTIVE")
-    elif present.state == "RETIRED":
+    present = lead.catalog.nodes.get(NodeId(life.node_id))
+    if told is None or present is None or present.state == "RETIRED":
         return None
     wanted = replace(
         present,
@@ -69,4 +66,4 @@ def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
     )
     if life.registered is not None and life.registered.incarnation >= present.incarnation:
         wanted = replace(wanted, **life.registered._asdict())
-    return None if wanted == lead.catalog.nodes.get(life.node_id) else wanted
+    return None if wanted == present else wanted

@@ -12,6 +12,7 @@ from typing import Any
 from stele import metrics
 from stele.master import driving, tables
 from stele.master.cluster_view import (
+    Scene,
     claim_to_pb,
     cluster_view,
     intent_to_pb,
@@ -19,12 +20,12 @@ from stele.master.cluster_view import (
     table_info,
     tablet_locations,
 )
-from stele.master.liveness import Told, refuse_older
+from stele.master.liveness import NodeLife, Told, refuse_older
 from stele.master.master import Master
-from stele.model.errors import SteleError
+from stele.model.errors import Code, Rejected, Retryable, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.identity import PeerBook
+from stele.rpc.identity import Caller, PeerBook, caller_from_metadata
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
 
@@ -32,6 +33,13 @@ FOLLOWER_STALENESS_MS = 2_000
 """A follower that knows its leader has heard from it within an election timeout, and applies within moments."""
 
 ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
+
+
+def _ensure_own(caller: Caller, node_id: str, incarnation: int | None = None) -> None:
+    """Raise WRONG_NODE if the caller is not this node, in this start."""
+    if caller.from_node != node_id or incarnation not in (None, caller.from_incarnation):
+        who = f"node {caller.from_node}" if caller.from_node else "a caller that is no node"
+        raise Rejected(f"{who} speaks for node {node_id}; each speaks for itself", code=Code.WRONG_NODE)
 
 
 class MasterService(MasterServiceServicer):
@@ -49,19 +57,26 @@ class MasterService(MasterServiceServicer):
 
         Every master takes note of where its callers are. Masters call each other by name, so after a restart of all under
         other addresses they find each other before one of them leads, which no configuration's addresses would do.
+
+        Raises:
+            StartRefused: an earlier start, one of an older copy of the volume, or one beside another that runs.
+            Rejected: WRONG_NODE, it speaks for another node; NOT_FOUND, nobody registered the node.
+            Retryable: this master does not know the node yet.
         """
         master = self._master
+        caller = caller_from_metadata(context.invocation_metadata())
+        _ensure_own(caller, id_from_pb(request.node_id), request.incarnation)
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
-        lead = master.lead
         try:
-            scene = master.scene()
-        except SteleError:
-            scene = None
-        row = scene.catalog.nodes.get(NodeId(id_from_pb(request.node_id))) if scene is not None else None
-        if row is not None:
-            refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
-        life = master.liveness.heard(request, master.now_ms())
+            await master.starts.ensure_gone(request)
+            scene = self._scene()
+            life = self._hear(request, scene)
+        except Rejected as exc:
+            raise self._refusal(exc, id_from_pb(request.node_id)) from None
+        lead = master.lead
         metrics.master_heartbeats.inc()
+        if request.vetted:
+            master.starts.prove(life)
         if life.registration is not None:
             self._book.told(life.node_id, life.incarnation, life.registration.address)
         answer.needs_reregister = life.registration is None
@@ -73,7 +88,7 @@ class MasterService(MasterServiceServicer):
         node = scene.catalog.nodes.get(life.node_id)
         if node is not None:
             answer.node_state = pb.NodeStatePB.Value(node.state)
-        if lead is None or lead.ended or not master.log.is_leader:
+        if lead is None or not self._leads():
             return answer
         answer.is_leader = True
         for tablet_id in master.liveness.merge(request, master.now_ms()):
@@ -86,8 +101,56 @@ class MasterService(MasterServiceServicer):
             lead.wake.set()
         return answer
 
+    def _scene(self) -> Scene | None:
+        """None while this master has no catalog."""
+        try:
+            return self._master.scene()
+        except SteleError:
+            return None
+
+    def _hear(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> NodeLife:
+        """Take note of a node that is on record; before there is a catalog, of any, but of a bounded number."""
+        liveness, now_ms = self._master.liveness, self._master.now_ms()
+        if scene is None:
+            return liveness.heard(request, now_ms)
+        nodes = scene.catalog.nodes
+        if len(liveness.nodes) > len(nodes):
+            liveness.forget_strangers(nodes)
+        node_id = NodeId(id_from_pb(request.node_id))
+        row = nodes.get(node_id)
+        if row is not None:
+            refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
+            return liveness.heard(request, now_ms)
+        if not self._leads():
+            raise Retryable(f"node {node_id} is not on record here yet", code=Code.NOT_READY)
+        raise Rejected(f"node {node_id} is not on record; it has to register first", code=Code.NOT_FOUND)
+
+    def _leads(self) -> bool:
+        master = self._master
+        return master.lead is not None and not master.lead.ended and master.log.is_leader
+
+    def _refusal(self, why: Rejected, node_id: str) -> Rejected:
+        """A refused start, with what its node needs to weigh the word of one master."""
+        if why.code not in (Code.STALE_INCARNATION, Code.VOLUME_OLD):
+            return why
+        master, scene = self._master, self._scene()
+        row = scene.catalog.nodes.get(NodeId(node_id)) if scene is not None else None
+        life = master.liveness.nodes.get(node_id)
+        return StartRefused(
+            str(why.args[0]),
+            code=why.code,
+            master=master.node_id,
+            masters=len(scene.catalog_config.peers) if scene is not None else 0,
+            newest=max(
+                row.incarnation if row is not None else 0, life.incarnation if life is not None else 0
+            ),
+        )
+
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
-        """A node's UUID becomes known."""
+        """A node's UUID becomes known: by the node itself, or by who makes it, which is no node."""
+        caller = caller_from_metadata(context.invocation_metadata())
+        if caller.from_node:
+            _ensure_own(caller, id_from_pb(request.node_id))
         lead = await self._master.confirmed_lead()
         return pb.RegisterNodeResponse(formed=await lead.do(driving.register_node(lead, request)))
 

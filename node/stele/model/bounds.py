@@ -72,6 +72,10 @@ PEERS_MAX = 64
 """Peers of a configuration. Replication factors are single digits; a change adds one peer at a time."""
 PEERS_HEARD_MAX = 4_096
 """Nodes whose own word a process remembers beside the masters' word; of more, the one that was heard first is forgotten."""
+NODES_HEARD_MAX = 16_384
+"""Nodes that a master remembers before it has a catalog, which then tells who is one. Clusters have hundreds."""
+NODES_UNFORMED_MAX = 1_000
+"""Nodes on record that never came. An operator registers each just before its pod."""
 MASTERS_MAX = 16
 """First masters of a cluster: 1, 3 or 5."""
 COLUMNS_MAX = 1_000

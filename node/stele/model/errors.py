@@ -122,6 +122,19 @@ class Rejected(SteleError):
     default_code = Code.INVALID_ARGUMENT
 
 
+class StartRefused(Rejected):
+    """A master refuses a start of a node: STALE_INCARNATION, or VOLUME_OLD. `master` is its node id, one of `masters` that there
+    are (0: it does not know), `newest` the newest incarnation of that node that it knows."""
+
+    def __init__(
+        self, message: str, *, code: Code, master: str = "", masters: int = 0, newest: int = 0
+    ) -> None:
+        super().__init__(message, code=code)
+        self.master = master
+        self.masters = masters
+        self.newest = newest
+
+
 class Closed(Rejected):
     """The client was closed, by its own program: no call through it succeeds any more."""
 

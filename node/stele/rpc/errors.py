@@ -14,7 +14,8 @@ import grpc
 import structlog
 
 from stele.model import bounds
-from stele.model.errors import Code, NotLeader, SteleError, error_for, let_go
+from stele.model.errors import Code, NotLeader, StartRefused, SteleError, error_for, let_go
+from stele.model.ids import is_id
 from stele.model.jsons import parse_json
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2
@@ -23,6 +24,8 @@ log = structlog.get_logger("stele.rpc")
 
 CODE_KEY = "stele-code"
 LEADER_KEY = "stele-leader"
+REFUSAL_KEY = "stele-refusal"
+"""Of a node's start: the master's node id, how many masters there are, the newest incarnation that it knows."""
 RETRY_KEY = "stele-retry-after-ms"
 RETRY_AFTER_MS_MAX = 60_000
 """What a caller believes of a hint when to try again."""
@@ -134,6 +137,8 @@ async def abort_with(context: Any, exc: SteleError) -> NoReturn:
     trailing = [(CODE_KEY, str(int(exc.code)))]
     if isinstance(exc, NotLeader) and exc.leader_hint:
         trailing.append((LEADER_KEY, exc.leader_hint))
+    if isinstance(exc, StartRefused):
+        trailing.append((REFUSAL_KEY, f"{exc.master} {exc.masters} {exc.newest}"))
     if exc.retry_after_ms:
         trailing.append((RETRY_KEY, str(exc.retry_after_ms)))
     await context.abort(status_of(exc.code), _message(exc), tuple(trailing))
@@ -155,6 +160,15 @@ def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
     code = _FOREIGN.get(exc.code(), Code.INTERNAL)
     details = _plain(exc.code(), details)
     return error_for(code, f"{where}: {details}" if where else details)
+
+
+def _start_refused(code: Code, message: str, refusal: str) -> SteleError:
+    master, *rest = refusal.split(" ")
+    numbers = [bounds.digits(text) for text in rest]
+    if len(numbers) != 2 or None in numbers or not is_id(master):
+        return error_for(code, message)
+    masters, newest = (number or 0 for number in numbers)
+    return StartRefused(message, code=code, master=master, masters=masters, newest=newest)
 
 
 def was_answered(error: SteleError) -> bool:

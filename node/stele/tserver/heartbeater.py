@@ -46,6 +46,8 @@ log = structlog.get_logger("stele.tserver.heartbeat")
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
 _GRACE_S = 1.0
+DOUBT_S = 3.0
+"""How long a start that some master refuses waits for the others' word, unless it was vetted before."""
 REST_MAX_S = 15.0
 """How long an address is left alone at most: a new master under an old name is told so late, if the leader names it not."""
 
@@ -65,8 +67,8 @@ class ReportingNode(Protocol):
     def remember_masters(self, masters: tuple[str, ...]) -> None:
         """Keep the newest list of masters beside --masters."""
 
-    async def refused(self, error: SteleError) -> None:
-        """The masters know a later start or state of this node: it may not go on."""
+    async def refused(self, error: SteleError, *, condemned: bool) -> None:
+        """Masters know a later start or state of this node: it may not go on. `condemned`: nor any later start of this volume."""
 
 
 class Heartbeater:
@@ -91,6 +93,8 @@ class Heartbeater:
         given = max(len(addresses), len(record.masters), len(record.first_masters))
         self._vouchers = Vouchers(options.node_id, options.role, given)
         self._heard = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+        self._doubting: asyncio.TimerHandle | None = None
 
     def start(self, known: tuple[str, ...]) -> None:
         """Begin; `known` are the masters that were last told of."""
@@ -134,6 +138,32 @@ class Heartbeater:
             self._vouchers.answered(response)
         self._heard.set()
 
+    @property
+    def doubted(self) -> bool:
+        """Whether some master refuses this start, and no majority has vouched for it."""
+        return self._vouchers.doubt is not None and not self._vouchers.vetted
+
+    def refused(self, address: str, error: SteleError) -> None:
+        """The master at `address` refuses this start. A majority ends it; of a start that nobody vouched for, any that still does
+        after a while."""
+        self._vouchers.refused(address, error)
+        verdict = self._vouchers.verdict
+        if verdict is not None:
+            self._end(verdict, condemned=verdict.code is Code.VOLUME_OLD)
+        elif self.doubted and self._doubting is None:
+            self._doubting = asyncio.get_running_loop().call_later(DOUBT_S, self._still_doubted)
+
+    def _still_doubted(self) -> None:
+        self._doubting = None
+        doubt = self._vouchers.doubt
+        if doubt is not None and self.doubted:
+            self._end(doubt, condemned=False)
+
+    def _end(self, why: SteleError, *, condemned: bool) -> None:
+        if self._ending is None:
+            ending = self._node.refused(why, condemned=condemned)
+            self._ending = asyncio.get_running_loop().create_task(ending)
+
     def speaks(self, loop: _MasterLoop) -> bool:
         """Whether this loop is the one that tells its master; of several the first in the order of `addresses` is."""
         loops = (other for a in self.addresses if (other := self._loops.get(a)) is not None)
@@ -153,8 +183,12 @@ class Heartbeater:
 
     async def close(self) -> None:
         """Stop."""
+        if self._doubting is not None:
+            self._doubting.cancel()
         loops, self._loops = list(self._loops.values()), {}
         await asyncio.gather(*(loop.close() for loop in loops))
+        if self._ending is not None:
+            await asyncio.gather(self._ending, return_exceptions=True)
 
     def learned_masters(self, infos: Iterable[pb.MasterInfoPB]) -> None:
         """The leader's list of masters."""
@@ -267,8 +301,9 @@ class _MasterLoop:
                     self._may_log = True
             except SteleError as exc:
                 if exc.code in (Code.VOLUME_OLD, Code.STALE_INCARNATION):
-                    await self._node.refused(exc)
-                    return
+                    self._owner.refused(self.address, exc)
+                elif exc.code is Code.NOT_FOUND:
+                    await self._register()
                 self.answers = False
                 self._failures += 1
                 self._tell(None)
@@ -285,6 +320,15 @@ class _MasterLoop:
                 await asyncio.sleep(_COALESCE_S)
             except TimeoutError:
                 continue
+
+    async def _register(self) -> None:
+        """A node whose volume was formatted where no master was given is on no record: its heartbeats make none."""
+        node_id, role = self._node.facts.identity.node_id, self._node.facts.options.role
+        request = pb.RegisterNodeRequest(node_id=id_to_pb(node_id), role=role)
+        with contextlib.suppress(SteleError):  # the next heartbeat says so again
+            await self._node.pool.unary(
+                self.address, MasterServiceStub, "RegisterNode", request, timeout_s=_TIMEOUT_S
+            )
 
     def _bound(self) -> None:
         """Of one that does not answer no more is kept than a full report would say: it may never answer again."""

@@ -21,7 +21,8 @@ from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource, whole
 from stele.consensus.ports import HostedReplica
 from stele.consensus.superblock import Superblock
-from stele.model.errors import Code, SteleError
+from stele.model.bounds import INCARNATION_JUMP_MAX
+from stele.model.errors import SteleError
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.budget import ByteBudget
@@ -50,6 +51,7 @@ from stele.tserver.reads import READS_AT_ONCE
 from stele.tserver.replicas import Replicas
 from stele.tserver.servers import AddService, Servers
 from stele.tserver.ticker import ReplicaClock, Ticker
+from stele.tserver.vetting import newest
 from stele.tserver.volume import Fate, Volume, volume_old
 from stele.tserver.wall_clock import WallClock
 from stele.tserver.watch import HAND_OVER_S, NodeWatch
@@ -277,18 +279,29 @@ class Node:
             async with asyncio.timeout(VETTING_S):
                 await self.heartbeater.may_open()
         except TimeoutError:
+            if self.heartbeater.doubted:  # others vouch for it soon, or the process ends
+                await self.heartbeater.may_open()
+                return
             log.warning("starting without the masters' word on this volume", waited_s=VETTING_S)
 
-    async def refused(self, error: SteleError) -> None:
-        """The masters know a later start or state of this node. This process ends, whatever its disk says."""
+    async def refused(self, error: SteleError, *, condemned: bool) -> None:
+        """Masters know a later start or state of this node. This process ends, whatever its disk says. `condemned`: a majority
+        has evidence that the volume is an older copy, and no later start of it may go on either."""
         for task in filter(None, (self._starting, self._vetting)):
             task.cancel()
         self.heartbeater.vetted = False
         why = str(error.args[0])
-        if error.code is not Code.VOLUME_OLD:
-            # A start of an older copy, or one of a volume that is in use elsewhere by now: the next one has a higher
-            # number, and is judged by its log.
-            self.fail(Fate("StaleStart", EXIT_TRY_AGAIN, why))
+        if not condemned:
+            # A start of an older copy, or beside another one, or somebody spoke in this node's name: the next start has a
+            # higher number than all that the masters heard, and is judged by its log.
+            own = self.volume.record.incarnation
+            later = max(own, min(newest(error), own + INCARNATION_JUMP_MAX))
+            try:
+                await self.in_thread(lambda: self.volume.update(incarnation=later))
+            except OSError as exc:
+                log.error("the newest incarnation could not be noted", error=str(exc))
+            finally:
+                self.fail(Fate("StaleStart", EXIT_TRY_AGAIN, why))
             return
         try:
             await self.in_thread(lambda: self.volume.update(refused=why))

@@ -3,33 +3,69 @@
 A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older); what counts here
 is who was asked. Pure; fed by heartbeats.
 
-Invariant: what a start tells is remembered by masters only once the leader, which has read all of the catalog, and a
-majority that had one to read did not refuse it: what cannot judge an older copy must not make it judge the newest.
+Invariants: what a start tells is remembered by masters only once the leader, which has read all of the catalog, and a
+majority that had one to read did not refuse it: what cannot judge an older copy must not make it judge the newest. One
+master's word ends nothing: a start is over when a majority refuses it, and its volume is condemned when a majority says
+that it is an older copy.
 """
 
 from __future__ import annotations
 
+from stele.model.errors import Code, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2
 
 
+def newest(error: SteleError) -> int:
+    """The newest start of the node that the master which refuses this one knows; 0 if it does not say."""
+    return error.newest if isinstance(error, StartRefused) else 0
+
+
 class Vouchers:
-    """The masters that heard this start and did not refuse it. `given`: how many there are until one of them says."""
+    """The masters that heard this start, and which of them refuse it. `given`: how many there are until one of them says."""
 
     def __init__(self, own: NodeId, role: str, given: int) -> None:
         self._own = own
         self._is_master = role == "master"
-        self._given = given
         self._heard: set[str] = set()
         self._read: set[str] = set()
         self._leader = False
         self._term = -1
         self._masters: frozenset[str] = frozenset()
+        self._given = given
+        self._refusals: dict[str, SteleError] = {}
+
+    def refused(self, address: str, error: SteleError) -> None:
+        """The master at `address` refuses this start. One of a release before this one does not say which it is."""
+        master = error.master if isinstance(error, StartRefused) else address
+        self._refusals[master] = error
+        if not self.vetted:  # what it said before is no voucher any more; a start that was vetted once needs a majority against it
+            self._heard.discard(master)
+            self._read.discard(master)
+
+    @property
+    def verdict(self) -> SteleError | None:
+        """The refusal of a majority of the masters: VOLUME_OLD if a majority says that, else the plainest; None without one."""
+        refusals = list(self._refusals.values())
+        masters = max((r.masters for r in refusals if isinstance(r, StartRefused)), default=0)
+        needed = max(masters, len(self._masters)) or self._given
+        old = [r for r in refusals if r.code is Code.VOLUME_OLD]
+        if 2 * len(old) > needed:
+            return old[-1]
+        return self.doubt if 2 * len(refusals) > needed else None
+
+    @property
+    def doubt(self) -> SteleError | None:
+        """What a master that refuses this start says, None if none does. One that says STALE_INCARNATION before others, with
+        the newest incarnation that any knows."""
+        refusals = sorted(self._refusals.values(), key=lambda r: (r.code is Code.VOLUME_OLD, -newest(r)))
+        return refusals[0] if refusals else None
 
     def answered(self, response: master_pb2.TSHeartbeatResponse) -> None:
         """A master did not refuse. It names the masters if it has a catalog."""
         master = id_from_pb(response.node_id)
+        self._refusals.pop(master, None)
         self._heard.add(master)
         self._leader = self._leader or response.is_leader
         if response.masters:

@@ -1,0 +1,172 @@
+"""Heartbeats in other nodes' names: a live node is not displaced, what nobody confirmed judges nobody, and nothing lasts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stele.model import bounds
+from stele.model.errors import Code, Rejected, StartRefused
+from stele.model.ids import ClusterId, NodeId, new_id
+from stele.rpc.budget import ByteBudget
+from stele.rpc.convert import id_to_pb
+from stele.rpc.identity import Identity, PeerBook
+from stele.rpc.proto import master_pb2 as pb
+from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import (
+    TabletServerServiceServicer,
+    add_TabletServerServiceServicer_to_server,
+)
+from stele.rpc.server import bind, make_server
+from tests.master.harness import CLUSTER, MASTERS, Call, Node, heartbeat, ready, refused, until, world
+
+
+class Status(TabletServerServiceServicer):
+    """What a node's process says of itself."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.asked = 0
+
+    async def GetNodeStatus(self, request: Any, context: Any) -> tserver_pb2.GetNodeStatusResponse:
+        self.asked += 1
+        return tserver_pb2.GetNodeStatusResponse(
+            node_id=id_to_pb(self.identity.node_id), incarnation=self.identity.incarnation
+        )
+
+
+@asynccontextmanager
+async def process(node: Node) -> AsyncIterator[tuple[str, Status]]:
+    """The node's process, as far as a master dials it."""
+    identity = Identity(ClusterId(CLUSTER), NodeId(node.node_id), node.incarnation)
+    status = Status(identity)
+    server = make_server(identity, PeerBook(), ByteBudget())
+    add_TabletServerServiceServicer_to_server(status, server)
+    port = await bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", status
+    finally:
+        await server.stop(0)
+
+
+def beat_of(
+    node: Node, address: str, *, incarnation: int, start: int, synced: int = 0
+) -> pb.TSHeartbeatRequest:
+    request = node.heartbeat(1)
+    request.incarnation, request.start, request.registration.address = incarnation, start, address
+    request.vetted, request.log_synced = bool(synced), synced
+    return request
+
+
+async def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        for call in (Call(new_id(), 1), Call(), Call(node.node_id, 2)):
+            error = await refused(w.leader.TSHeartbeat(node.heartbeat(1), call))
+            assert error.code is Code.WRONG_NODE
+        other = pb.RegisterNodeRequest(node_id=id_to_pb(node.node_id))
+        assert (await refused(w.leader.RegisterNode(other, Call(new_id(), 1)))).code is Code.WRONG_NODE
+
+
+async def test_a_heartbeat_of_a_node_that_nobody_registered_leaves_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        known = set(w.catalog.nodes)
+        for n in range(100):
+            stranger = Node(f"{0xEE00 + n:032x}", "m", "z")
+            call = Call(stranger.node_id, 1)
+            code = (await refused(w.leader.TSHeartbeat(stranger.heartbeat(1), call))).code
+            assert code is Code.NOT_FOUND
+            follower = w.services[MASTERS[1]]
+            assert (await refused(follower.TSHeartbeat(stranger.heartbeat(1), call))).code is Code.NOT_READY
+        await w.beat()
+        w.lead.wake.set()
+        await w.beat_until(lambda: True)
+        assert set(w.catalog.nodes) == known
+        assert all(set(m.liveness.nodes) <= known for m in w.masters.values())
+
+
+async def test_nodes_that_never_come_are_registered_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "NODES_UNFORMED_MAX", 2)
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+
+        async def register() -> None:
+            await w.leader.RegisterNode(pb.RegisterNodeRequest(node_id=id_to_pb(new_id())), Call())
+
+        await register()
+        await register()
+        assert "never came" in str(await refused(register()))
+
+
+async def test_a_later_start_waits_for_the_end_of_one_that_still_answers(tmp_path: Path) -> None:
+    """One heartbeat with a higher number, in its name: it ended, and its volume was never to be used again."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        node.incarnation = 7
+        service = w.leader
+        async with process(node) as (address, _):
+            await heartbeat(service, beat_of(node, address, incarnation=7, start=70))
+            error = await refused(heartbeat(service, beat_of(node, "evil:1", incarnation=8, start=80)))
+            assert isinstance(error, StartRefused) and error.code is Code.STALE_INCARNATION
+            assert (error.master, error.masters, error.newest) == (MASTERS[0], 3, 7)
+            assert "still answers at" in str(error)
+            await heartbeat(service, beat_of(node, address, incarnation=7, start=70))
+        await heartbeat(service, beat_of(node, "127.0.0.1:1", incarnation=8, start=80))
+        assert (await refused(heartbeat(service, beat_of(node, address, incarnation=7, start=70)))).code is (
+            Code.STALE_INCARNATION
+        )
+
+
+async def test_a_restart_at_the_same_address_is_welcome_at_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        async with process(node) as (address, status):
+            node.incarnation = 7
+            status.identity.incarnation = 7
+            await heartbeat(w.leader, beat_of(node, address, incarnation=7, start=70))
+            node.incarnation = 8
+            status.identity.incarnation = 8
+            await heartbeat(w.leader, beat_of(node, address, incarnation=8, start=80))
+
+
+async def test_what_a_start_tells_of_its_log_counts_once_its_process_confirms_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        life = w.masters[MASTERS[0]].liveness.nodes[node.node_id]
+        forged = beat_of(node, "127.0.0.1:1", incarnation=6, start=60, synced=1 << 60)
+        for _ in range(3):
+            await heartbeat(w.leader, forged)
+            await until(lambda: not w.masters[MASTERS[0]].starts._proving)
+        assert life.told is None
+        node.incarnation = 7
+        async with process(node) as (address, status):
+            true = beat_of(node, address, incarnation=7, start=70, synced=900)
+            await heartbeat(w.leader, true)
+            await until(lambda: life.proven)
+            await heartbeat(w.leader, true)
+            assert life.told == (7, 70, 900)
+            asked = status.asked
+            await heartbeat(w.leader, true)
+            assert status.asked == asked, "once for each start"
+
+
+async def test_a_master_knows_that_it_runs_itself(tmp_path: Path) -> None:
+    """A copy of a master's volume, started elsewhere, told the original that it was its later start."""
+    async with world(tmp_path) as w:
+        w.pool.identity.node_id, w.pool.identity.incarnation = NodeId(MASTERS[0]), 5
+        copy = Node(MASTERS[0], "m", "z")
+        error = await refused(heartbeat(w.leader, beat_of(copy, "elsewhere:1", incarnation=6, start=60)))
+        assert isinstance(error, Rejected) and error.code is Code.STALE_INCARNATION
+        await heartbeat(w.leader, beat_of(copy, "here:1", incarnation=5, start=50))
