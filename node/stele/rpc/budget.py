@@ -1,7 +1,8 @@
 """One budget of bytes per node for what came in and is not yet applied. Used on the event loop only.
 
-Charged before a message is decoded, released once it is answered. Invariant: 0 <= used <= limit, and clients leave
-`reserve` free, so that heartbeats, votes and replication get through when clients have filled the rest.
+Charged before a message is decoded, released once it is answered; what has come of clients' messages that are not whole
+yet counts as used, too. Invariant: 0 <= used <= limit, and clients leave `reserve` free, so that heartbeats, votes and
+replication get through when clients have filled the rest.
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ class Charge:
 class ByteBudget:
     """`limit_bytes` in all, of which only control traffic may use the last `reserve_bytes`."""
 
-    __slots__ = ("limit_bytes", "reserve_bytes", "used_bytes")
+    __slots__ = ("arriving_bytes", "limit_bytes", "reserve_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int = 128 << 20, reserve_bytes: int = 32 << 20) -> None:
         ensure(0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget is smaller than its limit")
         self.limit_bytes = limit_bytes
         self.reserve_bytes = reserve_bytes
         self.used_bytes = 0
+        self.arriving_bytes = 0
+        """Of clients' messages that are not whole yet (see stele.rpc.arriving)."""
+
+    def arrives(self, delta: int) -> None:
+        """So many bytes more, or less, are held of messages that are not whole yet."""
+        self.arriving_bytes += delta
 
     def take(self, size_bytes: int, *, control: bool = False) -> None:
         """Take `size_bytes`, of which every one is to be given back.
@@ -54,7 +61,7 @@ class ByteBudget:
         Raises:
             Retryable: THROTTLED if the budget is used up.
         """
-        limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes
+        limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes - self.arriving_bytes
         if self.used_bytes and self.used_bytes + size_bytes > limit:
             metrics.budget_refused.inc()
             raise Retryable(

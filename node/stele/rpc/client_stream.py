@@ -5,7 +5,7 @@ answered from their future, without a task, a wait and a timer for each. All els
 
 Invariant: a request is charged before it is decoded and until it is answered, however small it is with what it costs to
 work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are
-ready; a client that does not take them is not listened to meanwhile.
+ready; a client that does not take them is not listened to meanwhile, and what waits for it is charged as well.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, no_outcome
+from stele.rpc.arriving import Arriving
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
@@ -82,6 +83,7 @@ class ClientStreams:
         self._budget = budget
         self._listener = listener
         self._answers = answers
+        self._arriving = Arriving(budget.limit_bytes // 4, budget.arrives)
         self._may_log = OncePer()
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
@@ -96,6 +98,7 @@ class ClientStreams:
         return common_pb2.OpenStreamResponse(hello=self._identity.hello(), port=self._listener.port, key=key)
 
     def _begin(self, connection: FramedConnection) -> None:
+        connection.arriving = self._arriving
         _Stream(self._budget, self._answers, connection, self._may_log)
 
 
@@ -116,6 +119,7 @@ class _Stream:
         self._timer: asyncio.TimerHandle | None = None
         self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
+        self._ready_charged = 0  # for answers that wait for a client that takes none
         self._flushing = False
         connection.on_frames = self._take_all
         connection.on_full = self._full
@@ -127,6 +131,8 @@ class _Stream:
         writes, self._writes = self._writes, {}
         for write in writes.values():
             self._budget.give_back(write.charged_bytes)
+        self._ready.clear()
+        self._give_back_ready()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -254,15 +260,36 @@ class _Stream:
             )
             small = tserver_pb2.ClientResponse(request_id=response.request_id, error=error_to_pb(error))
             raw = small.SerializeToString()
+        elif self._connection.full:
+            if self._connection.lost.done():
+                return
+            raw = self._kept(response.request_id, raw)
         self._ready.append(raw)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
+    def _kept(self, request_id: int, raw: bytes) -> bytes:
+        """An answer for a client that takes none now: it is charged, or gives way to a small one."""
+        try:
+            self._budget.take(len(raw))
+        except Retryable as exc:
+            return tserver_pb2.ClientResponse(
+                request_id=request_id, error=error_to_pb(exc)
+            ).SerializeToString()
+        self._ready_charged += len(raw)
+        return raw
+
+    def _give_back_ready(self) -> None:
+        charged, self._ready_charged = self._ready_charged, 0
+        self._budget.give_back(charged)
+
     def _flush(self) -> None:
         self._flushing = False
         while self._ready and not self._connection.full:
             self._connection.send(client_responses(self._ready))
+        if self._ready_charged and not self._ready:
+            self._give_back_ready()
 
 
 def request_ids_of(raw: bytes) -> list[int]:

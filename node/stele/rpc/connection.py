@@ -3,7 +3,7 @@
 What a gRPC stream costs a small frame, four system calls and a thread's wake-up at each end, costs one here; who may
 speak is settled over gRPC before (OpenPeerStream, OpenClientStream). Owns one connection; knows nothing of what frames
 hold. Invariant: frames come out whole and in the order in which they were sent; memory for what came in and is not yet a
-frame stays below two frames and what one read brings.
+frame stays below two frames and what one read brings, and is told to `arriving` as it comes in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from stele.model.errors import Code, Rejected, Retryable
+from stele.rpc.arriving import Arriving
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.resolve import resolve_one, split_address
@@ -29,14 +30,15 @@ _PONG = 0xFFFFFFFE
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. `pinged`: a ping was among them since this was last set to False."""
+    """Cuts a stream of bytes into frames. `pinged`: a ping was among them since this was last set to False. `held`: bytes
+    of a frame that is not whole yet."""
 
-    __slots__ = ("_have", "_need", "_parts", "pinged")
+    __slots__ = ("_need", "_parts", "held", "pinged")
 
     def __init__(self) -> None:
         self.pinged = False
+        self.held = 0
         self._parts: list[bytes] = []
-        self._have = 0
         self._need = LENGTH_BYTES
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -50,8 +52,8 @@ class FrameReader:
                 return [data[LENGTH_BYTES:]]  # most often one read brings one frame
         else:
             self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+            self.held += len(data)
+            if self.held < self._need:
                 return []
             data = b"".join(self._parts)
             self._parts.clear()
@@ -72,7 +74,7 @@ class FrameReader:
             need = LENGTH_BYTES
         if at < end:
             self._parts.append(data[at:])
-        self._have = end - at
+        self.held = end - at
         self._need = need
         return frames
 
@@ -91,11 +93,13 @@ class FramedConnection(asyncio.Protocol):
 
     `on_frames(frames)` gets what came in. While `full`, more than enough waits to be sent: `on_full(True)` is called
     then, `on_full(False)` once there is room again. `lost` is done once the connection has ended, with what ended it.
+    `arriving`: who counts what was received of a frame that is not whole yet.
     """
 
     def __init__(self) -> None:
         self.full = False
         self.source = ""
+        self.arriving: Arriving | None = None
         self.on_frames: Callable[[list[bytes]], None] = lambda frames: None
         self.on_full: Callable[[bool], None] = lambda full: None
         self._loop = asyncio.get_running_loop()
@@ -103,7 +107,9 @@ class FramedConnection(asyncio.Protocol):
         self._closed = asyncio.Event()
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._reads = True
+        self.reads = True
+        self._held_back = False
+        self._held_bytes = 0
         self._heard = self._ticked = 0.0
         self._written = self._acknowledged = 0
         self._pinged_at = 0  # where in the bytes written the ping ends that was not answered yet
@@ -125,6 +131,8 @@ class FramedConnection(asyncio.Protocol):
         self._pinged_at = 0
         try:
             frames = self._reader.feed(data)
+            if self._reader.held != self._held_bytes:
+                self._holds(self._reader.held)
             if self._reader.pinged:
                 self._reader.pinged = False
                 self.send(_PONG.to_bytes(LENGTH_BYTES, "big"))
@@ -132,6 +140,11 @@ class FramedConnection(asyncio.Protocol):
                 self.on_frames(frames)
         except Exception as exc:  # noqa: BLE001 - whatever it was, this connection is of no use any more
             self.close(exc)
+
+    def _holds(self, size: int) -> None:
+        self._held_bytes = size
+        if self.arriving is not None:
+            self.arriving.holds(self, size)
 
     def pause_writing(self) -> None:
         """More than enough waits to be sent."""
@@ -150,6 +163,8 @@ class FramedConnection(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(exc)
         self._closed.set()
+        self._reader = FrameReader()  # its owner and it hold each other until the collector runs
+        self._holds(0)
 
     # --- for its owner
 
@@ -167,13 +182,22 @@ class FramedConnection(asyncio.Protocol):
 
     def read(self, on: bool) -> None:
         """Take in nothing for a while, or go on."""
+        self._read(on, self._held_back)
+
+    def hold_back(self, on: bool) -> None:
+        """As `read(not on)`, for who counts what is under way: it goes on once both want it."""
+        self._read(self.reads, on)
+
+    def _read(self, reads: bool, held_back: bool) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing() or on is self._reads:
+        if transport is None or transport.is_closing():
             return
-        self._reads = on
-        if on:
+        before = self.reads and not self._held_back
+        self.reads, self._held_back = reads, held_back
+        after = reads and not held_back
+        if after and not before:
             transport.resume_reading()
-        else:
+        elif before and not after:
             transport.pause_reading()
 
     def watch(self) -> None:

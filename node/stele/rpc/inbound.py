@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from stele import metrics
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId
+from stele.rpc.arriving import Arriving
 from stele.rpc.budget import ByteBudget
 from stele.rpc.connection import FramedConnection
 from stele.rpc.identity import caller_from_hello, check
@@ -33,6 +34,7 @@ class PeerInbound:
         self._transport = transport
         self._budget = budget
         self._listener = listener
+        self._arriving = Arriving(budget.reserve_bytes)
         self._streams: dict[tuple[NodeId, str], _Stream] = {}
         self._keys: dict[tuple[NodeId, str], bytes] = {}  # the newest given out
 
@@ -61,6 +63,7 @@ class PeerInbound:
             earlier.end()
         stream = _Stream(self._transport, self._budget, connection, node_id, channel)
         self._streams[node_id, channel] = stream
+        connection.arriving = self._arriving
         connection.on_frames = stream.take
         connection.lost.add_done_callback(lambda _: self._lost(stream))
 
