@@ -95,6 +95,18 @@ class LogPortContract:
         check(loaded(log))
         self._after_restarts(logs, check)
 
+    def test_a_vote_in_a_term_that_was_there_survives(self, logs: LogUnderTest) -> None:
+        log = logs.open()
+        log.append_term(4)
+        logs.settle()
+        log.append_vote(4, ReplicaId(2))
+
+        def check(state: LoadedLog) -> None:
+            assert state.hard_state == HardState(4, ReplicaId(2))
+
+        check(loaded(log))
+        self._after_restarts(logs, check)
+
     def test_a_higher_term_frees_the_vote(self, logs: LogUnderTest) -> None:
         log = logs.open()
         log.append_vote(4, ReplicaId(2))

@@ -16,7 +16,10 @@ from stele.raft.effects import (
     ChangeRefused,
     Committed,
     Effect,
+    HardState,
+    Persist,
     ProposalRefused,
+    Proposed,
     ReadReady,
     ReadRefused,
     Role,
@@ -401,3 +404,56 @@ def test_a_vote_goes_to_logs_that_are_as_up_to_date_by_term_first(
     effects = core.step(Received(ReplicaId(2), VoteRequest(4, theirs, pre_vote), 1_000))
     answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, VoteResponse)]
     assert [a.granted for a in answers] == [granted]
+
+
+def follower(log: tuple[int, ...] = ()) -> RaftCore:
+    """Replica 1 of three, which is not meant to lead and has heard of nobody."""
+    core = RaftCore(
+        RaftOptions(), ReplicaId(1), replace(initial(3, entries(*log)), leader_hint=None), random.Random(1)
+    )
+    core.step(Start(0))
+    return core
+
+
+def test_one_vote_is_given_in_a_term() -> None:
+    core = follower()
+    granted = []
+    for sender in (2, 3, 2):
+        effects = core.step(Received(ReplicaId(sender), VoteRequest(4, OpId(0, 0)), 1_000))
+        granted += [
+            e.message.granted for e in effects if isinstance(e, Send) and isinstance(e.message, VoteResponse)
+        ]
+    assert granted == [True, False, True]
+
+
+def test_a_term_that_another_brings_is_on_disk_before_it_is_spoken_in() -> None:
+    effects = follower().step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), (), 0), 1))
+    (persist,) = [e for e in effects if isinstance(e, Persist)]
+    assert persist.hard_state == HardState(5, None)
+    assert [e.after for e in effects if isinstance(e, Send)] == [persist.id]
+
+
+def test_no_change_is_begun_before_the_leader_has_committed_in_its_term() -> None:
+    """What an earlier leader began may be committed yet, and two majorities would not meet (dissertation 4.1)."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(3, entries(1), 1), random.Random(1))
+    lead(core)
+    for n in (2, 3):
+        accept(core, n, 1)
+    change = ProposeChange(7, ChangeType.ADD, peer(4, LEARNER), -1)
+    assert refusals(core.step(change)) == [(ChangeRefused, Code.NOT_READY)]
+    accept(core, 2, 2)
+    assert refusals(core.step(change)) == []
+
+
+def test_what_is_proposed_while_leadership_is_handed_over_waits_for_the_end_of_it() -> None:
+    """From its beginning on, or a target that lags would never have all of it."""
+    core = leader_in_step()
+    core.step(Propose(1, EntryKind.WRITE, b"w"))
+    core.step(TransferLeadership(2, ReplicaId(2), 10))
+    assert not [e for e in core.step(Propose(3, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
+    effects = accept(core, 2, 2, preceding=1, now=11)
+    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [2]
+    assert not [e for e in core.step(Propose(4, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
+    accept(core, 3, 2, preceding=1, now=600)
+    effects = core.step(Tick(700))
+    assert [e.context for e in effects if isinstance(e, Proposed)] == [3, 4]

@@ -17,7 +17,15 @@ from stele.tserver.process import exit_code
 from stele.wal import Log
 from stele.wal.dump import describe_record
 from stele.wal.files import Files
-from stele.wal.format import GROUP_HEADER_BYTES, GroupHeader, GroupKind, Kind, Record, encode_record
+from stele.wal.format import (
+    GROUP_HEADER_BYTES,
+    GroupHeader,
+    GroupKind,
+    Kind,
+    Record,
+    encode_group,
+    encode_record,
+)
 from stele.wal.metadata import COPY, METADATA
 from stele.wal.options import HEADER_BYTES
 from stele.wal.reader import entries_of
@@ -305,3 +313,28 @@ def test_an_entry_of_a_later_kind_is_refused_by_name(capsys: pytest.CaptureFixtu
     ):
         with pytest.raises(Rejected, match=r"entry 1\.2: kind 5 is unknown.*upgrade"):
             read()
+
+
+def test_a_group_that_follows_on_another_than_stands_before_it_is_damage() -> None:
+    """Each is whole by itself; but one of them is of another past, as a disk has it that lost a write."""
+    w = write(3)
+    first = record_groups(w.groups)[-2]
+    data = w.files.content(w.path)
+    body = bytearray(
+        data[first.offset + GROUP_HEADER_BYTES : first.offset + GROUP_HEADER_BYTES + first.stored_bytes]
+    )
+    body[-1] ^= 1
+    buffers, length, _ = encode_group(
+        GroupKind.RECORDS,
+        [bytes(body)],
+        first.record_count,
+        segment_id=first.segment_id,
+        prev_segment_id=first.prev_segment_id,
+        prev_crc=first.prev_crc,
+        offset=first.offset,
+        synced_offset=first.synced_offset,
+    )
+    assert first.offset + length == first.end
+    data[first.offset : first.end] = b"".join(buffers)
+    log, _ = reopen(w.files)
+    assert key() in log.recovery.failed

@@ -49,3 +49,10 @@ def test_entries_that_are_missing_from_the_middle_fail_their_stream(covered: boo
 
 def test_entries_of_a_stream_that_nobody_created_fail_it() -> None:
     assert list(replayed([entry(1, 1)]).broken) == [RAW]
+
+
+def test_a_stream_that_ends_before_what_the_metadata_says_is_failed() -> None:
+    """What was behind it was acknowledged, and is gone with the segment that held it."""
+    create = Record(Kind.CREATE, 0, *RAW, 0, 0, 0, BLOB)
+    assert not replayed([create, entry(1, 1)], metadata=saved(OpId(1, 1)), covered=True).broken
+    assert list(replayed([create, entry(1, 1)], metadata=saved(OpId(1, 2)), covered=True).broken) == [RAW]

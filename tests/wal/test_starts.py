@@ -155,3 +155,16 @@ def test_what_is_not_known_committed_is_never_skipped() -> None:
     for ends in ((OpId(2, 5), OpId(1, 6)), (OpId(1, 5), OpId(2, 5))):
         with pytest.raises(InvariantViolation, match="cannot follow"):
             LogView(OPID_NONE, CONFIG, (), 9, 300, SkippedRecord(ends, ()))
+
+
+def test_a_configuration_that_another_entry_replaced_is_in_force_no_more() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    stream.append_entries((*entries((1, 1)), entry_of(1, 2, True)))
+    log.turn()
+    stream.append_entries((entry_of(2, 2, False),))
+    log.turn()
+    for each in (stream, stream_of(open_still(files.copy()))):
+        loaded = fold_records(each.load(2))
+        assert loaded.skipped == SkippedRecord((OpId(1, 1), OpId(2, 2)), ())
