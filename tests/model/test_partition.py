@@ -209,7 +209,8 @@ def test_columns_of_a_partition_are_ids(columns: object) -> None:
         ("range", PartitionSchema(range=RangePartition(columns))),  # type: ignore[arg-type]
     ):
         assert bad.faults(SCHEMA) == [
-            f"{kind}: columns {columns!r}; expected column ids, their places in the schema from 0, like (0, 1)"
+            f"{kind}: columns {columns!r}; expected column ids, their places in the schema from 0, like (0, 1), or names "
+            "as columns=[...]"
         ]
 
 

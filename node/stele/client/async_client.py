@@ -26,6 +26,7 @@ from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient, is_far
 from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, HybridTime, new_id
+from stele.model.named_parts import with_ids
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
@@ -155,6 +156,10 @@ class AsyncClient:
         arguments.of_kind(
             wanted, PartitionSchema, "partitioning", "a PartitionSchema, or None for one tablet"
         )
+        try:
+            wanted = with_ids(wanted, schema)
+        except Rejected as exc:
+            raise Rejected(f"partitioning: {exc.args[0]}") from None
         faults = wanted.faults(schema)
         if faults:
             raise Rejected("partitioning: " + "; ".join(faults))

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from stele.model.column import Column, arrow_type, shown
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.jsons import parse_json
+from stele.model.nearest import meant
 
 COLUMNS_MAX = 1000
 """Bounded so that a block header and a footer stay small."""
@@ -81,14 +83,17 @@ class Schema:
                     f"schema: column {shown(column)}: expected (name, type[, nullable[, default]])"
                 )
             name, type_ = column[0], column[1]
-            nullable = bool(column[2]) if len(column) > 2 else False
+            nullable = column[2] if len(column) > 2 else False
+            if not isinstance(nullable, (bool, np.bool_)):
+                raise Rejected(f"schema: column {name}: nullable {shown(nullable)}: expected True or False")
             default = column[3] if len(column) > 3 else None
-            made.append(Column(ColumnId(first_column_id + position), name, type_, nullable, default))
+            made.append(Column(ColumnId(first_column_id + position), name, type_, bool(nullable), default))
         ids = {c.name: c.id for c in made}
         key = [key] if isinstance(key, str) else list(key)
         unknown = [name for name in key if name not in ids]
         if unknown:
-            raise Rejected(f"schema: key names {unknown}, which are no columns; expected some of {list(ids)}")
+            hint = meant(unknown[0], ids) or f"; expected some of {list(ids)}"
+            raise Rejected(f"schema: key names {unknown}, which are no columns{hint}")
         return Schema(
             SchemaVersion(version), tuple(made), tuple(ids[n] for n in key), first_column_id + len(made)
         )

@@ -1,0 +1,33 @@
+"""The known word that is nearest to one that is not known, for messages. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable
+
+_WORD_CHARS_MAX = 200
+"""difflib takes time by the square of the length."""
+_PREFIX_CHARS_MIN = 5
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that somebody who wrote `word` probably meant; None if none is near. Case does not count."""
+    by_lower = {each.lower(): each for each in known}
+    said = str(word)[:_WORD_CHARS_MAX].lower()
+    found = difflib.get_close_matches(said, by_lower, n=1, cutoff=0.6)
+    if found:
+        return by_lower[found[0]]
+    # "replicas" is "replicationFactor" for who does not know the word.
+    alike = max(by_lower, key=lambda each: _shared_start(each, said), default="")
+    return by_lower[alike] if _shared_start(alike, said) >= _PREFIX_CHARS_MIN else None
+
+
+def _shared_start(one: str, other: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """What to say behind an unknown word: "; did you mean 'nullable'?", or nothing."""
+    found = nearest(word, known)
+    return f"; did you mean {found!r}?" if found is not None else ""
