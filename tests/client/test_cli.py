@@ -185,7 +185,7 @@ async def test_ranges_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run = runner(cluster, monkeypatch)
         for name, ids, splits, told, listed in (
             ("one", (0,), days, '"2024-01-01", "2024-07-01"', [["2024-01-01"], ["2024-07-01"]]),
-            ("two", (0, 1), pairs, '["1970-01-06", "b"], "0xff"', [["1970-01-06", "b"], ["0xff"]]),
+            ("two", (0, 1), pairs, '["1970-01-06", "b"], "0xff"', [["1970-01-06", "b"], {"encoded": "ff"}]),
         ):
             await client.create_table(name, schema, PartitionSchema((), RangePartition(ids, splits)))
             columns = [schema.columns[i].name for i in ids]

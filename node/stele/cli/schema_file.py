@@ -1,6 +1,7 @@
-"""Table definitions from files (YAML or JSON, a TabletGroup or only its spec) and from options. Pure, but for the file.
+"""Table definitions from files (YAML or JSON: a TabletGroup, only its spec, or what `stele table describe --json` prints) and from
+options. Pure, but for the file.
 
-Invariant: all faults of a definition are told together.
+Invariant: all faults of a definition are told together, and nothing in it is ignored but what a server wrote there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from stele.cli.document import Document, Entry, parse
+from stele.model.column import Column
 from stele.model.errors import Rejected
-from stele.model.jsons import too_deep
-from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.nearest import meant
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
+from stele.model.split_json import split_key
 
 
 @dataclass(slots=True)
@@ -31,24 +33,15 @@ class TableDefinition:
 
 
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads numbers with a point as they stand there: whether they fit their column is not for a float to say."""
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> decimal.Decimal | float:
-    try:
-        return decimal.Decimal(loader.construct_scalar(node))
-    except decimal.InvalidOperation:  # .inf and .nan
-        return loader.construct_yaml_float(node)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
-
-
-def _as_json(default: Any) -> str:
-    return str(default) if isinstance(default, decimal.Decimal) else json.dumps(default)
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""As `describe --json` prints them."""
+_API_VERSION = "stele.dev/v1alpha1"
+_RESOURCE_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
+_NOT_OURS = ("clusterRef", "deletionPolicy")
+"""Of a TabletGroup: what the operator reads."""
+_SPEC_KEYS = ("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning")
+_DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady")
+"""What `describe --json` tells of a table beside its definition. A new table has its own."""
 
 
 def table_from_file(path: str) -> TableDefinition:
@@ -65,26 +58,44 @@ def table_from_file(path: str) -> TableDefinition:
         ) from exc
     except UnicodeDecodeError as exc:
         raise Rejected(f"{path}: no YAML or JSON: {exc}") from exc
-    try:
-        document = yaml.load(text, _Loader)
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as exc:  # ValueError: a number of thousands of digits, a date that is none
-        raise Rejected(f"{path}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
-    except RecursionError:
-        raise Rejected(f"{path}: no YAML or JSON: {too_deep()}") from None
-    if not isinstance(document, dict):
+    document = parse(path, text)
+    if not isinstance(document.value, dict):
         raise Rejected(f"{path}: {_EXPECTED}")
-    if (kind := document.get("kind", "TabletGroup")) != "TabletGroup":
+    _check_kind(path, document.value)
+    if "spec" not in document.value:
+        keys = (*_SPEC_KEYS, *_NOT_OURS, *_DESCRIBED_KEYS, "apiVersion")
+        return _from_spec("", document.root, keys, path)
+    resource = document.root.mapping(_RESOURCE_KEYS, required=("spec",))
+    name = _name_of(resource["metadata"]) if "metadata" in resource else ""
+    spec = resource.get("spec", Entry(document, ("spec",), {}))
+    return _from_spec(name, spec, (*_SPEC_KEYS, *_NOT_OURS), path)
+
+
+def _check_kind(path: str, document: dict[str, Any]) -> None:
+    kind = document.get("kind", "TabletGroup")
+    if kind == "keyspace":
+        raise Rejected(f"{path}: a key space, not a table; make it with `stele kv create`")
+    if kind not in ("TabletGroup", "table"):
         remedy = f"; a {kind} is made with `kubectl apply -f {path}`" if kind == "TabletCluster" else ""
         raise Rejected(f"{path}: kind {kind}; {_EXPECTED}{remedy}")
-    spec = document.get("spec", document)
-    metadata = document.get("metadata") or {}
-    if not isinstance(spec, dict) or not isinstance(metadata, dict):
-        raise Rejected(f"{path}: expected mappings below spec and metadata, as in a TabletGroup")
-    name = spec.get("tableName") or spec.get("name") or metadata.get("name") or Path(path).stem
-    return _from_spec(str(name), spec, path)
+    version = document.get("apiVersion", _API_VERSION)
+    if version != _API_VERSION:
+        raise Rejected(f"{path}: apiVersion {version}; expected {_API_VERSION}")
+
+
+def _name_of(metadata: Entry) -> str:
+    """The name in a resource's metadata; what else is there is Kubernetes' own."""
+    if not isinstance(metadata.value, dict):
+        metadata.fault("expected a mapping, as in a TabletGroup")
+        return ""
+    known = ("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences")
+    for key in metadata.value:
+        if key != "name" and key not in known and meant(str(key), known):
+            metadata.fault(f"unknown key {key!r}{meant(str(key), known)}")
+    name = metadata.value.get("name")
+    return (
+        Entry(metadata.document, (*metadata.place, "name"), name).text("a name") if name is not None else ""
+    )
 
 
 def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequence[str]) -> TableDefinition:
@@ -98,7 +109,18 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
         spec["columns"].append(
             {"name": column, "type": kind.removesuffix("?"), "nullable": kind.endswith("?")}
         )
-    parts, known = [], {column["name"] for column in spec["columns"]}
+    known = {column["name"] for column in spec["columns"]}
+    parts = hash_options(hashes, known, faults)
+    if faults:
+        raise Rejected("; ".join(faults))
+    spec["partitioning"] = {"hash": parts}
+    where = f"table {name}"
+    return _from_spec(name, Document(where, spec).root, _SPEC_KEYS, where)
+
+
+def hash_options(hashes: Sequence[str], known: set[str], faults: list[str]) -> list[dict[str, Any]]:
+    """What each --hash asks for. Puts what is wrong with them into `faults`."""
+    parts = []
     for text in hashes:
         names, _, buckets = text.rpartition(":")
         if not names or not buckets.isdecimal():
@@ -106,42 +128,88 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
             continue
         if unknown := [one for one in names.split(",") if one not in known]:
             faults.append(f"--hash {text}: {', '.join(map(repr, unknown))} is no --column")
+        if int(buckets) < 2:
+            faults.append(f"--hash {text}: {buckets} buckets; expected 2 or more")
         parts.append({"columns": names.split(","), "buckets": int(buckets)})
-    if faults:
-        raise Rejected("; ".join(faults))
-    spec["partitioning"] = {"hash": parts}
-    return _from_spec(name, spec, f"table {name}")
+    return parts
 
 
-def _from_spec(name: str, spec: dict[str, Any], where: str) -> TableDefinition:
+def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> TableDefinition:
+    given = spec.mapping(keys, required=("columns", "primaryKey"))
+    for key in ("name", "tableName"):
+        if key in given:
+            name = given[key].text("a name")
+    columns = [_column(entry) for entry in given["columns"].entries("columns")] if "columns" in given else []
+    primary = given["primaryKey"].texts("column names") if "primaryKey" in given else []
+    factor = given["replicationFactor"].whole(1) if "replicationFactor" in given else 3
+    spec.document.refuse_faults()
     try:
-        schema = Schema.make(
-            [
-                (
-                    column["name"],
-                    column["type"],
-                    bool(column.get("nullable", False)),
-                    None if column.get("default") is None else _as_json(column["default"]),
-                )
-                for column in spec["columns"]
-            ],
-            spec["primaryKey"],
-        )
-        ids = {column.name: int(column.id) for column in schema.columns}
-        partitioning = PartitionSchema(
-            tuple(
-                HashPartition(tuple(ids[n] for n in part["columns"]), int(part["buckets"]))
-                for part in (spec.get("partitioning") or {}).get("hash", ())
-            )
-        )
-        replication_factor = int(spec.get("replicationFactor", 3))
+        schema = Schema.make(columns, primary)
     except Rejected as exc:
         raise Rejected(f"{where}: {exc.args[0]}") from None
-    except KeyError as exc:
-        raise Rejected(f"{where}: {exc.args[0]!r} is missing, or names no column") from None
-    except (TypeError, ValueError, AttributeError) as exc:
-        raise Rejected(f"{where}: {exc}; expected the spec of a TabletGroup") from None
+    partitioning = PartitionSchema()
+    if "partitioning" in given:
+        partitioning = _partitioning(given["partitioning"], schema)
+        spec.document.refuse_faults()
     faults = partitioning.faults(schema)
     if faults:
         raise Rejected(f"{where}: {'; '.join(faults)}")
-    return TableDefinition(name, schema, partitioning, replication_factor)
+    return TableDefinition(name or Path(where).stem, schema, partitioning, factor)
+
+
+def _column(entry: Entry) -> tuple[Any, ...]:
+    given = entry.mapping(("name", "type", "nullable", "default", "id"), required=("name", "type"))
+    default = given["default"].scalar() if "default" in given else None
+    type_ = given["type"].text("a type, like int64") if "type" in given else ""
+    return (
+        given["name"].text("a name") if "name" in given else "",
+        type_,
+        given["nullable"].flag() if "nullable" in given else False,
+        None if default is None else _as_json(default, type_),
+    )
+
+
+def _as_json(default: Any, type_: str) -> str:
+    if type_ in ("float", "double") and default in _NOT_FINITE:
+        return str(default)
+    return str(default) if isinstance(default, decimal.Decimal) else json.dumps(default)
+
+
+def _partitioning(entry: Entry, schema: Schema) -> PartitionSchema:
+    given = entry.mapping(("hash", "range"))
+    hashes = [_hash(part, schema) for part in given["hash"].entries("hashes")] if "hash" in given else []
+    range_ = _range(given["range"], schema) if "range" in given else None
+    return PartitionSchema(tuple(hashes), range_)
+
+
+def _hash(entry: Entry, schema: Schema) -> HashPartition:
+    given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
+    columns = _named_columns(given["columns"], schema) if "columns" in given else []
+    buckets = given["buckets"].whole(2) if "buckets" in given else 2
+    seed = given["seed"].whole(0) if "seed" in given else 0
+    return HashPartition(tuple(int(column.id) for column in columns), buckets, seed)
+
+
+def _range(entry: Entry, schema: Schema) -> RangePartition:
+    given = entry.mapping(("columns", "splitAt"), required=("columns",))
+    columns = _named_columns(given["columns"], schema) if "columns" in given else []
+    keys = []
+    for split in given["splitAt"].entries("values") if "splitAt" in given and columns else ():
+        try:
+            keys.append(split_key(split.value, columns))
+        except Rejected as exc:
+            split.fault(str(exc.args[0]))
+    return RangePartition(tuple(int(column.id) for column in columns), tuple(keys))
+
+
+def _named_columns(entry: Entry, schema: Schema) -> list[Column]:
+    found = []
+    for each in entry.entries("column names"):
+        name = each.text("a column name")
+        column = schema.by_name.get(name)
+        if column is not None:
+            found.append(column)
+        elif name:
+            hint = meant(name, schema.by_name) or f"; columns are {', '.join(schema.by_name)}"
+            each.fault(f"no column {name!r}{hint}")
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,11 +19,10 @@ from stele.cli.output import json_value, printable, short, show_json, show_table
 from stele.cli.sight import cluster_health, names_of_nodes, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from stele.client import AsyncClient
     from stele.client.health import ClusterHealth
     from stele.client.locations import TableInfo
+    from stele.model.column import Column
     from stele.model.partition import RangePartition
     from stele.model.schema import Schema
 
@@ -90,8 +88,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             click.echo(f"hash of {', '.join(names)} into {part.buckets} buckets")
         if info.partitioning.range is not None:
             names, splits = _split(info.schema, info.partitioning.range)
-            shown = ", ".join(json.dumps(split if len(split) > 1 else split[0]) for split in splits)
-            click.echo(f"range of {', '.join(names)}, split at {shown}")
+            click.echo(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
     click.echo(f"{ready} of {info.tablets} tablets have a leader and a majority")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
@@ -184,25 +181,31 @@ def delete(name: str, yes: bool, masters: str) -> None:
     click.echo(f"deleted {name}")
 
 
-def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any]]]:
-    """Names of the columns, and the values that each range but the first begins with, as JSON has them."""
+def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any] | dict[str, str]]]:
+    """Names of the columns, and what each range but the first begins with, as JSON has it."""
+    from stele.model.split_json import split_values
+
     columns = [schema.by_id[i] for i in part.column_ids]
-    types = [column.arrow for column in columns]
-    return [column.name for column in columns], [_values(key, types) for key in part.split_keys]
+    return [column.name for column in columns], [split_values(key, columns) for key in part.split_keys]
 
 
-def _values(key: bytes, types: Sequence[pa.DataType]) -> list[Any]:
-    import pyarrow as pa
+def _shown_split(split: list[Any] | dict[str, str]) -> str:
+    if isinstance(split, dict):
+        return f'"0x{next(iter(split.values()))}"'
+    return json.dumps(split if len(split) > 1 else split[0])
 
-    from stele.model.errors import Corrupt
-    from stele.model.keys import decode_key
-    from stele.model.rows import python_values
 
-    try:
-        values = decode_key(key, types)
-    except (Corrupt, ValueError):  # keys may be split anywhere, also within a value
-        return [f"0x{key.hex()}"]
-    return [json_value(python_values(pa.array([value], type_))[0]) for value, type_ in zip(values, types)]
+def _column(column: Column) -> dict[str, Any]:
+    """A column as `table create` reads it."""
+    described: dict[str, Any] = {
+        "name": column.name,
+        "type": column.type,
+        "nullable": column.nullable,
+        "id": int(column.id),
+    }
+    if column.default is not None:
+        described["default"] = json_value(json.loads(column.default))
+    return described
 
 
 def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
@@ -219,14 +222,12 @@ def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
         "tablets": info.tablets,
         "tabletsRunning": info.tablets_running,
         "tabletsReady": ready,
-        "columns": [
-            {"name": c.name, "type": c.type, "nullable": c.nullable, "id": int(c.id)}
-            for c in (schema.columns if schema else ())
-        ],
+        "columns": [_column(c) for c in (schema.columns if schema else ())],
         "primaryKey": [c.name for c in (schema.key_columns if schema else ())],
         "partitioning": {
             "hash": [
                 {"columns": [schema.by_id[i].name for i in part.column_ids], "buckets": part.buckets}
+                | ({"seed": part.seed} if part.seed else {})
                 for part in info.partitioning.hash
                 if schema
             ],

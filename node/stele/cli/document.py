@@ -1,0 +1,256 @@
+"""YAML and JSON that people write, read with care: each value is asked for by its kind, and each fault says file, line and place.
+
+Opens nothing. Invariant: nothing is guessed. A key that nobody asked for, text where a number should be, or a fraction where a
+count should be is a fault, and all faults of a document are told together.
+"""
+
+from __future__ import annotations
+
+import decimal
+import json
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from stele.model.column import shown
+from stele.model.errors import Rejected
+from stele.model.jsons import too_deep
+from stele.model.nearest import meant
+
+_FAULTS_TOLD = 20
+Place = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads numbers with a point as they stand there: whether they fit their column is not for a float to say. A key that
+    stands twice is an error, as the first of the two would be dropped in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"line {line}: {key.value!r} stands twice"
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> decimal.Decimal | float:
+    try:
+        return decimal.Decimal(loader.construct_scalar(node))
+    except decimal.InvalidOperation:  # .inf and .nan
+        return loader.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
+@dataclass(slots=True)
+class Document:
+    """A document, and what is wrong with it so far. `where`: what faults begin with, as the file's name."""
+
+    where: str
+    value: Any
+    _tree: yaml.Node | None = None
+    _faults: list[str] = field(default_factory=list)
+
+    @property
+    def root(self) -> Entry:
+        """The whole of it."""
+        return Entry(self, (), self.value)
+
+    def fault(self, place: Place, said: str) -> None:
+        """Take note of a fault."""
+        line = _line(self._tree, place)
+        at = f"line {line}, " if line else ""
+        self._faults.append(f"{at}{_named(place)}: {said}" if place else f"{at}{said}".removesuffix(", "))
+
+    def refuse_faults(self) -> None:
+        """Raises Rejected with all faults that there are."""
+        if self._faults:
+            told = self._faults[:_FAULTS_TOLD]
+            if more := len(self._faults) - len(told):
+                told.append(f"and {more} more")
+            raise Rejected(f"{self.where}: {'; '.join(told)}")
+
+
+def parse(where: str, text: str) -> Document:
+    """The document that a YAML or JSON text holds.
+
+    Raises:
+        Rejected: it is neither, or a key stands twice.
+    """
+    try:
+        value = json.loads(text, parse_float=decimal.Decimal, object_pairs_hook=_no_key_twice)
+    except _Twice as exc:
+        raise Rejected(f"{where}: {exc}") from None
+    except (ValueError, RecursionError):
+        return _parse_yaml(where, text)
+    try:
+        return Document(where, value, yaml.compose(text, _Loader))
+    except (yaml.YAMLError, RecursionError):  # JSON that YAML does not take: faults are told without lines
+        return Document(where, value, None)
+
+
+def _parse_yaml(where: str, text: str) -> Document:
+    try:
+        loader = _Loader(text)
+        try:
+            tree = loader.get_single_node()
+            value = loader.construct_document(tree) if tree is not None else None
+        finally:
+            loader.dispose()
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as exc:  # ValueError: a number of thousands of digits, a date that is none
+        raise Rejected(f"{where}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
+    except RecursionError:
+        raise Rejected(f"{where}: no YAML or JSON: {too_deep()}") from None
+    return Document(where, value, tree)
+
+
+class _Twice(ValueError):
+    """A key that stands twice in a JSON object."""
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(f"{shown(key)} stands twice")
+        found[key] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A value and where it stands. Asked for another kind than it is of, it takes note of the fault and gives an empty value of
+    the kind asked for, so that the rest is looked at too."""
+
+    document: Document
+    place: Place
+    value: Any
+
+    def fault(self, said: str) -> None:
+        """Take note that something is wrong with this value."""
+        self.document.fault(self.place, said)
+
+    def _no(self, expected: str) -> None:
+        self.fault(f"{_called(self.value)}; expected {expected}")
+
+    def mapping(self, known: Collection[str], required: Collection[str] = ()) -> dict[str, Entry]:
+        """The values of a mapping by key, without those that are null. A key that is not `known` is a fault."""
+        if not isinstance(self.value, Mapping):
+            self._no(f"a mapping with {_listed(required or known)}")
+            return {}
+        found = {}
+        for key, value in self.value.items():
+            if key not in known:
+                hint = meant(str(key), known) or f"; known are {_listed(known)}"
+                place: Place = (*self.place, key) if isinstance(key, str) else self.place
+                self.document.fault(place, f"unknown key {shown(key)}{hint}")
+            elif value is not None:
+                found[key] = Entry(self.document, (*self.place, key), value)
+        for key in required:
+            if key not in found:
+                self.fault(f"{key} is missing")
+        return found
+
+    def entries(self, expected: str) -> list[Entry]:
+        """The values of a list."""
+        if not isinstance(self.value, list):
+            self._no(f"a list of {expected}")
+            return []
+        return [Entry(self.document, (*self.place, n), value) for n, value in enumerate(self.value)]
+
+    def text(self, expected: str = "text") -> str:
+        """A text that is not empty."""
+        if isinstance(self.value, str) and self.value:
+            return self.value
+        unquoted = isinstance(self.value, (bool, int, float, decimal.Decimal)) or hasattr(
+            self.value, "isoformat"
+        )
+        self._no(f"{expected}{'; put it in quotes' if unquoted else ''}")
+        return ""
+
+    def texts(self, expected: str) -> list[str]:
+        """A list of texts."""
+        return [entry.text() for entry in self.entries(expected)]
+
+    def whole(self, least: int) -> int:
+        """A whole number, not below `least`."""
+        if isinstance(self.value, int) and not isinstance(self.value, bool) and self.value >= least:
+            return self.value
+        self._no(f"a whole number, {least} or more")
+        return least
+
+    def flag(self) -> bool:
+        """True or false."""
+        if isinstance(self.value, bool):
+            return self.value
+        self._no("true or false")
+        return False
+
+    def scalar(self) -> Any:
+        """A text, a number, true or false. A date or time is given as text in ISO 8601."""
+        if isinstance(self.value, (str, int, float, decimal.Decimal)):
+            return self.value
+        if hasattr(self.value, "isoformat"):
+            return self.value.isoformat()
+        self._no("a text, a number, true or false")
+        return None
+
+
+def _called(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"the text {shown(value)}" if value else "an empty text"
+        case Mapping():
+            return "a mapping"
+        case list():
+            return "a list"
+        case decimal.Decimal():
+            return str(value)
+        case _:
+            return shown(value)
+
+
+def _listed(words: Collection[str]) -> str:
+    return ", ".join(words)
+
+
+def _named(place: Place) -> str:
+    """As in "columns[1].type"."""
+    text = ""
+    for step in place:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def _line(node: yaml.Node | None, place: Place) -> int:
+    """The line on which a value stands, from 1; of what is not there, the nearest around it. 0: none is known."""
+    if node is None:
+        return 0
+    line = node.start_mark.line + 1
+    for step in place:
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == step), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            found = (node.value[step], node.value[step])
+        if found is None:
+            return line
+        key, node = found
+        line = key.start_mark.line + 1
+    return line

@@ -1,0 +1,94 @@
+"""Split keys of ranges as JSON has them: what `stele table describe --json` prints and `stele table create` reads. Pure.
+
+Invariant: `split_key` reads what `split_values` gave, for every key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from stele.model.column import Column, shown
+from stele.model.errors import Corrupt, Rejected
+from stele.model.keys import decode_key, encode_tuple
+from stele.model.rows import python_values
+
+ENCODED = "encoded"
+"""A key that is split within a value stands as {"encoded": HEX}."""
+
+
+def split_values(key: bytes, columns: Sequence[Column]) -> list[Any] | dict[str, str]:
+    """A value for each column, or the key's bytes in hex where it is cut within a value, as keys may be."""
+    types = [column.arrow for column in columns]
+    try:
+        values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]
+        shown_values = [_json(value) for value in values]
+        if split_key(shown_values, columns) == key:
+            return shown_values
+    except (Corrupt, Rejected, ValueError):
+        pass
+    return {ENCODED: key.hex()}
+
+
+def split_key(said: Any, columns: Sequence[Column]) -> bytes:
+    """The key of what stands in a definition: a list of values, one alone of one column, or {"encoded": HEX}.
+
+    Raises:
+        Rejected: it is none.
+    """
+    if isinstance(said, dict):
+        try:
+            (name, text), *others = said.items()
+            if name == ENCODED and not others and isinstance(text, str):
+                return bytes.fromhex(text)
+        except ValueError:
+            pass
+        raise Rejected(f'{shown(said)}: expected values, or {{"{ENCODED}": HEX}}')
+    values = said if isinstance(said, list) else [said]
+    if len(values) != len(columns):
+        names = ", ".join(column.name for column in columns)
+        raise Rejected(f"{shown(said)}: expected a value for each of {names}")
+    found = [_value(value, column) for value, column in zip(values, columns)]
+    return encode_tuple(found, [column.arrow for column in columns])
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case bool() | int() | str():
+            return value
+        case bytes():
+            return value.hex()
+        case datetime.date():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def _value(said: Any, column: Column) -> Any:
+    """The value of a key column that JSON or YAML stands for."""
+    try:
+        value = _read(said, column.arrow)
+    except (ValueError, TypeError, ArithmeticError):
+        value = said
+    if value is None:
+        raise Rejected(f"column {column.name}: nothing; a key is never null")
+    if why := column.fault(value):
+        raise Rejected(why)
+    return python_values(column.array([value]))[0]
+
+
+def _read(said: Any, arrow: pa.DataType) -> Any:
+    convert: Callable[[Any], Any] | None = None
+    if pa.types.is_binary(arrow):
+        convert = bytes.fromhex
+    elif pa.types.is_date(arrow):
+        convert = datetime.date.fromisoformat
+    elif pa.types.is_timestamp(arrow):
+        convert = datetime.datetime.fromisoformat
+    elif pa.types.is_decimal(arrow):
+        convert = decimal.Decimal
+    return convert(said) if convert is not None and isinstance(said, str) else said

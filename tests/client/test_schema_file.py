@@ -1,0 +1,207 @@
+"""Definitions in files: nothing in them is guessed or dropped, and what is printed of a table is read again."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stele.cli.schema_file import table_from_file
+from stele.cli.tables import _as_json
+from stele.client.locations import TableInfo
+from stele.model.errors import Rejected
+from stele.model.keys import encode_tuple
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
+from stele.model.schema import Schema
+
+GOOD = """kind: TabletGroup
+apiVersion: stele.dev/v1alpha1
+metadata: {name: people, labels: {team: data}}
+spec:
+  clusterRef: {name: flights}
+  replicationFactor: 3
+  columns:
+  - {name: id, type: int64}
+  - {name: born, type: date, default: 2024-01-01}
+  - {name: name, type: string, nullable: true}
+  primaryKey: [id]
+  partitioning: {hash: [{columns: [id], buckets: 4}]}
+  deletionPolicy: Retain
+status: {anything: 1}
+"""
+
+
+def definition(tmp_path: Path, text: str) -> Any:
+    file = tmp_path / "t.yaml"
+    file.write_text(text)
+    return table_from_file(str(file))
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(Rejected) as told:
+        definition(tmp_path, text)
+    message = str(told.value.args[0])
+    assert message.startswith(f"{tmp_path / 't.yaml'}: ")
+    return message.removeprefix(f"{tmp_path / 't.yaml'}: ")
+
+
+def test_a_definition_is_read(tmp_path: Path) -> None:
+    table = definition(tmp_path, GOOD)
+    assert (table.name, table.replication_factor) == ("people", 3)
+    assert table.partitioning == PartitionSchema((HashPartition((0,), 4),))
+    assert [c.default for c in table.schema.columns] == [None, '"2024-01-01"', None]
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "told"),
+    [
+        (
+            "nullable: true",
+            "nulable: true",
+            "line 10, spec.columns[2].nulable: unknown key 'nulable'; did you mean 'nullable'?",
+        ),
+        (
+            "replicationFactor: 3",
+            "replicas: 3",
+            "line 6, spec.replicas: unknown key 'replicas'; did you mean 'replicationFactor'?",
+        ),
+        ("primaryKey", "primary_key", "unknown key 'primary_key'; did you mean 'primaryKey'?"),
+        ("labels", "label", "line 3, metadata: unknown key 'label'; did you mean 'labels'?"),
+        ("status", "satus", "unknown key 'satus'; did you mean 'status'?"),
+        (
+            "buckets: 4",
+            "bucket: 4",
+            "line 12, spec.partitioning.hash[0].bucket: unknown key 'bucket'; did you mean 'buckets'?",
+        ),
+        ("{hash:", "{hashes:", "unknown key 'hashes'; did you mean 'hash'?"),
+        ("buckets: 4}", "buckets: 4, zzz: 1}", "unknown key 'zzz'; known are columns, buckets, seed"),
+        (
+            "nullable: true",
+            "nullable: 'true'",
+            "line 10, spec.columns[2].nullable: the text 'true'; expected true or false",
+        ),
+        ("nullable: true", "nullable: 1", "nullable: 1; expected true or false"),
+        (
+            "buckets: 4",
+            "buckets: 4.5",
+            "line 12, spec.partitioning.hash[0].buckets: 4.5; expected a whole number, 2 or more",
+        ),
+        ("buckets: 4", "buckets: '4'", "buckets: the text '4'; expected a whole number, 2 or more"),
+        ("buckets: 4", "buckets: true", "buckets: true; expected a whole number, 2 or more"),
+        ("buckets: 4", "buckets: 1", "buckets: 1; expected a whole number, 2 or more"),
+        (
+            "replicationFactor: 3",
+            "replicationFactor: 3.0",
+            "spec.replicationFactor: 3.0; expected a whole number, 1 or more",
+        ),
+        ("type: string", "type: [string]", "spec.columns[2].type: a list; expected a type, like int64"),
+        ("name: people", "name: [people]", "metadata.name: a list; expected a name"),
+        ("name: people", "name: 7", "metadata.name: 7; expected a name; put it in quotes"),
+        ("name: name", "name: no", "spec.columns[2].name: false; expected a name; put it in quotes"),
+        ("default: 2024-01-01", "default: [1]", "default: a list; expected a text, a number, true or false"),
+        ("columns: [id], b", "columns: id, b", "columns: the text 'id'; expected a list of column names"),
+        ("columns: [id], b", "columns: [idd], b", "columns[0]: no column 'idd'; did you mean 'id'?"),
+        (
+            "primaryKey: [id]",
+            "primaryKey: [idd]",
+            "key names ['idd'], which are no columns; did you mean 'id'?",
+        ),
+        ("primaryKey: [id]", "primaryKey: {id: 1}", "a mapping; expected a list of column names"),
+        ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),
+        ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' stands twice"),
+        ("{name: id, type: int64}", "{name: id}", "line 8, spec.columns[0]: type is missing"),
+        (
+            "{name: id, type: int64}",
+            "id",
+            "spec.columns[0]: the text 'id'; expected a mapping with name, type",
+        ),
+    ],
+)
+def test_what_is_no_definition_is_told_with_its_place(
+    tmp_path: Path, was: str, is_now: str, told: str
+) -> None:
+    assert GOOD.count(was) >= 1
+    assert told in refusal(tmp_path, GOOD.replace(was, is_now, 1))
+
+
+def test_all_faults_are_told_together(tmp_path: Path) -> None:
+    text = GOOD.replace("nullable: true", "nulable: true").replace(
+        "replicationFactor: 3", "replicationFactor: x"
+    )
+    told = refusal(tmp_path, text.replace("type: date", "typ: date"))
+    assert all(
+        word in told for word in ("nulable", "replicationFactor", "'typ'", "columns[1]: type is missing")
+    )
+
+
+def test_keys_that_stand_twice_in_json_are_told(tmp_path: Path) -> None:
+    assert refusal(tmp_path, '{"columns": [], "columns": []}') == "'columns' stands twice"
+
+
+COLUMNS = [
+    ("id", "int64"),
+    ("day", "date"),
+    ("at", "timestamp"),
+    ("s", "string"),
+    ("b", "binary"),
+    ("d", "decimal(10,2)"),
+    ("f", "bool"),
+    ("text", "string", True, '"no"'),
+    ("half", "double", False, "-Infinity"),
+    ("large", "double", False, "1e+16"),
+    ("price", "decimal(20,10)", False, '"0.1234567891"'),
+    ("when", "timestamp", True, '"2024-01-01T00:00:00"'),
+    ("yes", "bool", False, "true"),
+]
+KEY = ["id", "day", "at", "s", "b", "d", "f"]
+SCHEMA = Schema.make(COLUMNS, KEY)
+SPLIT = (7, date(2024, 1, 1), datetime(2024, 1, 1, 12), "a'\n\u20ac", b"\x00\xff", Decimal("-1.50"), True)
+
+
+@pytest.mark.parametrize(
+    "partitioning",
+    [
+        PartitionSchema(),
+        PartitionSchema((HashPartition((0, 3), 4), HashPartition((1,), 2, 77))),
+        PartitionSchema(
+            (),
+            RangePartition(
+                tuple(range(7)),
+                (encode_tuple(SPLIT, [SCHEMA.columns[i].arrow for i in range(7)]), b"\xf0\x01"),
+            ),
+        ),
+        PartitionSchema(
+            (HashPartition((0,), 2),),
+            RangePartition((1,), (encode_tuple((date(2024, 7, 1),), [pa.date32()]),)),
+        ),
+    ],
+)
+def test_what_describe_prints_makes_the_same_table(tmp_path: Path, partitioning: PartitionSchema) -> None:
+    info = TableInfo("a" * 32, "people", "RUNNING", "table", SCHEMA, partitioning, 5, 8, 8)
+    table = definition(tmp_path, json.dumps(_as_json(info, 8), indent=2, default=str))
+    assert (table.name, table.replication_factor, table.partitioning) == ("people", 5, partitioning)
+    assert (
+        table.schema.to_arrow() == SCHEMA.to_arrow() and table.schema.key_column_ids == SCHEMA.key_column_ids
+    )
+    assert [c.default_scalar() for c in table.schema.columns] == [c.default_scalar() for c in SCHEMA.columns]
+
+
+def test_split_values_that_are_none_are_told(tmp_path: Path) -> None:
+    for split, told in (
+        ("[x]", "no int64"),
+        ("{encoded: zz}", "expected values, or"),
+        ("[1, 2]", "expected a value for each of id"),
+        ("null", "a key is never null"),
+    ):
+        text = GOOD.replace(
+            "hash: [{columns: [id], buckets: 4}]", f"range: {{columns: [id], splitAt: [{split}]}}"
+        )
+        assert told in refusal(tmp_path, text)
+        assert "spec.partitioning.range.splitAt[0]" in refusal(tmp_path, text)
+    text = GOOD.replace("hash: [{columns: [id], buckets: 4}]", "range: {columns: [id], splitAt: [10, [20]]}")
+    assert definition(tmp_path, text).partitioning.tablets == 3
