@@ -22,6 +22,7 @@ from stele.driver.steps import (
     PromoteBack,
     RemovePeer,
     RetireNode,
+    ReturnNode,
     StartCopy,
     Step,
     TakeOverIntent,
@@ -65,6 +66,7 @@ class ModelNode:
     cut: bool = False
     opening: bool = False
     state: NodeState = NodeState.ACTIVE
+    given_up: bool = False
 
 
 @dataclass
@@ -137,6 +139,7 @@ class Cluster:
                 n.state,
                 heartbeat_age_ms=100 if n.alive or self.new_leader_rounds else 60_000,
                 ever_heard=n.alive or not self.new_leader_rounds,
+                given_up=n.given_up and n.state is NodeState.DRAINING,
             )
             for n in self.nodes.values()
         )
@@ -238,6 +241,9 @@ class Cluster:
                 t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
             case DrainNode():
                 self.nodes[step.node_id].state = NodeState.DRAINING
+                self.nodes[step.node_id].given_up = step.given_up
+            case ReturnNode():
+                self._return(self.nodes[step.node_id])
             case RetireNode():
                 self._retire(step.node_id)
             case _:
@@ -345,6 +351,11 @@ class Cluster:
         named |= {i.target_node for i in self.intents.values()}
         assert node_id not in named, "retired a node that something names"
         self.nodes[node_id].state = NodeState.RETIRED
+
+    def _return(self, node: ModelNode) -> None:
+        if node.state is not NodeState.DRAINING or not node.given_up:
+            raise Refused("not given up for its silence")
+        node.state, node.given_up = NodeState.ACTIVE, False
 
     # --- what happens by itself ---
 

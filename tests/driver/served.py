@@ -19,6 +19,7 @@ from stele.driver.steps import (
     PromoteBack,
     RemovePeer,
     RetireNode,
+    ReturnNode,
     StartCopy,
     Step,
     TakeOverIntent,
@@ -131,6 +132,7 @@ class Served:
                     state=int(n.state),  # type: ignore[arg-type]
                     heartbeat_age_ms=n.heartbeat_age_ms,
                     ever_heard=n.ever_heard,
+                    given_up=n.given_up,
                 )
                 for n in view.nodes
             ],
@@ -224,10 +226,14 @@ class Masters(MasterServiceServicer):
     async def SetNodeState(self, request: mpb.SetNodeStateRequest, context: Any) -> Any:
         self.served.check(request.epoch)
         node_id, none = NodeId(id_from_pb(request.node_id)), TabletId("")
-        drain = request.state == mpb.DRAINING
-        self.served.cluster.apply(
-            DrainNode(none, -1, "", node_id) if drain else RetireNode(none, -1, "", node_id)
-        )
+        match request.state:
+            case mpb.ACTIVE:
+                step: Step = ReturnNode(none, -1, "", node_id)
+            case mpb.DRAINING:
+                step = DrainNode(none, -1, "", node_id, request.given_up)
+            case _:
+                step = RetireNode(none, -1, "", node_id)
+        self.served.cluster.apply(step)
         return mpb.SetNodeStateResponse()
 
 

@@ -15,6 +15,7 @@ import pytest
 from stele.driver.executor import Executor, Report, StaleEpoch
 from stele.driver.main import run
 from stele.driver.progress import Progress
+from stele.driver.view import NodeState
 from stele.model.errors import Code, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
@@ -255,3 +256,17 @@ async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+async def test_a_node_that_was_given_up_returns_over_the_wire() -> None:
+    cluster = killed()
+    node = next(n for n in cluster.nodes.values() if not n.alive)
+    async with serve(cluster) as served, driver(served) as executor:
+        lost = replace(POLICY, lost=frozenset({node.node_id}))
+        await executor.run_once(lost)
+        assert node.state is NodeState.DRAINING and node.given_up
+        node.alive = True
+        told = [p for report in await passes(executor, cluster, 20) for p in report.progress]
+    assert node.state is NodeState.ACTIVE and cluster.healthy()
+    returned = next(p for p in told if p.kind == "ReturnNode")
+    assert returned.where == f"node {node.node_id[:8]}" and not returned.error

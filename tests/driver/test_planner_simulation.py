@@ -25,6 +25,7 @@ EVENTS = (
     "opened",
     "drain",
     "undrain",
+    "give up",
     "crash",
     "new node",
     "late",
@@ -83,8 +84,10 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
             node.opening = False
         case "drain" if node.state is NodeState.ACTIVE:
             node.state = NodeState.DRAINING
+        case "give up" if node.state is NodeState.ACTIVE and not node.alive:
+            node.state, node.given_up = NodeState.DRAINING, True
         case "undrain" if node.state is NodeState.DRAINING:
-            node.state = NodeState.ACTIVE
+            node.state, node.given_up = NodeState.ACTIVE, False
         case "new master":
             cluster.new_leader_rounds = 2
         case "crash":
@@ -106,7 +109,7 @@ def heal(cluster: Cluster) -> None:
     """No more faults: enough new machines, every node that can returns; then it must converge."""
     for node in cluster.nodes.values():
         node.opening = False
-        if node.state is NodeState.DRAINING and node.alive:
+        if node.state is NodeState.DRAINING and node.alive and not node.given_up:
             node.state = NodeState.ACTIVE
     for _ in range(5):
         name = node_name(len(cluster.nodes) + 1)

@@ -1,11 +1,15 @@
-"""A machine loses its power: back in time it is taken back; for good, its node and master are replaced."""
+"""A machine loses its power: back before its node is retired it is taken back; for good, node and master are replaced."""
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+
+import pytest
 
 from examples.demo.__main__ import last_json
 from tests.e2e.bench import Bench
+from tests.e2e.test_9_drain import cordoned
 
 HEAL = ("Demoting", "AddingWitness", "Copying", "Removing", "Retiring")
 
@@ -74,3 +78,40 @@ def test_off_for_good(bench: Bench) -> None:
     bench.power.restore()
     bench.until("the new node is there too", lambda: bench.whole() and len(bench.pods("node")) == 5, 300)
     assert bench.pod(node) is None
+
+
+@pytest.mark.parametrize("spare", [False, True], ids=["no spare machine", "spare machines"])
+def test_off_until_given_up_and_back(bench: Bench, spare: bool) -> None:
+    """Node and master were given up, and are back with all that they hold: they are in service again."""
+    bench.clear()
+    machines = sorted(m.metadata.name for m in bench.core.list_node().items)
+    with ExitStack() as stack:
+        for other in machines[3:]:
+            stack.enter_context(cordoned(bench, other))
+        # With spare machines copies take minutes: the node is back before all of its tablets have moved.
+        slow = {"copies": 1, "bytesPerSecond": "200Ki"}
+        bench.apply("cluster", nodes={"replicas": 3, "storage": {"size": "2Gi"}}, budget=slow)
+        bench.apply("flights")
+        bench.until("the cluster is whole", lambda: bench.whole() and bench.ready("TabletGroup"), 240)
+        loaded = bench.program("load")
+        before = {p.metadata.name for p in bench.pods()}
+        machine = bench.machine_with_both()
+        node = bench.member_on(machine, "node")
+        started = time.time()
+        bench.power("off", machine)
+        bench.until("the node is given up", lambda: bench.members()[node]["state"] == "Draining")
+        bench.until("another is made for it", lambda: {p.metadata.name for p in bench.pods("node")} - before)
+        if spare:
+            stack.close()
+            bench.until("a copy runs", lambda: bench.told("Copying", started))
+        bench.power("on", machine)
+        bench.until("the node returns", lambda: bench.told("Returning", started))
+        bench.until("all is whole", lambda: bench.whole() and bench.no_copy_left(), 300)
+        assert bench.members()[node]["state"] == "Ready"
+        if not spare:
+            bench.until(
+                "those made in vain are gone", lambda: {p.metadata.name for p in bench.pods()} == before
+            )
+            assert bench.condition("TabletCluster", "DrainBlocked")["status"] == "False"
+        bench.sound()
+        bench.compare(loaded)

@@ -379,12 +379,12 @@ def test_a_thousand_tablets_of_which_the_same_is_done_are_one_event() -> None:
 
 def test_what_is_about_a_node_or_about_all_is_told_by_its_name() -> None:
     healer, pace = Healer(), Pace()
-    drain = DrainNode(TabletId(""), -1, "declared lost, and silent", NodeId("a" * 32))
+    drain = DrainNode(TabletId(""), -1, "given up, as it is silent", NodeId("a" * 32), True)
     unsettled = Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled")
     for step in (drain, unsettled):
         healer._note(pace.record(step, "", 0), {"a" * 8: "flights-node-1"})
     assert [news.message for news in healer.news()] == [
-        "flights-node-1: declared lost, and silent",
+        "flights-node-1: given up, as it is silent",
         "all tablets: the leader master has not heard from all nodes yet",
     ]
 

@@ -198,3 +198,50 @@ async def test_pods_are_deleted_while_a_new_node_waits_for_a_machine_and_each_co
             await made.until("one node waits, all others serve", as_before)
         assert placed(made) == before
         assert await count(made) == ROWS
+
+
+@pytest.mark.chaos
+async def test_a_machine_back_after_its_node_was_given_up_is_in_service_again(tmp_path: Path) -> None:
+    """There is no spare machine. Node and master stayed DRAINING, those made for them Pending, and no machine could be drained."""
+    healing = {"witnessAfter": "3s", "silentAfter": "6s", "machineLostAfter": "6s", "keepFor": "1h"}
+    async with bench(tmp_path, machines=3) as made:
+        await made.start()
+        await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}}, healing=healing)
+        await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"))
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"))
+        await write(made)
+
+        async def states() -> dict[str, str]:
+            return {m["name"]: m["state"] for m in (await status(made)).get("members", ())}
+
+        before = {n: s for n, s in (await states()).items() if s == "Ready"}
+        assert len(before) == 6
+        machine = placed(made)["flights-node-0"]
+        await made.local.off(machine)
+
+        async def given_up() -> bool:
+            now = await states()
+            waiting = {"flights-node-3", "flights-master-3"}
+            return list(now.values()).count("Draining") == 2 and waiting <= await made.names("Pod")
+
+        await made.until("both are given up, and others are made that find no machine", given_up)
+        await made.end(signal.SIGKILL)
+        await made.local.on(machine)
+        await made.start()
+
+        async def in_service() -> bool:
+            now = await status(made)
+            members = await states()
+            whole = now["tablets"]["healthy"] == now["tablets"]["total"] == 3
+            drain = await made.condition("TabletCluster", "flights", "DrainBlocked")
+            return whole and before.items() <= members.items() and drain[0] == "False"
+
+        await made.until("they are in service again, and a machine may be drained", in_service)
+
+        async def taken_back() -> bool:
+            return {"flights-node-3", "flights-master-3"}.isdisjoint(await made.names("Pod"))
+
+        await made.until("what was made for them is taken back", taken_back)
+        assert await count(made) == ROWS
+        assert "Returning" in {e["reason"] for e in await made.events("TabletCluster")}

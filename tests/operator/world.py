@@ -12,6 +12,8 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
+from stele.driver.nodes import node_steps
+from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
@@ -114,6 +116,8 @@ class World:
         """Kinds, and how the names begin, of which no new object is taken; and the API server's sentence."""
         self.masters_full = False
         """The masters' disks are full: they take no registration."""
+        self.masters_stay = False
+        """The catalog names a master that is DRAINING until another has taken its place."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -329,21 +333,42 @@ class World:
         """What a driver would end at: nothing names a lost node any more, and it is retired."""
         if plan.policy is None:
             return
-        for node_id in plan.policy.lost:
-            node = self.nodes[NodeId(node_id)]
-            peers = {p.node_id for t in self.tablets for p in t.config.peers}
-            if node_id in peers:
-                self._move(node_id)
-            self.nodes[NodeId(node_id)] = replace(node, state=NodeState.RETIRED)
+        for _ in range(2):  # two passes of the driver: DRAINING, RETIRED
+            for step in node_steps(self._catalog().view, plan.policy):
+                self._state(step)
+            for node in list(self.nodes.values()):
+                if node.state is NodeState.DRAINING and node.node_id in plan.policy.lost:
+                    self._move(node.node_id)
+
+    def _state(self, step: Step) -> None:
+        match step:
+            case DrainNode():
+                state, given_up = NodeState.DRAINING, step.given_up
+            case ReturnNode():
+                state, given_up = NodeState.ACTIVE, False
+            case RetireNode():
+                state, given_up = NodeState.RETIRED, False
+            case _:
+                raise AssertionError(step)
+        self.nodes[step.node_id] = replace(self.nodes[step.node_id], state=state, given_up=given_up)
 
     def _move(self, node_id: str) -> None:
+        """Every tablet that has another place leaves the node."""
         alive = [
-            n for n in self.nodes.values() if n.role == "node" and self.now_s - self.heard_s[n.node_id] < 3
+            n
+            for n in self.nodes.values()
+            if n.role == "node"
+            and n.state is NodeState.ACTIVE
+            and n.ever_heard
+            and self.now_s - self.heard_s[n.node_id] < 3
         ]
         moved = []
         for tablet in self.tablets:
             there = {p.node_id for p in tablet.config.peers}
-            target = next(n.node_id for n in alive if n.node_id not in there)
+            target = next((n.node_id for n in alive if n.node_id not in there), "")
+            if not target:
+                moved.append(tablet)
+                continue
             peers = tuple(
                 replace(p, node_id=target) if p.node_id == node_id else p for p in tablet.config.peers
             )
@@ -418,9 +443,10 @@ class World:
             replace(n, heartbeat_age_ms=int((self.now_s - self.heard_s[n.node_id]) * 1000))
             for n in self.nodes.values()
         )
-        masters = tuple(
-            n.node_id for n in nodes if n.role == "master" and n.state is NodeState.ACTIVE and n.ever_heard
-        )
+        heard = [n for n in nodes if n.role == "master" and n.ever_heard]
+        active = [n.node_id for n in heard if n.state is NodeState.ACTIVE]
+        leaving = [n.node_id for n in heard if n.state is NodeState.DRAINING and self.masters_stay]
+        masters = (*active, *leaving[: max(0, self.masters_wanted - len(active))])
         peers = tuple(Peer(n, ReplicaId(i + 1), "a:1", MemberType.VOTER) for i, n in enumerate(masters))
         catalog = TabletView(
             TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(-1, peers), 1,

@@ -128,7 +128,7 @@ async def test_a_driver_knows_how_large_a_tablet_is_that_leaves_a_draining_node(
         replicas = await settled(cluster, tablet_id)
         executor = Executor(client.pool, [cluster.master_address], holder="test")
         claim = await executor.ensure_claim()
-        drain = DrainNode(TabletId(""), -1, "", cluster.ids[next(iter(replicas))])
+        drain = DrainNode(TabletId(""), -1, "", cluster.ids[next(iter(replicas))], False)
         orders = Orders(client.pool, executor.masters, claim.epoch, policy)
         await orders.give(drain, await executor.observe(policy))
         known = 0

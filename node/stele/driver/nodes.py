@@ -8,23 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stele.driver.policy import Policy
-from stele.driver.situation import Situation, is_dead
-from stele.driver.steps import DrainNode, RetireNode, Step
-from stele.driver.view import ClusterView, NodeState
+from stele.driver.situation import Situation, is_back, is_dead
+from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
+from stele.driver.view import ClusterView, NodeState, NodeView
 from stele.model.ids import TabletId
 
 
 def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost nodes drain; DRAINING nodes that nothing names retire."""
+    """Lost nodes drain, and return if they are heard again; nodes that are not needed drain; DRAINING nodes that nothing names
+    retire."""
     if not policy.retire:
         return
     named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
     named.update(i.target_node for i in view.intents)
     for node in sorted(view.nodes, key=lambda n: n.node_id):
-        if node.state is NodeState.ACTIVE and node.node_id in policy.lost and is_dead(node, policy):
-            yield DrainNode(TabletId(""), -1, "declared lost, and silent", node.node_id)
-        elif node.state is NodeState.DRAINING and node.node_id not in named:
-            yield RetireNode(TabletId(""), -1, "no configuration and no intent names it", node.node_id)
+        step = _node_step(node, node.node_id in named, policy)
+        if step is not None:
+            yield step
+
+
+def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
+    at = (TabletId(""), -1)
+    match node.state:
+        case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
+            return DrainNode(*at, "given up, as it is silent", node.node_id, True)
+        case NodeState.ACTIVE if node.node_id in policy.unneeded and not named:
+            return DrainNode(
+                *at, "not needed: the one that it was made for has returned", node.node_id, False
+            )
+        case NodeState.DRAINING if is_back(node, policy):
+            return ReturnNode(*at, "it is heard again, with its data", node.node_id)
+        case NodeState.DRAINING if not named:
+            return RetireNode(*at, "no configuration and no intent names it", node.node_id)
+    return None
 
 
 def _is_current(state: str) -> bool:

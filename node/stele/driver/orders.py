@@ -23,6 +23,7 @@ from stele.driver.steps import (
     PromoteBack,
     RemovePeer,
     RetireNode,
+    ReturnNode,
     StartCopy,
     Step,
     TakeOverIntent,
@@ -96,7 +97,9 @@ class Orders:
                 tablet = _tablet(step.tablet_id, view)
                 await self._end(step.tablet_id, step.replica_id, tablet.config, tablet.term)
             case DrainNode():
-                await self._node_state(step.node_id, master_pb2.DRAINING, step.reason)
+                await self._node_state(step.node_id, master_pb2.DRAINING, step.reason, step.given_up)
+            case ReturnNode():
+                await self._node_state(step.node_id, master_pb2.ACTIVE, step.reason)
             case RetireNode():
                 await self._node_state(step.node_id, master_pb2.RETIRED, step.reason)
             case _:
@@ -240,9 +243,11 @@ class Orders:
         )
         await self._masters.call("EndIntent", request)
 
-    async def _node_state(self, node_id: str, state: master_pb2.NodeStatePB.ValueType, reason: str) -> None:
+    async def _node_state(
+        self, node_id: str, state: master_pb2.NodeStatePB.ValueType, reason: str, given_up: bool = False
+    ) -> None:
         request = master_pb2.SetNodeStateRequest(
-            epoch=self._epoch, node_id=id_to_pb(node_id), state=state, reason=reason
+            epoch=self._epoch, node_id=id_to_pb(node_id), state=state, reason=reason, given_up=given_up
         )
         await self._masters.call("SetNodeState", request)
 

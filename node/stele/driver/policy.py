@@ -18,6 +18,8 @@ class Policy:
     """And how long, if that is longer, a replica on a node that is heard may not answer its leader: longer, since such a
     node may be busy opening its replicas, and one that cannot ends after 60 s."""
     lost: frozenset[str] = frozenset()
+    unneeded: frozenset[str] = frozenset()
+    """Nodes that the operator made for others which have returned: they retire, but for those that hold something."""
     lost_after_ms: int = 5_000
     """Silence that a node in `lost` must have kept before it counts as dead."""
     max_lost_nodes: int = 1

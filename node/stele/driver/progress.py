@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stele.driver.steps import DrainNode, RetireNode, Step, WaitCopy, next_title
+from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step, WaitCopy, next_title
 
 _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
@@ -71,7 +71,7 @@ class Pace:
             total,
             eta,
             error,
-            step.node_id if isinstance(step, DrainNode | RetireNode) else "",
+            step.node_id if isinstance(step, DrainNode | ReturnNode | RetireNode) else "",
         )
 
     def keep(self, copies: set[tuple[str, int]]) -> None:

@@ -35,6 +35,17 @@ def is_dead(node: NodeView | None, policy: Policy) -> bool:
     return node.node_id in policy.lost and node.heartbeat_age_ms > policy.lost_after_ms
 
 
+def is_back(node: NodeView, policy: Policy) -> bool:
+    """Whether a node that was given up for its silence is heard again, by a master that has listened to it."""
+    heard = node.ever_heard and node.heartbeat_age_ms <= policy.lost_after_ms and not is_dead(node, policy)
+    return node.state is NodeState.DRAINING and node.given_up and heard and node.node_id not in policy.lost
+
+
+def in_service(node: NodeView | None, policy: Policy) -> bool:
+    """Whether what the node holds is to stay there: it is ACTIVE, or is about to be again."""
+    return node is not None and (node.state is NodeState.ACTIVE or is_back(node, policy))
+
+
 def replica_failed(report: ReplicaView | None) -> bool:
     """Whether a replica's own node says that it cannot serve again: FAILED, deleted, or not there."""
     if report is None:
@@ -256,7 +267,7 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
                 in_doubt=peer.replica_id in doubtful,
                 answers=peer.replica_id not in unreached,
                 unreached=unreached.get(peer.replica_id, 0) > patience_ms,
-                active=node is not None and node.state is NodeState.ACTIVE,
+                active=in_service(node, policy),
             )
         )
     intent = view.intent(tablet.tablet_id)

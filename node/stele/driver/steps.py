@@ -158,9 +158,19 @@ class Blocked(Step):
 
 @dataclass(frozen=True, slots=True)
 class DrainNode(Step):
-    """A lost node leaves ACTIVE, so that nothing new is placed on it. `tablet_id` is empty."""
+    """A node leaves ACTIVE, so that nothing new is placed on it. `given_up`: for its silence, so that it returns if it is heard;
+    else for good. `tablet_id` is empty."""
 
     title = "Draining"
+    node_id: NodeId
+    given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnNode(Step):
+    """A node that was given up for its silence is heard again: it is ACTIVE again, and keeps what it has."""
+
+    title = "Returning"
     node_id: NodeId
 
 

@@ -49,7 +49,9 @@ class Load:
 
 
 def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> bool:
-    if node.role != role or node.state is not NodeState.ACTIVE or node.node_id in policy.lost:
+    if node.role != role or node.state is not NodeState.ACTIVE:
+        return False
+    if node.node_id in policy.lost or node.node_id in policy.unneeded:
         return False
     if not node.formed or not node.ever_heard or is_dead(node, policy):
         return False

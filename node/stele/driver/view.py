@@ -50,7 +50,7 @@ class NodeView:
     """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead. `formed`: the catalog
     knows that its volume is formatted, and will not have another formatted under its id.
     `disk_low`: it said that it refuses writes for want of space. `clock_ahead_us`: of what most clocks say, by its own last
-    word; 0 where it did not tell."""
+    word; 0 where it did not tell. `given_up`: it is DRAINING for its silence alone."""
 
     node_id: NodeId
     role: str
@@ -67,6 +67,7 @@ class NodeView:
     disk_low: bool = False
     clock_ahead_us: int = 0
     formed: bool = True
+    given_up: bool = False
 
     @property
     def host(self) -> str:

@@ -66,6 +66,7 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeView:
         disk_low=pb.disk_low,
         clock_ahead_us=pb.wall_ahead_us,
         formed=pb.formed,
+        given_up=pb.given_up,
     )
 
 

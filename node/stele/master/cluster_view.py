@@ -149,6 +149,7 @@ def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewP
         formed=node.formed,
         name=node.name,
         wall_ahead_us=life.wall_ahead_us if life is not None else None,
+        given_up=node.returns,
     )
 
 

@@ -244,10 +244,13 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. To its present state: nothing.
+    """Move a node between ACTIVE, DRAINING and RETIRED. To its present state: nothing, but that a node which was given up for
+    its silence is now wanted drained.
 
     Raises:
-        Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node.
+        Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
+            INVALID_ARGUMENT, a driver may not take back what somebody else wants.
+        Retryable: NOT_READY, a driver retires a node that has returned meanwhile.
     """
     node_id = id_from_pb(request.node_id)
     try:
@@ -260,17 +263,33 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
         node = lead.catalog.nodes.get(node_id)
         if node is None:
             raise Rejected(f"no node has the id {node_id}", code=Code.NOT_FOUND)
-        if node.state == state:
+        given_up = state == "DRAINING" and request.given_up
+        if node.state == state and (given_up or not node.returns):
             return
-        if (node.state, state) not in _MOVES:
+        if node.state != state and (node.state, state) not in _MOVES:
             raise Rejected(f"node {node_id} is {node.state} and cannot become {state}")
+        if request.epoch:
+            _check_wanted(lead, node, state)
         if state == "RETIRED":
             check_unnamed(lead, node_id)
-        batch = [swap(node, replace(node, state=state, reason=request.reason))]
+        batch = [swap(node, replace(node, state=state, reason=request.reason, given_up=given_up))]
         if request.epoch:
             await _commit(lead, request.epoch, batch)
         else:
             await lead.commit(batch)
+
+
+def _check_wanted(lead: Leadership, node: NodeRecord, state: str) -> None:
+    """Refuse a driver's order that goes by an older view: an administrator drained the node since, or it was heard again."""
+    if state == "ACTIVE" and not node.returns:
+        raise Rejected(
+            f"node {node.node_id} is wanted DRAINING ({node.reason}); a driver does not take that back"
+        )
+    if state == "RETIRED" and node.returns and lead.is_alive(node):
+        raise Retryable(
+            f"node {node.node_id} was given up for its silence and is heard again; look again",
+            code=Code.NOT_READY,
+        )
 
 
 def check_unnamed(lead: Leadership, node_id: str) -> None:

@@ -29,6 +29,9 @@ NO_CONFIGURATION = Configuration(-1, ())
 
 TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
 
+_GIVEN_UP_BEFORE = "declared lost, and silent"
+"""The reason that drivers gave before rows had `given_up`."""
+
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"
@@ -104,6 +107,8 @@ def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
 class NodeRecord(Row):
     """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever.
 
+    `given_up`: why it is DRAINING. True: a driver gave it up for its silence. False: somebody wants it drained.
+
     `incarnation`, `start`, `log_synced`: as it registered last; a start on an older copy of its volume is refused
     (liveness.refuse_older).
     """
@@ -123,6 +128,12 @@ class NodeRecord(Row):
     incarnation: int = 0
     start: int = 0
     log_synced: int = 0
+    given_up: bool = False
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is DRAINING for its silence alone, so that it returns to service once it is heard."""
+        return self.state == "DRAINING" and (self.given_up or self.reason == _GIVEN_UP_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from stele_operator.plan.health import Health, TabletCounts, lost_in_use, tablet
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
+from stele_operator.plan.surplus import unneeded
 
 QUIET_S = 30.0
 BUSY_S = 1.0
@@ -147,12 +148,14 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     if o.catalog is None or spec is None:
         return None
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
+    made_in_vain = frozenset() if too_many else unneeded(o, spec, everyone)
     rate = bytes_per_second(spec.budget.bytesPerSecond)
     # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
     copies = min(spec.budget.copies, rate // RATE_MIN)
     return Policy(
         dead_after_ms=int(_patience_s(spec) * 1000),
         lost=given_up,
+        unneeded=made_in_vain,
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
         bytes_per_second=rate // copies,

@@ -747,6 +747,7 @@ class NodeViewPB(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DISK_LOW_FIELD_NUMBER: _builtins.int
     WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -765,6 +766,8 @@ class NodeViewPB(_message.Message):
     """it refuses writes for want of space"""
     wall_ahead_us: _builtins.int
     """its wall clock, of what most clocks say; as it said last"""
+    given_up: _builtins.bool
+    """it is DRAINING for its silence alone: heard again it returns to service"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -783,10 +786,11 @@ class NodeViewPB(_message.Message):
         name: _builtins.str = ...,
         disk_low: _builtins.bool = ...,
         wall_ahead_us: _builtins.int | None = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "given_up", b"given_up", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
@@ -1223,10 +1227,13 @@ class SetNodeStateRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     node_id: _builtins.bytes
     state: Global___NodeStatePB.ValueType
     reason: _builtins.str
+    given_up: _builtins.bool
+    """with DRAINING: for its silence; heard again it returns to service"""
     def __init__(
         self,
         *,
@@ -1234,10 +1241,11 @@ class SetNodeStateRequest(_message.Message):
         node_id: _builtins.bytes = ...,
         state: Global___NodeStatePB.ValueType = ...,
         reason: _builtins.str = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "node_id", b"node_id", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "given_up", b"given_up", "node_id", b"node_id", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
