@@ -76,6 +76,12 @@ peer_dropped = Counter(
     ["channel"],
     registry=REGISTRY,
 )
+peer_refused = Counter(
+    "stele_peer_refused_total",
+    "Messages between nodes that were dropped because no sound replica sends such a one, by cause (term, entries, ...).",
+    ["cause"],
+    registry=REGISTRY,
+)
 master_leads = Gauge(
     "stele_master_leads",
     "1 while this master leads and serves the catalog, else 0.",

@@ -108,6 +108,7 @@ class TestNode:
         self.wall_clock = WallClock(self.node_id, self.wall_us)
         self.changed_keys: list[StreamKey] = []
         self.given_up: list[Exception] = []
+        self.drops: list[tuple[NodeId, str, str]] = []
         self._random = random.Random(self.node_id)
         self._clock = ReplicaClock()
         self._threads = ThreadPoolExecutor(4)
@@ -206,6 +207,12 @@ class TestNode:
 
     def clock_fault(self, wall_us: int) -> str:
         return self.wall_clock.fault(wall_us)
+
+    def latest_time(self) -> int:
+        return self.wall_clock.latest_time
+
+    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
+        self.drops.append((node_id, cause, why))
 
     def hear_clocks(self, others: Iterable[TestNode]) -> None:
         """As masters' answers to heartbeats tell it."""

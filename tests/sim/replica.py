@@ -20,6 +20,7 @@ from stele.raft.effects import (
     Committed,
     ConfigChanged,
     Effect,
+    MessageIgnored,
     PeerNeedsCopy,
     PeerReached,
     PeerSound,
@@ -414,6 +415,8 @@ class SimReplica:
                     del self._told_failed[replica_id]
                 else:
                     self._told_failed[replica_id] = True
+            case MessageIgnored(sender, cause):
+                ensure(False, f"{self.replica_id} ignores a message of {sender}, which is sound: {cause}")
             case PeerNeedsCopy(replica_id):
                 world.driver.copy_to(replica_id, self.replica_id)
             case ConfigChanged(config, committed):

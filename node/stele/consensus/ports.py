@@ -61,6 +61,13 @@ class Host(Protocol):
     def clock_fault(self, wall_us: int) -> str:
         """Why no timestamp may be made of this reading of `wall_us`, for people; "" if it may."""
 
+    def latest_time(self) -> int:
+        """The highest hybrid time that an entry which is not committed may bear: some hours ahead of what most clocks say."""
+
+    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
+        """A message of this node broke a bound and was dropped. Count it, and tell it once per node and `cause`, a word of
+        a fixed set."""
+
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.consensus.applier import Applier
+from stele.consensus.edge import Edge
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica_base import ReplicaState
 from stele.consensus.replica_members import MemberPart
@@ -56,6 +57,7 @@ class Replica(MemberPart):
     ) -> None:
         super().__init__(superblock, directory, host, options)
         self._role_listeners: list[RoleListener] = []
+        self._edge: Edge | None = None
         self.last_applied_ms = 0
         self.committed_elsewhere = 0
         """What a leader last said to be committed since this replica FAILED, and so acknowledges nothing."""
@@ -105,6 +107,7 @@ class Replica(MemberPart):
         self.config, self.committed_config = status.config, status.committed_config
         self.term = status.term
         self._runtime = CoreRuntime(core, stream, self, self.host.now_ms)
+        self._edge = Edge(core, self.host)
         self.state = ReplicaState.CONFIGURING
         self.fit_to_lead(not self.timestamps.fault)
         self._runtime.post(Start(self._runtime.now_ms()))
@@ -162,10 +165,14 @@ class Replica(MemberPart):
         """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
         if self.state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
             self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
-        if self._runtime is not None and self.state is not ReplicaState.STOPPED:
-            if sender not in self._node_of:
-                self._node_of[sender] = from_node
-            self._runtime.receive(sender, message)
+        edge, runtime = self._edge, self._runtime
+        if edge is None or runtime is None or self.state is ReplicaState.STOPPED:
+            return
+        if self._node_of.get(sender) != from_node and not self._meets(sender, from_node):
+            return
+        admitted = edge.admit(from_node, message)
+        if admitted is not None:
+            runtime.receive(sender, admitted)
 
     def peer_node_failed(self, node_id: str) -> None:
         """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
@@ -248,6 +255,8 @@ class Replica(MemberPart):
                 self._answer(context, None, self._error(code, message))
             case fx.PeerNeedsCopy(replica_id, cause):
                 self._needs_copy(replica_id, cause)
+            case fx.MessageIgnored(sender, cause):
+                self.host.dropped(self._node_of.get(sender, NodeId("")), "log", f"replica {sender}: {cause}")
             case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):
                 ill, again = _PEER_IS[type(effect)]
                 if well:

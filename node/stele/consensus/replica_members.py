@@ -20,6 +20,9 @@ from stele.model.ids import NodeId, ReplicaId
 from stele.raft.events import ChangeType, ProposeChange, TransferLeadership
 from stele.raft.status import PeerState
 
+_SENDERS_MAX = 1_024
+"""Replicas of a group that are remembered, those of its latest configurations apart."""
+
 
 class MemberPart(LogPart):
     """Membership and leadership, as they are asked for and as they stand."""
@@ -88,6 +91,19 @@ class MemberPart(LogPart):
         self._configs = [c for c in self._configs if c.opid_index < config.opid_index][-15:]
         self._configs.append(config)
         self._node_of.update((peer.replica_id, peer.node_id) for peer in config.peers)
+
+    def _meets(self, sender: ReplicaId, from_node: NodeId) -> bool:
+        """Whether messages of `sender` may come from this node: it is in no configuration known here, and is remembered."""
+        known = self._node_of.get(sender)
+        if known is not None:
+            self.host.dropped(
+                from_node, "sender", f"replica {sender} of tablet {self.tablet_id} is on node {known}"
+            )
+            return False
+        if len(self._node_of) >= _SENDERS_MAX:
+            self._node_of = {peer.replica_id: peer.node_id for c in self._configs for peer in c.peers}
+        self._node_of[sender] = from_node
+        return True
 
     def _config_changed(self, config: Configuration, committed: bool, cause: str) -> None:
         if committed:

@@ -32,9 +32,12 @@ INCARNATION_AHEAD_MAX_MS = 86_400_000
 that is formatted anew comes with the present; clocks differ by a day at most."""
 REPLICA_ID_MAX = 1 << 53
 """The highest replica_id. The catalog counts them per tablet from 1; JSON readers hold whole numbers up to here."""
-UNCOMMITTED_AHEAD_MAX_US = 3_600_000_000
-"""By how much the time of an entry that is not committed may exceed this node's wall clock, where most clocks confirm that
-one. An honest leader's is within seconds, or it hands over. Committed entries are never refused for this."""
+UNCOMMITTED_AHEAD_MAX_US = 24 * 3_600_000_000
+"""By how much the time of an entry that is not committed may exceed what most clocks of the cluster say. An honest leader's
+is within seconds, or it hands over; a machine in a wrong time zone is off by 14 hours at most. Committed entries are never
+refused for this, and none is where nobody knows what most clocks say."""
+TIME_MAX = (1 << 64) - (1 << 58)
+"""The highest hybrid time of an entry: in the year 2110. What follows it must fit into 64 bits, too."""
 
 # --- numbers in text
 
@@ -68,8 +71,8 @@ KEY_BYTES_MAX = 8_192
 
 # --- lengths of lists
 
-PEERS_MAX = 64
-"""Peers of a configuration. Replication factors are single digits; a change adds one peer at a time."""
+PEERS_MAX = 1_000
+"""Peers of a configuration. No two are on one machine, and replication factors are mostly single digits."""
 PEERS_HEARD_MAX = 4_096
 """Nodes whose own word a process remembers beside the masters' word; of more, the one that was heard first is forgotten."""
 NODES_HEARD_MAX = 16_384

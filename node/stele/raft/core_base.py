@@ -20,6 +20,7 @@ from stele.raft.effects import (
     ConfigChanged,
     Effect,
     HardState,
+    MessageIgnored,
     Persist,
     ProposalLost,
     Role,
@@ -71,6 +72,7 @@ class CoreBase:
         self._now_ms = 0
         self._heard_ms: int | None = None  # last word of a live leader
         self._lost_leader: ReplicaId | None = None  # whose end was seen; None once another leads
+        self._term_leader: ReplicaId | None = None  # who has led in this term, as far as it was seen
         self._election_due_ms = NEVER_MS
         self._patience_ms = 0  # as drawn last: how long without a word of a leader before a campaign
         self._change: tuple[int | None, int, int] | None = (
@@ -163,6 +165,7 @@ class CoreBase:
         was_leader = self.role is Role.LEADER
         self.term = term
         self.voted_for = None
+        self._term_leader = None
         self._hard_dirty = True
         self._rest(None, cause)
         if was_leader:
@@ -217,6 +220,9 @@ class CoreBase:
         if self._hard_dirty or self.log.dirty:
             return self._persist_id + 1
         return self._persist_id if self._persist_id > self._persist_durable else 0
+
+    def _ignore(self, sender: ReplicaId, cause: str) -> None:
+        self._out.append(MessageIgnored(sender, cause))
 
     def _send(self, to: ReplicaId, message: Message, after: int) -> None:
         (self._sends if after else self._sends_at_once).append(Send(to, message, after))

@@ -60,6 +60,7 @@ class ElectionPart(FollowerPart):
         """Raise the term and ask for real votes."""
         self.term += 1
         self.voted_for = self.self_replica
+        self._term_leader = None
         self._hard_dirty = True
         self._verified_index = 0
         self._heard_ms = None

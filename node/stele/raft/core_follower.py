@@ -7,7 +7,6 @@ durable.
 from __future__ import annotations
 
 from stele.model.entry import Entry
-from stele.model.errors import ensure
 from stele.model.ids import OpId, ReplicaId
 from stele.raft.core_base import CoreBase
 from stele.raft.effects import Role
@@ -35,19 +34,28 @@ class FollowerPart(CoreBase):
             self._send(sender, refusal, self._hard_barrier())
             return
         if self.leader != sender or self.role is Role.LEADER:
-            self._follow(sender)
+            if not self._follow(sender):
+                return
+        elif self._term_leader is None:
+            self._term_leader = sender  # named to lead, and does
         self._heard_ms = self._now_ms
         self._election_due_ms = self._now_ms + self._patience_ms
-        if request.all_replicated_index > self.all_replicated_index:
-            self.all_replicated_index = request.all_replicated_index
         log = self.log
+        if request.all_replicated_index > self.all_replicated_index:
+            self.all_replicated_index = min(request.all_replicated_index, log.last_index)
         entries = request.entries
         preceding = request.preceding
         if preceding.index > self.commit_index and log.term_at(preceding.index) != preceding.term:
             self._refuse_gap(sender, request)
             return
-        for entry in entries if preceding.index == log.last_index else self._not_held(sender, entries):
-            self._append(entry)
+        new = entries if preceding.index == log.last_index else self._not_held(sender, entries)
+        if new:
+            first = new[0]
+            if first.index != log.last_index + 1 or first.term < log.last_term:
+                self._ignore(sender, f"its entry {first.opid} cannot follow {log.last_opid}")
+                return
+            for entry in new:
+                self._append(entry)
         verified = max(self._verified_index, self.commit_index, preceding.index + len(entries))
         if verified > log.last_index:
             verified = log.last_index
@@ -63,16 +71,19 @@ class FollowerPart(CoreBase):
         else:
             self._answer(sender, request, min(verified, log.durable_index), self._hard_barrier())
 
-    def _follow(self, leader: ReplicaId) -> None:
-        """Another one leads. As long as a leader is known no campaign is under way (`ElectionPart._campaign`)."""
-        if self.role is Role.LEADER:
-            ensure(
-                False,
-                f"raft: {leader} and {self.self_replica} both lead term {self.term}; one leader per term",
+    def _follow(self, leader: ReplicaId) -> bool:
+        """Another one leads; whether it may, as nobody else has led in this term. As long as a leader is known no campaign is
+        under way (`ElectionPart._campaign`)."""
+        if self.role is Role.LEADER or self._term_leader not in (None, leader):
+            self._ignore(
+                leader, f"it leads term {self.term}, as {self._term_leader} does: a term has one leader"
             )
+            return False
+        self._term_leader = leader
         self._rest(leader, f"heard from the leader of term {self.term}")
         self._draw_election()
         self._on_leader_known(leader)
+        return True
 
     def _on_leader_known(self, leader: ReplicaId) -> None:
         raise NotImplementedError

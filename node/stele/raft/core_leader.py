@@ -33,6 +33,7 @@ class LeaderPart(ElectionPart):
 
     def _become_leader(self, cause: str) -> None:
         self._set_role(Role.LEADER, self.self_replica, cause)
+        self._term_leader = self.self_replica
         self._heard_ms = None
         self._election_due_ms = NEVER_MS
         self._heartbeat_due_ms = self._now_ms + self.options.heartbeat_ms
@@ -215,6 +216,12 @@ class LeaderPart(ElectionPart):
             return
         progress = self._progress.get(sender)
         if progress is None:
+            return
+        last_index = self.log.last_index
+        if response.preceding_index > last_index or (
+            response.success and response.last_received.index > last_index
+        ):
+            self._ignore(sender, f"it acknowledges more than this log, which ends at {self.log.last_opid}")
             return
         progress.connected = True
         progress.heard_ms = self._now_ms

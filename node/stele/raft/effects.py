@@ -198,6 +198,14 @@ class PeerSound:
     sound: bool
 
 
+@record
+class MessageIgnored:
+    """A message that no sound replica sends; it has changed nothing."""
+
+    sender: ReplicaId
+    cause: str
+
+
 Effect = (
     Persist
     | Send
@@ -217,4 +225,5 @@ Effect = (
     | PeerNeedsCopy
     | PeerReached
     | PeerSound
+    | MessageIgnored
 )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource, whole
 from stele.consensus.ports import HostedReplica
@@ -31,6 +32,7 @@ from stele.rpc.flight_client import FlightConnections
 from stele.rpc.identity import PeerBook
 from stele.rpc.inbound import PeerInbound
 from stele.rpc.listener import StreamListener
+from stele.rpc.logging import OncePer
 from stele.rpc.peers import PeerTransport
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
@@ -119,6 +121,7 @@ class Node:
         # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
         self._encoded: tuple[Message | None, bytes] = None, b""
         self._maintenance: Maintenance | None = None
+        self._tells = OncePer()
 
     # --- Host
 
@@ -141,6 +144,16 @@ class Node:
             self.transport.send(node_id, raw + QUIET if quiet else raw, bulk=bulk, may_wait=may_wait)
         else:
             self.transport.send(node_id, raw)
+
+    def latest_time(self) -> int:
+        """The highest hybrid time that an entry which is not committed may bear."""
+        return self.wall_clock.latest_time
+
+    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
+        """A message was dropped: count it, and tell it once."""
+        metrics.peer_refused.labels(cause).inc()
+        if self._tells(node_id, cause):
+            log.warning("message dropped", from_node=node_id, cause=cause, error=why)
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
         self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
@@ -416,7 +429,7 @@ class Node:
         try:
             message = message_from_pb(envelope)
         except SteleError as exc:
-            log.warning("message refused", from_node=from_node, error=str(exc))
+            self.dropped(from_node, "kind", str(exc))
             return
         sender = ReplicaId(envelope.from_replica)
         if not (envelope.quiet and self.quiet.take(replica, sender, message)):

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stele.model.clock import CLOCK_OFF_MAX_US, agreed, utc
+from stele.model.bounds import TIME_MAX, UNCOMMITTED_AHEAD_MAX_US
+from stele.model.clock import CLOCK_OFF_MAX_US, agreed, from_physical_us, utc
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2
 
@@ -77,6 +78,14 @@ class WallClock:
         if self._base_us is None or now_us > self._until_us:
             return None
         return self.read() - now_us - self._base_us
+
+    @property
+    def latest_time(self) -> int:
+        """The highest hybrid time that an entry which is not committed may bear."""
+        now_us = self.monotonic_us()
+        if self._base_us is None or now_us > self._until_us:
+            return TIME_MAX
+        return min(from_physical_us(now_us + self._base_us + UNCOMMITTED_AHEAD_MAX_US), TIME_MAX)
 
     def fault(self, reading_us: int) -> str:
         """What is wrong with a reading that was just taken, for people; "" if nothing is."""

@@ -1,0 +1,112 @@
+"""What a replica takes from other replicas: messages are held to the bounds of `stele.model.bounds` before the core sees them.
+
+Owned by Replica, called for every message. What breaks a bound is dropped and told to the host; it fails nobody's replica.
+What only the core can judge, as it knows who led and what its log holds, the core ignores itself (`MessageIgnored`).
+
+Invariants: entries that pass follow each other, in terms that never fall nor exceed the message's; configurations among
+them have voters. A message of a term far above the replica's own leads it up by TERM_JUMP_MAX: a replica that was away
+for however long is never locked out, and no single message brings a term near its end.
+"""
+
+from __future__ import annotations
+
+from stele.consensus.ports import Host
+from stele.consensus.timestamps import decode_ceiling
+from stele.model.bounds import (
+    ADDRESS_CHARS_MAX,
+    INDEX_MAX,
+    PEERS_MAX,
+    REPLICA_ID_MAX,
+    TERM_JUMP_MAX,
+    TERM_MAX,
+    TIME_MAX,
+)
+from stele.model.clock import physical_us, utc
+from stele.model.config import Configuration, decode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Corrupt, SteleError
+from stele.model.ids import NodeId
+from stele.raft.core import RaftCore
+from stele.raft.messages import Message, UpdateRequest, UpdateResponse
+
+
+class Edge:
+    """One replica's."""
+
+    __slots__ = ("_core", "_host")
+
+    def __init__(self, core: RaftCore, host: Host) -> None:
+        self._core = core
+        self._host = host
+
+    def admit(self, from_node: NodeId, message: Message) -> Message | None:
+        """The message, or what to give the core in its place; None: it is dropped, and told."""
+        term_max = self._core.term + TERM_JUMP_MAX
+        if message.term > term_max:
+            if message.term > TERM_MAX or term_max > TERM_MAX:
+                self._host.dropped(from_node, "term", f"term {message.term}; at most {TERM_MAX}")
+                return None
+            # To the core an answer of a higher term says that there is one, and nothing else.
+            return UpdateResponse(term_max, False)
+        if type(message) is UpdateRequest and message.entries:
+            fault = self._fault(message)
+            if fault is not None:
+                self._host.dropped(from_node, *fault)
+                return None
+        return message
+
+    def _fault(self, update: UpdateRequest) -> tuple[str, str] | None:
+        """(cause, why) of the first entry that breaks a bound."""
+        index, term, term_max = update.preceding.index, update.preceding.term, update.term
+        latest, write = self._host.latest_time(), EntryKind.WRITE
+        for entry in update.entries:
+            index += 1
+            if entry.index != index or not term <= entry.term <= term_max:
+                return "entries", (
+                    f"entry {entry.opid} of an update of term {term_max}, where {index} of term {term} or above follows"
+                )
+            term = entry.term
+            if entry.timestamp > latest or entry.kind is not write:
+                fault = _entry_fault(entry, TIME_MAX if index <= update.commit_index else latest)
+                if fault is not None:
+                    return fault
+        return None
+
+
+def _entry_fault(entry: Entry, latest: int) -> tuple[str, str] | None:
+    time = entry.timestamp
+    if entry.kind is EntryKind.CEILING:
+        try:
+            time = max(time, decode_ceiling(entry.payload))
+        except Corrupt as exc:
+            return "entries", f"entry {entry.opid}: {exc.args[0]}"
+    if time > latest:
+        return "time", (
+            f"entry {entry.opid} is of {utc(physical_us(time))}; the latest that is taken is {utc(physical_us(latest))}"
+        )
+    if entry.kind is EntryKind.CONFIG:
+        try:
+            fault = configuration_fault(decode_configuration(entry.payload))
+        except SteleError as exc:
+            fault = str(exc.args[0])
+        if fault:
+            return "configuration", f"entry {entry.opid}: {fault}"
+    return None
+
+
+def configuration_fault(config: Configuration) -> str:
+    """Why no leader makes this configuration, "" if one may."""
+    if not config.voters:
+        return "a configuration without voters"
+    if len(config.peers) > PEERS_MAX:
+        return f"a configuration of {len(config.peers)} peers; at most {PEERS_MAX}"
+    if not -1 <= config.opid_index <= INDEX_MAX:
+        return f"a configuration of index {config.opid_index}; at most {INDEX_MAX}"
+    if len({peer.replica_id for peer in config.peers}) < len(config.peers):
+        return "a configuration that names a replica twice"
+    for peer in config.peers:
+        if not 0 < peer.replica_id <= REPLICA_ID_MAX:
+            return f"a configuration with replica {peer.replica_id}; expected 1 to {REPLICA_ID_MAX}"
+        if len(peer.address) > ADDRESS_CHARS_MAX:
+            return f"a configuration with an address of {len(peer.address)} characters; at most {ADDRESS_CHARS_MAX}"
+    return ""
