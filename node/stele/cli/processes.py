@@ -83,7 +83,11 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             help="What to log.",
         ),
         _option(
-            "--log-format", type=click.Choice(("auto", "json", "text")), default="auto", show_default=True
+            "--log-format",
+            type=click.Choice(("auto", "json", "text")),
+            default="auto",
+            show_default=True,
+            help="auto: text on a terminal, else JSON. Colours are for terminals, and none where NO_COLOR is set.",
         ),
     )
 
@@ -148,7 +152,11 @@ def _prepare(values: dict[str, Any]) -> None:
 
     keep_pandas_out()
     form = values.pop("log_format")
-    setup(json_lines={"auto": None, "json": True, "text": False}[form], level=values.pop("log_level"))
+    setup(
+        json_lines={"auto": None, "json": True, "text": False}[form],
+        level=values.pop("log_level"),
+        node_id=values["node_id"],
+    )
 
 
 def node_options(

@@ -6,9 +6,10 @@ Invariant: one event is one line, on standard error, with a time, a level, a log
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
@@ -16,15 +17,20 @@ import structlog
 SOURCES_MAX = 1_024
 
 
-def setup(*, json_lines: bool | None = None, level: str = "info") -> None:
-    """Log to standard error: JSON lines, or coloured text. None: text on a terminal, else JSON."""
+def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str = "") -> None:
+    """Log to standard error: JSON lines, or text. None: text on a terminal, else JSON. `node_id`: of this process, which each
+    line names as `local_node`. Text has colours on a terminal alone, and none where NO_COLOR is set (no-color.org)."""
+    terminal = sys.stderr.isatty()
     if json_lines is None:
-        json_lines = not sys.stderr.isatty()
-    renderer: Any = (
-        structlog.processors.JSONRenderer(default=str) if json_lines else structlog.dev.ConsoleRenderer()
-    )
+        json_lines = not terminal
+    renderer: Any
+    if json_lines:
+        renderer = structlog.processors.JSONRenderer(default=str)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=terminal and not os.environ.get("NO_COLOR"))
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        *([_naming(node_id)] if node_id else []),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -38,6 +44,17 @@ def setup(*, json_lines: bool | None = None, level: str = "info") -> None:
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=max(numeric, logging.WARNING), stream=sys.stderr)
+
+
+def _naming(node_id: str) -> Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]:
+    """Puts this node's name into each line, whichever thread it comes from."""
+    name = node_id[:8]
+
+    def put(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["local_node"] = name
+        return event
+
+    return put
 
 
 class _NamedLogger(structlog.WriteLogger):
