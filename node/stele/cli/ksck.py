@@ -75,7 +75,8 @@ def _print(health: ClusterHealth) -> None:
     nodes = [node for node in health.nodes if node.state != "retired"]
     # A column that nobody filled in (no operator, no zones) says nothing.
     shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
-    show_table(tuple(shown), [[cell(node) or "-" for cell in shown.values()] for node in nodes])
+    rows = [[cell(node) or "-" for cell in shown.values()] for node in nodes]
+    show_table(tuple(shown), rows, all_shown_by="--json")
     show_ailing(health.tablets)
     for node in health.silent:
         click.echo(f"{node.role} {node.label} is silent: {node.heard}")

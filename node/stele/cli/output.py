@@ -5,10 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+
+from stele.cli.width import fitted
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -18,12 +22,21 @@ def show_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
-def show_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows under headers, columns aligned."""
+def show_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    all_shown_by: str = "a wider terminal, or a pipe",
+) -> None:
+    """Print rows under headers, columns aligned. On a terminal they fit its width: long cells are cut, and columns at the end
+    that have no place are named below, with `all_shown_by`, what shows them."""
     lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
-    widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
-    for cells in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    table = fitted(lines, width)
+    for line in table.lines:
+        click.echo(line)
+    if table.left_out:
+        click.echo(f"not shown: {', '.join(table.left_out)}; {all_shown_by} shows all")
 
 
 def printable(text: str) -> str:

@@ -121,7 +121,7 @@ def _print_table(batches: list[pa.RecordBatch]) -> None:
     from stele.model.rows import python_rows
 
     rows = [[_cell(value) for value in row.values()] for batch in batches for row in python_rows(batch)]
-    show_table(batches[0].schema.names, rows)
+    show_table(batches[0].schema.names, rows, all_shown_by="--format csv")
 
 
 def _cell(value: Any) -> str:

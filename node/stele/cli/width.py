@@ -1,0 +1,77 @@
+"""Tables that fit a terminal. Pure.
+
+Invariant: no line is wider than the width, each column is cut or left out as a whole, and the first column always stays.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_GAP = 2
+_CUT_TO = 8
+"""A column is cut down to so many cells, or its longest value if that is shorter, before another is left out."""
+_CUT = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Lines to print, and the headers of columns for which there was no place."""
+
+    lines: list[str]
+    left_out: list[str]
+
+
+def cells_of(text: str) -> int:
+    """How many cells of a terminal a text takes: two for a wide character, none for one that is put above another."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None) -> Fitted:
+    """Rows, the first of which are the headers, as lines of at most `width` cells; None: as wide as they are."""
+    headers = rows[0]
+    natural = [max(cells_of(row[i]) for row in rows) for i in range(len(headers))]
+    widths = natural if width is None else _widths(natural, width)
+    lines = [
+        (" " * _GAP).join(_padded(cell, wide) for cell, wide in zip(row, widths)).rstrip() for row in rows
+    ]
+    return Fitted(lines, list(headers[len(widths) :]))
+
+
+def _widths(natural: list[int], width: int) -> list[int]:
+    """The widths of the columns that are shown."""
+    count = len(natural)
+    while count > 1 and _total([min(wide, _CUT_TO) for wide in natural[:count]]) > width:
+        count -= 1
+    widths = natural[:count]
+    while (over := _total(widths) - width) > 0:
+        widest = max(widths)
+        # The widest are cut first, down to the next wide one.
+        those = [i for i, wide in enumerate(widths) if wide == widest]
+        next_wide = max((wide for wide in widths if wide < widest), default=1)
+        step = max(1, min(widest - next_wide, -(-over // len(those))))
+        if widest - step < 1:
+            break
+        for i in those[: max(1, min(len(those), over))]:
+            widths[i] -= min(step, over)
+            over -= min(step, over)
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _padded(text: str, width: int) -> str:
+    taken = cells_of(text)
+    if taken <= width:
+        return text + " " * (width - taken)
+    kept = text
+    while kept and cells_of(kept) > width - 1:
+        kept = kept[: max(0, len(kept) - max(1, (cells_of(kept) - width + 1) // 2))]
+    return kept + _CUT + " " * (width - 1 - cells_of(kept))
