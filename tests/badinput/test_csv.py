@@ -57,7 +57,7 @@ def test_every_fault_is_told_with_its_line(tmp_path: Path, seed: int) -> None:
         "long": "4 values; expected 3",
         "range": "column n: '300' is no int8",
         "text": "column n: 'many' is no int8",
-        "utf8": "column s: '\\\\xff' is no string",
+        "utf8": "column s: '\\\\xff' is not UTF-8",
     }
     assert told == {line: wanted[kind] for line, kind in bad.items()}
 
@@ -99,7 +99,7 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
         (b"1,a\n", "no columns '1', 'a'"),
         (b"1,a,b\n2,c,d\n", "no columns '1', 'a', 'b'"),
         (b"id,,n\n", "no column ''"),
-        (b"id,\xff\n1,2\n", "no UTF-8"),
+        (b"id,\xff\n1,2\n", "is not UTF-8"),
         (b"id,n,s,id\n", "column 'id' stands twice"),
         (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' stand twice"),
     ],

@@ -123,7 +123,7 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         )
         code, _, err = await run("kv", "insert", "s", "colour", "red")
         assert code == 2
-        assert err.startswith("stele: ALREADY_PRESENT")
+        assert err == "stele: ALREADY_PRESENT: key 'colour' is present\n"
         assert (await run("kv", "elect", "s", "primary", "--id", "me", "--once"))[
             1
         ] == "me holds primary (me)\n"

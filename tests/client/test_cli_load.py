@@ -70,6 +70,15 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         assert "no more" in err
 
 
+async def test_of_a_table_that_is_not_there_no_rows_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.csv").write_text("id\n1\n")
+    async with small_cluster(tmp_path) as (cluster, _):
+        code, out, err = await runner(cluster, monkeypatch)("table", "load", "no", str(tmp_path / "rows.csv"))
+        assert (code, out) == (2, "") and "no table no" in err
+
+
 def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
     """As in --where and --snapshot; it was refused. Times with a zone may stand beside it."""
     schema = Schema.make([("id", "int64"), ("at", "timestamp", True)], ["id"])
@@ -139,5 +148,5 @@ async def test_a_string_of_an_arrow_file_that_is_not_utf8_is_refused_by_its_row(
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA)
         code, _, err = await runner(cluster, monkeypatch)("table", "load", "t", str(path))
-        assert code == 2 and "is no string (not UTF-8)" in err and "id=4" in err, err
+        assert code == 2 and "is not UTF-8" in err and "id=4" in err, err
         assert (await table.scan(["id"], ordered=True).to_table())["id"].to_pylist() == [0, 1, 2, 3, 5]

@@ -216,7 +216,7 @@ async def test_what_cannot_be_written_or_read_is_one_line(
                 "few.csv line 3: INVALID_ARGUMENT column id: 'many' is no int64",
             ),
             (f"table create {binary}", 2, "no YAML or JSON"),
-            (f"table create {null}", 2, "expected mappings below spec and metadata"),
+            (f"table create {null}", 2, "null.yaml: spec is missing"),
             (f"table create {null} --hash id:3", 2, "--key and --hash go with --column"),
             ("table list >&-", 0, ""),
             ("table scan wide --count --timeout inf", 2, "above 0, of a year at most"),

@@ -282,9 +282,9 @@ async def test_a_string_that_is_not_utf8_is_refused_by_its_row(tmp_path: Path, k
         refused = {error.row: error.message for error in result.row_errors}
         assert {error.code for error in result.row_errors} == {Code.INVALID_ARGUMENT}
         places = {"id": ("id=50", "id=60"), "s": (r"s=b'\xffA'", r"s=b'\xffB'")}[key]
-        assert refused.pop(50) == rf"{places[0]}: column s: b'\xffA' is no string (not UTF-8)"
+        assert refused.pop(50) == rf"{places[0]}: column s: b'\xffA' is not UTF-8"
         assert refused.pop(60) == (
-            rf"{places[1]}: column s: b'\xffB' is no string (not UTF-8); column n is null; expected an int64"
+            rf"{places[1]}: column s: b'\xffB' is not UTF-8; column n is null; expected an int64"
         )
         assert list(refused) == ([] if key == "id" else [70])  # a key is never null
         assert result.rows_written == 98 - len(refused) == await table.scan().count()

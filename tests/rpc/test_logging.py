@@ -40,7 +40,12 @@ def run(form: str, terminal: bool, **environment: str) -> str:
 
 @pytest.mark.parametrize(
     ("terminal", "environment", "coloured"),
-    [(False, {}, False), (True, {}, True), (True, {"NO_COLOR": "1"}, False), (False, {"FORCE_COLOR": "1"}, False)],
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"NO_COLOR": "1"}, False),
+        (False, {"FORCE_COLOR": "1"}, False),
+    ],
 )
 def test_text_has_colours_on_a_terminal_alone(
     terminal: bool, environment: dict[str, str], coloured: bool

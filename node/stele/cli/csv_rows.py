@@ -137,7 +137,7 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
     try:
         unknown = [name for name in reader.schema.names if name not in schema.by_name]
     except UnicodeDecodeError as exc:
-        raise Rejected(f"{path}: line 1, which is the header, is no UTF-8") from exc
+        raise Rejected(f"{path}: line 1, which is the header, is not UTF-8") from exc
     if twice := [name for name, count in Counter(reader.schema.names).items() if count > 1]:
         raise Rejected(
             f"{path}: column{'s' if len(twice) > 1 else ''} {', '.join(map(repr, twice))} "
@@ -187,9 +187,10 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
         if (moment := _moment(values[0].as_py(), arrow)) is not None:
             return moment
         shown = values[0].as_py()[:_VALUE_CHARS_SHOWN].decode("utf-8", "backslashreplace")
-        faults.setdefault(
-            first, f"column {column.name}: {shown!r} is no {column.type}{_EXPECTED.get(column.type, '')}"
-        )
+        said = "is not UTF-8"
+        if not pa.types.is_string(arrow):
+            said = f"is no {column.type}{_EXPECTED.get(column.type, '')}"
+        faults.setdefault(first, f"column {column.name}: {shown!r} {said}")
         return pa.nulls(1, arrow)
     half = len(values) // 2
     return pa.concat_arrays(

@@ -68,8 +68,9 @@ class Document:
     def fault(self, place: Place, said: str) -> None:
         """Take note of a fault."""
         line = _line(self._tree, place)
-        at = f"line {line}, " if line else ""
-        self._faults.append(f"{at}{_named(place)}: {said}" if place else f"{at}{said}".removesuffix(", "))
+        at = [f"line {line}"] if line and place else []
+        at += [_named(place)] if place else []
+        self._faults.append(": ".join(filter(None, (", ".join(at), said))))
 
     def refuse_faults(self) -> None:
         """Raises Rejected with all faults that there are."""

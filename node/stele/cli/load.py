@@ -59,9 +59,12 @@ def load(
     started = time.monotonic()
     faults = Faults()
     written = 0
+    opened = False
 
     async def work(client: AsyncClient) -> None:
+        nonlocal opened
         table = await client.open_table(name)
+        opened = True
         for path in files:
             await write(
                 table,
@@ -88,8 +91,9 @@ def load(
         with rows_progress() as progress:
             with_client(masters, work, timeout_s)
     finally:  # also of what was written before a file could not be read, or no leader be found
-        seconds = time.monotonic() - started
-        click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
+        if opened:  # else nothing was tried
+            seconds = time.monotonic() - started
+            click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
         faults.tell()
     faults.refuse(written)
 

@@ -67,8 +67,9 @@ def table_from_file(path: str) -> TableDefinition:
         return _from_spec("", document.root, keys, path)
     resource = document.root.mapping(_RESOURCE_KEYS, required=("spec",))
     name = _name_of(resource["metadata"]) if "metadata" in resource else ""
-    spec = resource.get("spec", Entry(document, ("spec",), {}))
-    return _from_spec(name, spec, (*_SPEC_KEYS, *_NOT_OURS), path)
+    if "spec" not in resource:
+        document.refuse_faults()
+    return _from_spec(name, resource["spec"], (*_SPEC_KEYS, *_NOT_OURS), path)
 
 
 def _check_kind(path: str, document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 
 from stele.client import arguments
 from stele.client.tablet import TabletClient
+from stele.model.column import shown
 from stele.model.errors import Code, Rejected, SteleError
 from stele.rpc.proto import tserver_pb2
 
@@ -88,5 +89,19 @@ class KeySpace:
         request = tserver_pb2.KvRequest(
             op=op, key=arguments.raw(key, "key"), value=arguments.raw(value, "value")
         )
-        answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
+        try:
+            answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
+        except Rejected as exc:
+            # Nodes say it in bytes: their words are part of what they replicate, and must stay.
+            exc.args = (str(exc.args[0]).replace(repr(request.key), _shown_key(request.key)), *exc.args[1:])
+            raise
         return [(pair.key, pair.value) for pair in answer.pairs]
+
+
+def _shown_key(key: bytes) -> str:
+    """A key as people wrote it: text where it is some."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return shown(key)
+    return shown(text if text.isprintable() else key)

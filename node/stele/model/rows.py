@@ -221,8 +221,10 @@ def row_faults(
             except pa.ArrowInvalid as exc:
                 raise Rejected(f"column {column.name}: no sound Arrow array: {exc}") from None
             (value,) = python_values(one)
-            why = "not UTF-8" if isinstance(value, bytes) else "its digits are too many"
-            faults.add(row, f"column {column.name}: {shown(value)} is no {column.type} ({why})")
+            said = f"is no {column.type} (its digits are too many)"
+            if isinstance(value, bytes):
+                said = "is not UTF-8"
+            faults.add(row, f"column {column.name}: {shown(value)} {said}")
     return faults.errors()
 
 
