@@ -45,6 +45,8 @@ from stele_operator.plan.actions import (
 )
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Kind
+from stele_operator.plan.health import patience_s
+from stele_operator.plan.observation import GroupObject
 from stele_operator.plan.planner import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
 from stele_operator.plan.tables import let_go
@@ -85,6 +87,8 @@ class ClusterTask:
         self._told: set[tuple[str, str, str, str]] = set()
         self._ailing = False
         self._unsettled = 0
+        self._led_s: float | None = None
+        """When a master last led, by the API server's clock; before that, when this task first looked."""
         self._log = log.bind(namespace=namespace, cluster=name)
 
     def wake(self) -> None:
@@ -156,6 +160,8 @@ class ClusterTask:
             await self._tell(raw, o, await self._act(o, keeping))
             o, groups = await observe_kubernetes(self._kube, raw, self._image)
         o = self._growth.told(await observe_unlisted(self._kube, await self._with_masters(o)))
+        if o.catalog is not None or self._led_s is None:
+            self._led_s = o.now_s
         if self._must_settle(o):
             return _SETTLE_S
         plan = make_plan(o)
@@ -278,6 +284,8 @@ class ClusterTask:
             if isinstance(x.action, CreateTable) and x.error and not (x.refused or x.changed_under)
         }
         for group, there in zip(o.groups, groups, strict=True):
+            if self._stands(o, group):
+                continue
             # One that is being deleted and of which there is something to say is still held by its finalizer.
             if not group.deleting or plan.about(group.name):
                 status = group_status(o, plan, group, now, refusals.get(group.name, ""))
@@ -285,6 +293,13 @@ class ClusterTask:
                 await asyncio.sleep(
                     0
                 )  # a status that is as it was is not waited for: Lease, probes and watches live here
+
+    def _stands(self, o: Observation, group: GroupObject) -> bool:
+        """Whether what was last said of a TabletGroup still stands: masters elect a leader within seconds, mostly, and
+        nothing is known of its tablets meanwhile."""
+        lately = self._led_s is not None and 0 <= o.now_s - self._led_s < patience_s(o)
+        said = {c.observed_generation for c in group.conditions} == {group.generation}
+        return o.catalog is None and lately and said and not group.deleting
 
     async def _tell(self, raw: Json, o: Observation, outcomes: list[Outcome]) -> None:
         """Events: what was done, and what could not be."""

@@ -1,7 +1,9 @@
 """How well the tablets, and the volumes under them, are. Called by the rest of plan; pure.
 
+Two questions with two patiences. May a pod go? Whoever missed three heartbeats is no spare. Is something to be told? Only
+what lasts as long as healing waits (`patience_s`), or each restart of a pod would be told of each table.
 Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive
-and answer it.
+and answer it, with the patience of the question.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from stele.driver.situation import failed_replicas, in_doubt, unreached_ms
 from stele.driver.view import NodeView, TabletView
 from stele.model.config import MemberType
 from stele.model.ids import CATALOG_TABLET_ID
-from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.api.cluster import Healing, TabletClusterSpec
+from stele_operator.api.scalars import seconds
 from stele_operator.plan.fates import SILENT_S, Member, State
 from stele_operator.plan.observation import Observation, Role
 
@@ -46,19 +49,30 @@ class TabletHealth:
     reason: str
 
 
-def _heard(node: NodeView | None) -> bool:
-    return node is not None and node.ever_heard and node.heartbeat_age_ms < SILENT_S * 1000
+def patience_s(o: Observation) -> float:
+    """For how long a node is silent before healing begins, and anything is told of its tablets."""
+    healing = o.cluster.spec.healing if o.cluster.spec is not None else Healing()
+    return max(SILENT_S, seconds(healing.witnessAfter))
 
 
-def live_voters(o: Observation, tablet: TabletView) -> int:
-    """Voters that hold the rows, on nodes that are heard, that answer their leader and need not be copied anew."""
+def _heard(node: NodeView | None, patience: float = 0.0) -> bool:
+    if node is None or node.heartbeat_age_ms >= max(SILENT_S, patience) * 1000:
+        return False
+    # The silence of one that was never heard counts from when the leader master began to lead.
+    return node.ever_heard or patience > 0
+
+
+def live_voters(o: Observation, tablet: TabletView, patience: float = 0.0) -> int:
+    """Voters that hold the rows, on nodes that are heard, that answer their leader and need not be copied anew.
+    `patience`, in seconds: who has been silent, or out of its leader's reach, for less still counts."""
     view = o.catalog.view if o.catalog else None
     if view is None:
         return 0
     leaderless = {r.replica_id for r in tablet.replicas if r.leaderless}
-    lost = {*failed_replicas(tablet), *in_doubt(tablet), *unreached_ms(tablet, view), *leaderless}
+    unreached = {n for n, ms in unreached_ms(tablet, view).items() if ms >= patience * 1000}
+    lost = {*failed_replicas(tablet), *in_doubt(tablet), *unreached, *leaderless}
     voters = (p for p in tablet.config.peers if p.member_type is MemberType.VOTER)
-    return sum(_heard(view.node(p.node_id)) and p.replica_id not in lost for p in voters)
+    return sum(_heard(view.node(p.node_id), patience) and p.replica_id not in lost for p in voters)
 
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
@@ -100,6 +114,8 @@ class Health:
 
     counts: TabletCounts = TabletCounts()
     tables: Mapping[str, TableHealth] = field(default_factory=dict)
+    settled: bool = True
+    """Whether nothing ails any of them, told or not: then there is no need to look again soon."""
 
     def of(self, table_id: str) -> TableHealth:
         """The tablets of one table."""
@@ -107,25 +123,37 @@ class Health:
 
 
 def tablet_health(o: Observation) -> Health:
-    """Every tablet of every table."""
+    """Every tablet of every table, as it is told."""
+    patience, settled = patience_s(o), True
     of_table: dict[str, list[TabletHealth]] = {}
     for tablet in o.catalog.view.tablets if o.catalog is not None else ():
         if tablet.tablet_id != CATALOG_TABLET_ID and tablet.state in _SERVED:
-            judged = TabletHealth(tablet.tablet_id, _ailment(o, tablet))
-            of_table.setdefault(tablet.table_id, []).append(judged)
+            reason = _ailment(o, tablet, 0.0)
+            if reason:  # else patience makes no difference
+                settled, reason = False, _ailment(o, tablet, patience)
+            of_table.setdefault(tablet.table_id, []).append(TabletHealth(tablet.tablet_id, reason))
     tables = {
         table_id: TableHealth(_counted(tablets), tuple(t for t in tablets if t.reason))
         for table_id, tablets in of_table.items()
     }
-    return Health(_counted(t for tablets in of_table.values() for t in tablets), tables)
+    return Health(_counted(t for tablets in of_table.values() for t in tablets), tables, settled)
 
 
-def _ailment(o: Observation, tablet: TabletView) -> str:
+def _ailment(o: Observation, tablet: TabletView, patience: float) -> str:
     if tablet.state != "RUNNING":
         return "Creating"
-    if o.catalog is None or not _heard(o.catalog.view.node(tablet.leader_node)):
+    if not _led(o, tablet, patience):
         return "NoLeader"
-    return "VoterLost" if live_voters(o, tablet) < tablet.replication_factor else ""
+    return "VoterLost" if live_voters(o, tablet, patience) < tablet.replication_factor else ""
+
+
+def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
+    """Whether it has a leader, or had one a moment ago: replicas tell of each change, so the newest word says when."""
+    if o.catalog is None:
+        return False
+    if tablet.leader_node:
+        return _heard(o.catalog.view.node(tablet.leader_node), patience)
+    return any(report.age_ms < patience * 1000 for report in tablet.replicas)
 
 
 def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
-from stele_operator.api.cluster import TabletClusterSpec
-from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
+from stele_operator.api.scalars import RATE_MIN, bytes_per_second
 from stele_operator.plan import formation, tables, trouble, upkeep
 from stele_operator.plan.actions import Action, CreateTable, GrowClaim
 from stele_operator.plan.budgets import Budget, plan_budgets
-from stele_operator.plan.fates import SILENT_S, Member, State, members
+from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
-from stele_operator.plan.health import Health, TabletCounts, lost_in_use, tablet_health
+from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
@@ -99,7 +98,7 @@ def make_plan(o: Observation) -> Plan:
     too_many = _too_many(o, everyone)
     policy = _policy(o, everyone, bool(too_many))
     findings[:0] = too_many
-    wait_s = _wait_s(o, spec, everyone, actions, health.counts)
+    wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
 
@@ -153,18 +152,13 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
     copies = min(spec.budget.copies, rate // RATE_MIN)
     return Policy(
-        dead_after_ms=int(_patience_s(spec) * 1000),
+        dead_after_ms=int(patience_s(o) * 1000),
         lost=given_up,
         unneeded=made_in_vain,
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
         bytes_per_second=rate // copies,
     )
-
-
-def _patience_s(spec: TabletClusterSpec) -> float:
-    # Whoever is heard is silent for a second or two between heartbeats: no patience is shorter than SILENT_S.
-    return max(SILENT_S, seconds(spec.healing.witnessAfter))
 
 
 def asked_again(o: Observation, action: Action) -> bool:
@@ -179,17 +173,16 @@ def asked_again(o: Observation, action: Action) -> bool:
 
 def _wait_s(
     o: Observation,
-    spec: TabletClusterSpec,
     everyone: tuple[Member, ...],
     actions: list[Action],
-    counts: TabletCounts,
+    health: Health,
 ) -> float:
     settled = (
         all(asked_again(o, a) for a in actions)
         and o.catalog is not None
         and not o.catalog.view.intents
         and all(m.state in (State.READY, State.RETIRED) for m in everyone)
-        and counts.healthy == counts.total
+        and health.settled
     )
     # Nothing in Kubernetes tells of a process that hangs, or that the masters do not hear: it is seen by looking.
-    return min(QUIET_S, _patience_s(spec)) if settled else BUSY_S
+    return min(QUIET_S, patience_s(o)) if settled else BUSY_S

@@ -20,6 +20,7 @@ from stele_operator.plan.health import (
     catalog_tablet,
     going,
     live_voters,
+    patience_s,
 )
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
@@ -197,7 +198,7 @@ def _weak(o: Observation, plan: Plan) -> Why | None:
         return "UnderReplicated", f"{counts.ailing} of {counts.total} tablets lack a voter or a leader"
     catalog = catalog_tablet(o)
     if catalog is not None and o.cluster.spec is not None and o.identity is not None and o.identity.formed:
-        alive, wanted = live_voters(o, catalog), catalog.replication_factor
+        alive, wanted = live_voters(o, catalog, patience_s(o)), catalog.replication_factor
         if alive < wanted:
             return "MasterLost", f"{alive} of {wanted} masters hold the catalog"
     return None
