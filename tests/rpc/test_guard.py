@@ -182,7 +182,7 @@ def test_a_budget_gives_what_it_has_and_gets_it_back_once() -> None:
 
 
 async def test_past_the_budget_clients_are_throttled_and_peers_are_not() -> None:
-    budget = ByteBudget(3_000, 1_000)
+    budget = ByteBudget(6_000, 2_000)
     peer = Identity(CLUSTER, NodeId(new_id()), 1)
     async with served(budget) as (service, address, _), pool_of(Identity()) as pool, pool_of(peer) as peers:
         service.wait.clear()

@@ -12,6 +12,9 @@ from types import TracebackType
 from stele import metrics
 from stele.model.errors import Code, InvariantViolation, Retryable, ensure
 
+REQUEST_BYTES = 1_024
+"""Charged for each request of a client beside its bytes: what a node holds to work on one, about."""
+
 
 class Charge:
     """Bytes taken from a budget; `release` gives them back, once. Also a context manager."""

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, no_outcome
 from stele.rpc.arriving import Arriving
-from stele.rpc.budget import ByteBudget
+from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.connection import FramedConnection
 from stele.rpc.errors import as_stele_error, error_to_pb
@@ -33,9 +33,6 @@ from stele.rpc.logging import OncePer
 from stele.rpc.proto import common_pb2, tserver_pb2
 
 log = structlog.get_logger("stele.rpc.client_stream")
-
-REQUEST_BYTES = 1_024
-"""Charged for each request beside its bytes: what a node holds to work on one, about."""
 
 WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome where its client does not say."""

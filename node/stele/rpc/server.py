@@ -1,7 +1,7 @@
 """The gRPC server of a node or master: limits, keepalive, and the guard in front of every servicer.
 
-Servicers simply raise `SteleError`. Invariant: no unary request is decoded before its caller was checked and its
-bytes were charged, and none is answered with a traceback.
+Servicers simply raise `SteleError`. Invariant: no unary request is read before its caller was checked and it has a place
+(`RequestPlaces`), none is decoded before its bytes were charged, and none is answered with a traceback.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from google.protobuf.message import DecodeError
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable
-from stele.rpc.budget import ByteBudget
+from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
+from stele.rpc.fair import source_of
 from stele.rpc.identity import CLUSTER_KEY, FROM_NODE_KEY, Identity, PeerBook, caller_from_metadata, check
 from stele.rpc.logging import OncePer
+from stele.rpc.requests import RequestPlaces
 from stele.rpc.resolve import resolve_one, split_address
 
 log = structlog.get_logger("stele.rpc")
@@ -40,6 +42,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A port in use is an error to report, not one to share.
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 16 << 10),
+    # What nobody has asked to read yet: 64 KiB of a call, and so many calls of a connection.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_concurrent_streams", 256),
 )
 
 _JUDGE_STARTS = frozenset({"/stele.v1.MasterService/TSHeartbeat"})
@@ -59,6 +64,10 @@ class Guard(grpc.aio.ServerInterceptor):
         self._book = book
         self._budget = budget
         self._may_log = OncePer()
+        # Of what clients may have, and of the nodes' reserve, a quarter is for requests that are under way.
+        clients_bytes = budget.limit_bytes - budget.reserve_bytes
+        self._of_clients = RequestPlaces(_places(clients_bytes))
+        self._of_nodes = RequestPlaces(_places(budget.reserve_bytes))
 
     async def intercept_service(
         self,
@@ -71,15 +80,22 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._unknown(method))
         metadata = handler_call_details.invocation_metadata
-        return grpc.unary_unary_rpc_method_handler(
+        # As a stream of one request, which is the same to the caller: so it is read when we want it.
+        return grpc.stream_unary_rpc_method_handler(
             self._unary(handler, method, metadata), None, handler.response_serializer
         )
 
-    def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[bytes, Any], Awaitable[Any]]:
-        async def call(raw: bytes, context: Any) -> Any:
+    def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(_: Any, context: Any) -> Any:
+            raw = b""
             try:
                 control = self._admit(method, metadata)
-                with self._budget.charge(len(raw), control=control):
+                places = self._of_nodes if control else self._of_clients
+                came: Any = await places.receive(source_of(context.peer()), context.read)
+                if came is grpc.aio.EOF:
+                    raise Rejected(f"{method[:100]}: a call without a request")
+                raw, came = came, None
+                with self._budget.charge(len(raw) + REQUEST_BYTES, control=control):
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
                 context.set_trailing_metadata(((CLUSTER_KEY, self._identity.cluster_id),))
                 metrics.rpc_requests.labels(method, "OK").inc()
@@ -116,15 +132,14 @@ class Guard(grpc.aio.ServerInterceptor):
             raise exc
         error = as_stele_error(exc, where=method)
         metrics.rpc_requests.labels(method, error.code.name).inc()
-        source = source_of(context)
+        source, _ = source_of(context.peer())
         if isinstance(error, Rejected) and self._may_log(source, error.code):
             log.warning("request refused", method=method, source=source, error=str(error))
         await abort_with(context, error)
 
 
-def source_of(context: Any) -> str:
-    """The caller's host, without its port, as logs name it."""
-    return str(context.peer()).rpartition(":")[0]
+def _places(size_bytes: int) -> int:
+    return max(2, size_bytes // 4 // MESSAGE_BYTES_MAX)
 
 
 def make_server(identity: Identity, book: PeerBook, budget: ByteBudget) -> grpc.aio.Server:
