@@ -21,8 +21,11 @@ from stele.model.errors import SteleError
 
 _GROUPS = {
     "node": (
-        "Run a node.",
-        {"run": ("stele.cli.processes:node_run", "Run a node until it is told to stop.")},
+        "Run a node, and forget one that is gone.",
+        {
+            "run": ("stele.cli.processes:node_run", "Run a node until it is told to stop."),
+            "forget": ("stele.cli.nodes:forget", "Forget a node or master that is gone for good."),
+        },
     ),
     "master": (
         "Run masters, and form them.",

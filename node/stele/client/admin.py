@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from stele.client.health import NodeHealth
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
+from stele.model.nearest import meant
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
@@ -21,6 +22,7 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 _ASK_TIMEOUT_S = 3.0
+_DIGITS_MIN = 8
 
 
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str:
@@ -139,3 +141,37 @@ async def _replicas_on(
     except SteleError:
         return []
     return list(answer.replicas)
+
+
+async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) -> str:
+    """Forget a node that is gone for good: it becomes RETIRED, nothing waits for it any more, and it is not shown. `given`: its name,
+    its id, or at least eight first digits of the id. Returns what it is called.
+
+    Raises:
+        Rejected: NOT_FOUND; INVALID_ARGUMENT, several nodes are meant; UNSAFE_CHANGE, it is heard, or a configuration or an
+            intent names it.
+        Retryable: no master leads, or it began to lead a moment ago, after `timeout_s`.
+    """
+    view = await cluster_view(masters, timeout_s=timeout_s)
+    node = _node_called(given, list(view.nodes))
+    request = master_pb2.SetNodeStateRequest(
+        node_id=node.node_id,
+        state=master_pb2.RETIRED,
+        reason="an administrator says that it is gone",
+        forget=True,
+    )
+    await masters.call("SetNodeState", request, timeout_s=timeout_s)
+    return node.name or id_from_pb(node.node_id)
+
+
+def _node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
+    digits = given.lower()
+    found = [node for node in nodes if node.name == given] or [
+        node for node in nodes if len(digits) >= _DIGITS_MIN and id_from_pb(node.node_id).startswith(digits)
+    ]
+    if not found:
+        names = [node.name or id_from_pb(node.node_id) for node in nodes]
+        raise Rejected(f"no node is called {given!r}{meant(given, names)}", code=Code.NOT_FOUND)
+    if len(found) > 1:
+        raise Rejected(f"{len(found)} nodes are called {given!r}; give the whole id of one")
+    return found[0]

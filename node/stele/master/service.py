@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stele import metrics
-from stele.master import driving, tables
+from stele.master import departed, driving, tables
 from stele.master.cluster_view import (
     Scene,
     claim_to_pb,
@@ -157,7 +157,10 @@ class MasterService(MasterServiceServicer):
     async def SetNodeState(self, request: pb.SetNodeStateRequest, context: Any) -> pb.SetNodeStateResponse:
         """ACTIVE, DRAINING, RETIRED."""
         lead = await self._master.confirmed_lead()
-        await lead.do(driving.set_node_state(lead, request))
+        if request.forget:
+            await lead.do(departed.forget_node(lead, id_from_pb(request.node_id), request.reason))
+        else:
+            await lead.do(driving.set_node_state(lead, request))
         return pb.SetNodeStateResponse()
 
     # --- tables ---

@@ -1228,12 +1228,15 @@ class SetNodeStateRequest(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     node_id: _builtins.bytes
     state: Global___NodeStatePB.ValueType
     reason: _builtins.str
     given_up: _builtins.bool
     """with DRAINING: for its silence; heard again it returns to service"""
+    forget: _builtins.bool
+    """with RETIRED, from an administrator: from any state, only while nobody hears the node"""
     def __init__(
         self,
         *,
@@ -1242,10 +1245,11 @@ class SetNodeStateRequest(_message.Message):
         state: Global___NodeStatePB.ValueType = ...,
         reason: _builtins.str = ...,
         given_up: _builtins.bool = ...,
+        forget: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "given_up", b"given_up", "node_id", b"node_id", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "forget", b"forget", "given_up", b"given_up", "node_id", b"node_id", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,37 @@
+"""`stele node forget`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from stele.cli.options import masters_option, with_client
+from stele.cli.output import printable
+
+
+@click.command()
+@click.argument("node", metavar="NAME|UUID")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@masters_option
+def forget(node: str, yes: bool, masters: str) -> None:
+    """Forget a node or master that is gone for good: it is shown no more, and nothing waits for it.
+
+    Refused while it is heard, or while a tablet's configuration or a change under way names it: heal first (`stele driver run`,
+    or the operator, which also forgets its own nodes by itself). It cannot be taken back: a node that comes back under this
+    UUID holds nothing.
+
+    Example: stele node forget 6f1c0d7e
+    """
+    from stele.client import AsyncClient
+    from stele.client.admin import forget_node
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"Nobody can be asked whether to forget {node}: say --yes")
+        click.confirm(f"Forget {node}, for good?", abort=True)
+
+    async def work(client: AsyncClient) -> str:
+        return await forget_node(client.masters, node)
+
+    click.echo(f"forgot {printable(with_client(masters, work))}")
