@@ -35,6 +35,7 @@ from stele.consensus.fetch import (
     whole,
 )
 from stele.consensus.files import make_directory, remove_tree, sync_directory
+from stele.consensus.offer import refuse_beyond, refuse_offer
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go
@@ -65,7 +66,8 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """What StartTabletCopy asked for. `witness_start` OPID_NONE with `witness`: the source's checkpoint."""
+    """What StartTabletCopy asked for. `witness_start` OPID_NONE with `witness`: the source's checkpoint. `caller_term`: of the
+    tablet, as the caller knew it."""
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -74,10 +76,14 @@ class CopyOrder:
     witness: bool = False
     witness_start: OpId = OPID_NONE
     bytes_per_second: int = 0
+    caller_term: int = 0
 
 
 class CopyHome(Protocol):
     """What the copy needs of the node it fills."""
+
+    def room_bytes(self) -> int:
+        """How much the disk can hold beside what it keeps free for the log. Blocks."""
 
     def replica_directory(self, key: StreamKey) -> Path:
         """Where the replica lives."""
@@ -187,6 +193,7 @@ class TabletCopy:
             keeper = asyncio.create_task(self._keep_alive(session.session_id))
             success, damage = False, ""
             try:
+                refuse_offer(session, at_least=self._at_least, caller_term=self.order.caller_term)
                 superblock = await self._prepare(session)
                 try:
                     await self._verify(session, superblock, await self._fetch(session))
@@ -210,15 +217,18 @@ class TabletCopy:
                 keeper.cancel()
                 await self._end(session.session_id, success, damage)
 
-    async def _begin(self) -> SessionInfo:
+    @property
+    def _at_least(self) -> OpId:
+        """What the source's checkpoint must hold."""
         at_least = self.order.witness_start if self.order.witness else OPID_NONE
-        if self._resumed:
-            at_least = max(at_least, self.witness_start)
+        return max(at_least, self.witness_start) if self._resumed else at_least
+
+    async def _begin(self) -> SessionInfo:
         clock, delay_s = asyncio.get_running_loop().time, 0.1
         begun_at = clock()
         while True:
             try:
-                return await self._source.begin(self.order.tablet_id, self.order.replica_id, at_least)
+                return await self._source.begin(self.order.tablet_id, self.order.replica_id, self._at_least)
             except Retryable as exc:
                 self.progress.error = str(exc)
                 silent_s = clock() - begun_at
@@ -278,6 +288,9 @@ class TabletCopy:
                 if other != incoming:
                     remove_tree(other)
             make_directory(incoming)
+            here = {path.name: path.stat().st_size for path in incoming.iterdir()}
+            wanted = sum(f.size for f in session.files if here.get(f.name) != f.size)
+            refuse_beyond(wanted, self._home.room_bytes())
 
         await self._in_thread(make_place)
         fetcher = Fetcher(
@@ -312,6 +325,8 @@ class TabletCopy:
         def verify() -> None:
             machine = open_machine(superblock, self._directory, self._incoming(session).name)
             try:
+                if machine.flushed != session.checkpoint:
+                    raise Corrupt(f"the files hold {machine.flushed}, their source says {session.checkpoint}")
                 machine.verify(going_on, compared)
             finally:
                 machine.close()

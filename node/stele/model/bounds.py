@@ -86,6 +86,9 @@ COLUMNS_MAX = 1_000
 PARTITIONS_MAX = 100_000
 """Parts of a table, and tablets named in one request."""
 
+COPY_FILES_MAX = 65_536
+"""Files of a tablet that is copied. Merges keep a store at a few files for each half gigabyte."""
+
 
 def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """The text, or its beginning with dots where it is longer."""

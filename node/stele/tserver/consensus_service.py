@@ -109,6 +109,7 @@ class ConsensusService(ConsensusServiceServicer):
             witness=request.witness,
             witness_start=opid_from_pb(request.witness_start),
             bytes_per_second=request.bytes_per_second,
+            caller_term=request.caller_term,
         )
         if not order.replica_id or not order.source_node or not order.source_address:
             raise Rejected("a copy names its replica_id, its source node and the source's address")

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.superblock import decode_superblock
+from stele.model.bounds import cut
 from stele.model.errors import Retryable
 from stele.model.ids import NodeId, OpId, ReplicaId, TabletId
 from stele.rpc.channels import ChannelPool
@@ -130,6 +131,6 @@ class RemoteCopySource:
             self._address,
             TabletCopyServiceStub,
             "EndTabletCopySession",
-            pb.EndTabletCopySessionRequest(session_id=session_id, success=success, damage=damage),
+            pb.EndTabletCopySessionRequest(session_id=session_id, success=success, damage=cut(damage)),
             to_node=self._source_node,
         )

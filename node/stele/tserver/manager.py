@@ -468,6 +468,12 @@ class TabletManager:
             self._here.copies[key] = copy
             return copy
 
+    def room_bytes(self) -> int:
+        """See CopyHome."""
+        node_log = self._node_log
+        free = int(node_log.files.free_bytes(node_log.directory))
+        return max(0, free - int(node_log.options.low_space_bytes))
+
     def log_reaches(self, key: StreamKey, opid: OpId) -> bool:
         """Whether the log of a running witness holds `opid` durably."""
         replica = self._here.by_key(key)
