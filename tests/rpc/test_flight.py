@@ -102,11 +102,12 @@ def failed(client: fl.FlightClient, wanted: fl.Ticket) -> SteleError:
 
 def test_tickets_come_back_as_they_were() -> None:
     spec = ScanSpec((1, 0), (Predicate(0, "in", (1, 2)), Predicate(1, "is_null")), b"a", b"b", 5, True, b"r")
-    made = Ticket(CLUSTER, TABLET, 1 << 60, 3, spec.to_json(SCHEMA), 100)
+    made = Ticket(CLUSTER, TABLET, 1 << 60, 3, spec.to_json(SCHEMA), 100, new_id())
     back = decode_ticket(made.encode())
     assert isinstance(back, Ticket)
     assert back.spec(SCHEMA) == spec
     assert (back.snapshot, back.schema_version, back.wait_ms) == (1 << 60, 3, 100)
+    assert back.fork_id == made.fork_id
     copy = copy_ticket(5, 6)
     assert decode_ticket(copy.encode()) == copy
     command = ScanCommand(table="t", columns=("a",), snapshot=9)
@@ -162,6 +163,8 @@ def test_errors_before_and_between_batches(served: tuple[Provider, fl.FlightClie
     provider, client = served
     assert failed(client, ticket(new_id())).code is Code.WRONG_CLUSTER
     assert failed(client, fl.Ticket(b"garbage")).code is Code.UNSUPPORTED_VERSION
+    other = Ticket(CLUSTER, TABLET, 7, 1, ScanSpec().to_json(SCHEMA), fork_id=new_id())
+    assert failed(client, fl.Ticket(other.encode())).code is Code.WRONG_CLUSTER
     hint = new_id()
     provider.error = NotLeader("elsewhere", leader_hint=hint)
     for fail_at in (-1, 0, 2):

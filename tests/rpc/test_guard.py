@@ -82,6 +82,19 @@ async def test_a_client_learns_the_cluster_and_names_it_from_then_on() -> None:
         assert pool.identity.cluster_id == CLUSTER
 
 
+async def test_a_client_learns_which_copy_it_speaks_to_and_is_refused_by_another() -> None:
+    async with served() as (service, address, identity), pool_of(Identity()) as pool:
+        identity.fork_id = new_id()
+        await ask(pool, address)
+        assert pool.identity.fork_id == identity.fork_id
+        await ask(pool, address)
+        identity.fork_id = new_id()
+        service.requests.clear()
+        with pytest.raises(Rejected, match="two copies of a cluster"):
+            await ask(pool, address)
+        assert not service.requests
+
+
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
 async def test_every_code_comes_through(code: Code) -> None:
     async with served() as (service, address, _), pool_of(Identity()) as pool:

@@ -13,6 +13,7 @@ from stele.rpc.identity import (
     Caller,
     Identity,
     PeerBook,
+    caller_from_hello,
     caller_from_metadata,
     check,
 )
@@ -37,6 +38,46 @@ def test_a_number_in_metadata_is_ascii_digits_and_short(text: str) -> None:
     with pytest.raises(Rejected, match="is no number") as caught:
         caller_from_metadata([(PROTOCOL_KEY, "1"), (FROM_INCARNATION_KEY, text)])
     assert len(str(caught.value)) < 200
+
+
+FORK, OTHER = new_id(), new_id()
+
+
+@pytest.mark.parametrize(
+    ("here", "said", "node", "may"),
+    [
+        ("", None, NODE, True),  # of a release without fork ids
+        ("", "", NODE, True),
+        ("", FORK, NODE, False),
+        (FORK, FORK, NODE, True),
+        (FORK, OTHER, NODE, False),
+        (FORK, "", NODE, False),
+        (FORK, None, NODE, False),
+        (FORK, None, "", True),  # a client that does not know it yet
+        ("", None, "", True),
+        (FORK, FORK, "", True),
+        (FORK, "", "", False),
+        ("", FORK, "", False),
+    ],
+)
+def test_two_copies_of_a_cluster_never_speak(here: str, said: str | None, node: str, may: bool) -> None:
+    book = PeerBook()
+    caller = Caller(CLUSTER, 1, node, "", 5, 0, "h:1", fork_id=said)
+    identity = Identity(CLUSTER, HERE, 1, fork_id=here)
+    if may:
+        check(identity, book, caller)
+        return
+    with pytest.raises(Rejected, match="two copies of a cluster") as refused_:
+        check(identity, book, caller)
+    assert refused_.value.code is Code.WRONG_CLUSTER
+    assert not book.incarnation(node) and not book.address(node)
+
+
+@pytest.mark.parametrize("fork_id", [None, "", FORK])
+def test_the_fork_id_goes_by_metadata_and_hello_as_it_is(fork_id: str | None) -> None:
+    identity = Identity(CLUSTER, HERE, 1, fork_id=fork_id)
+    assert caller_from_metadata(identity.metadata()).fork_id == fork_id
+    assert caller_from_hello(identity.hello()).fork_id == fork_id
 
 
 def test_a_start_that_nobody_can_have_reached_is_not_believed() -> None:

@@ -219,6 +219,14 @@ async def test_a_peer_of_another_cluster_gets_nothing() -> None:
         assert not first.transport.connected(second.identity.node_id)
 
 
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_peer_of_another_copy_of_the_volumes_gets_nothing(here: bool) -> None:
+    async with pair() as (first, second):
+        (first if here else second).identity.fork_id = new_id()
+        assert "two copies of a cluster never speak" in await refused(first, second.identity.node_id)
+        assert not second.got and not second.book.incarnation(first.identity.node_id)
+
+
 async def test_another_node_at_the_address_gets_nothing() -> None:
     async with pair() as (first, second):
         wanted = NodeId(new_id())

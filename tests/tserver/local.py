@@ -39,6 +39,7 @@ class LocalCluster:
         self._replica = replica
         self.master_options = master_options
         self.cluster_id = ClusterId(new_id())
+        self.fork_id = ""
         self._loopback = Loopback()
         self.network = self._loopback.prefix
         self.ids = {name: NodeId(new_id()) for name in ("master", *(f"node-{i}" for i in range(nodes)))}
@@ -64,6 +65,7 @@ class LocalCluster:
             first_masters=(FirstMaster(self.ids["master"], master),) if first else (),
             heartbeat_s=0.2,
             replica=self._replica,
+            fork_id=self.fork_id,
         )
 
     @property

@@ -11,7 +11,15 @@ import pytest
 
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.tserver.options import EXIT_DISK, EXIT_USAGE
-from stele.tserver.volume import Fate, NodeRecord, format_volume, is_formatted, lock_directory, open_volume
+from stele.tserver.volume import (
+    Fate,
+    NodeRecord,
+    Volume,
+    format_volume,
+    is_formatted,
+    lock_directory,
+    open_volume,
+)
 
 
 def test_changes_from_several_threads_all_stay(tmp_path: Path) -> None:
@@ -114,3 +122,64 @@ def test_a_record_from_before_there_was_a_checksum_is_read(tmp_path: Path) -> No
     del fields["crc32c"]
     path.write_text(json.dumps(fields))
     open_volume(directory, lock_directory(directory), cluster, node, "node").close()
+
+
+def _opened(directory: Path, cluster: ClusterId, node: NodeId, *masters: str, fork_id: str = "") -> Volume:
+    fd = lock_directory(directory)
+    volume = open_volume(directory, fd, cluster, node, "node", fork_id=fork_id, masters=masters)
+    volume.close()
+    return volume
+
+
+def test_a_volume_under_another_fork_id_forgets_where_the_masters_were(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    cluster, node, _ = _formatted(directory)
+    volume = open_volume(directory, lock_directory(directory), cluster, node, "node", masters=("a:1",))
+    volume.update(masters=("10.0.0.1:1",), given=("a:1",))
+    volume.close()
+    assert not _opened(directory, cluster, node, "a:1").adopted
+    fork = new_id()
+    adopted = _opened(directory, cluster, node, "a:1", fork_id=fork)
+    assert adopted.adopted and adopted.record.adopted
+    assert (adopted.record.fork_id, adopted.record.masters) == (fork, ())
+    for again in (fork, ""):  # it stays in the record, also where nobody says it any more
+        volume = _opened(directory, cluster, node, "a:1", fork_id=again)
+        assert volume.record.fork_id == fork and volume.adopted
+    second = _opened(directory, cluster, node, "a:1", fork_id=new_id())
+    assert second.record.fork_id not in ("", fork)
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "adopted"),
+    [
+        (("a:1", "b:1"), ("a:1", "b:1"), False),
+        (("a:1", "b:1"), ("b:1", "c:1"), False),  # one was replaced
+        (("a:1", "b:1"), (), False),  # nothing is said of other masters
+        (("a:1", "b:1"), ("c:1",), True),  # a copy, started by hand with masters of its own
+        ((), ("c:1",), False),  # written by a release that did not note it
+    ],
+)
+def test_a_start_with_none_of_the_masters_of_before_asks_only_those_given(
+    tmp_path: Path, given: tuple[str, ...], now: tuple[str, ...], adopted: bool
+) -> None:
+    directory = tmp_path / "data"
+    cluster, node, _ = _formatted(directory)
+    volume = open_volume(directory, lock_directory(directory), cluster, node, "node")
+    volume.update(masters=("10.0.0.1:1",), given=given)
+    volume.close()
+    volume = _opened(directory, cluster, node, *now)
+    assert volume.adopted is adopted
+    # Nothing is forgotten before masters answer: a mistyped --masters is mended by the right one.
+    assert volume.record.masters == ("10.0.0.1:1",) and not volume.record.adopted
+    assert not _opened(directory, cluster, node, *given).adopted
+
+
+def test_a_record_of_a_release_without_fork_ids_is_read(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    cluster, node, record = _formatted(directory)
+    for name in ("node.json", "node.json.copy"):
+        fields = json.loads((directory / name).read_text())
+        for new in ("fork_id", "given", "adopted", "crc32c"):
+            del fields[new]
+        (directory / name).write_text(json.dumps(fields))
+    assert replace(_opened(directory, cluster, node, "a:1").record, incarnation=record.incarnation) == record

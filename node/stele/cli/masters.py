@@ -36,7 +36,7 @@ def form(masters: str, cluster_id: str, wait_s: float) -> None:
     from stele.model.errors import Retryable
     from stele.rpc.masters import parse_masters
 
-    async def run() -> str:
+    async def run() -> tuple[str, str]:
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -46,7 +46,8 @@ def form(masters: str, cluster_id: str, wait_s: float) -> None:
                     raise
             await asyncio.sleep(0.2)
 
-    click.echo(f"formed cluster {asyncio.run(run())}")
+    formed, fork_id = asyncio.run(run())
+    click.echo(f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""))
 
 
 @click.command()

@@ -40,6 +40,12 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
         _option("--node-id", required=True, metavar="HEX32", help="UUID of the node; stays with its volume."),
         _option("--cluster-id", required=True, metavar="HEX32", help="UUID of the cluster."),
         _option(
+            "--fork-id",
+            default="",
+            metavar="HEX32",
+            help="Which copy of the cluster's volumes this is: a new one for all of a copy that is started [default: as before].",
+        ),
+        _option(
             "--listen",
             default=f"0.0.0.0:{port}",
             show_default=True,

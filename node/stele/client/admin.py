@@ -25,8 +25,9 @@ _ASK_TIMEOUT_S = 3.0
 _DIGITS_MIN = 8
 
 
-async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str:
-    """Tell each first master who the others are, once all have formatted their volumes. Returns the cluster id.
+async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
+    """Tell each first master who the others are, once all have formatted their volumes. Returns cluster id and fork id ("":
+    they run under none).
 
     Idempotent. `cluster_id` "": whatever they say, if they agree.
 
@@ -46,6 +47,12 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str
                     f"{address} belongs to cluster {id_from_pb(status.cluster_id)}, expected {cluster_id}",
                     code=Code.WRONG_CLUSTER,
                 )
+            if pool.identity.fork_id != status.fork_id:
+                raise Rejected(
+                    f"{address} runs under fork id {status.fork_id or '(none)'}, others under "
+                    f"{pool.identity.fork_id or '(none)'}; start all masters of a cluster with the same --fork-id",
+                    code=Code.WRONG_CLUSTER,
+                )
             if status.role != "master":
                 raise Rejected(f"{address} is no master but a {status.role or 'process'}")
             if not status.format_id:
@@ -59,7 +66,7 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> str
         pool.identity.cluster_id = ClusterId(cluster_id)
         for address in parse_masters(list(addresses)):
             await pool.unary(address, MasterServiceStub, "ConfirmFormation", request)
-        return cluster_id
+        return cluster_id, pool.identity.fork_id or ""
     finally:
         await pool.close()
 

@@ -267,7 +267,14 @@ class AsyncClient:
                 f"table {plan.info.name} is of cluster {plan.cluster_id}, this client of {self.identity.cluster_id}",
                 code=Code.WRONG_CLUSTER,
             )
+        if None not in (plan.fork_id, self.identity.fork_id) and plan.fork_id != self.identity.fork_id:
+            raise Rejected(
+                f"table {plan.info.name} is of another copy of cluster {plan.cluster_id} than this client's",
+                code=Code.WRONG_CLUSTER,
+            )
         self.identity.cluster_id = ClusterId(plan.cluster_id)
+        if plan.fork_id is not None:
+            self.identity.fork_id = plan.fork_id
         self.masters.met = True
         tablets = [replace(tablet) for tablet in plan.tablets]
         locations = Locations(self.masters, plan.info.table_id, plan.info, tablets, complete=True)

@@ -111,6 +111,8 @@ class WritePlan:
     cluster_id: str
     info: TableInfo
     tablets: tuple[TabletPlace, ...]
+    fork_id: str | None = None
+    """Which copy of the cluster it is of; None: not known."""
 
 
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:

@@ -103,6 +103,8 @@ class ScanPlan:
     spec: ScanSpec
     snapshot: int
     tablets: tuple[TabletPlace, ...]
+    fork_id: str | None = None
+    """Which copy of the cluster it is of; None: not known."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -258,6 +260,7 @@ class TabletScan:
             plan.snapshot,
             plan.schema.version,
             spec.to_json(plan.schema),
+            fork_id=plan.fork_id,
         )
         self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
         try:

@@ -279,6 +279,7 @@ class AsyncTable:
             # A ticket that says 0 is read at the latest of its tablet, which is another one for each.
             arguments.snapshot(snapshot) or self._observed.now(),
             tuple(self.locations.by_ordinal(ordinals)),
+            self._identity.fork_id,
         )
 
     def plan_write(self) -> WritePlan:
@@ -288,7 +289,7 @@ class AsyncTable:
             Retryable: NOT_READY while the table is being created.
         """
         tablets = self.locations.by_ordinal(range(self.partitioning.tablets))
-        return WritePlan(self._identity.cluster_id, self.info, tuple(tablets))
+        return WritePlan(self._identity.cluster_id, self.info, tuple(tablets), self._identity.fork_id)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
         """Until every tablet has a leader.

@@ -219,7 +219,8 @@ class Background:
                     continue
                 used.update((n, None) for n in nodes)
                 peers = tuple(
-                    Peer(n, ReplicaId(i + 1), lead.catalog.nodes[n].address) for i, n in enumerate(nodes)
+                    Peer(n, ReplicaId(i + 1), lead.liveness.located(lead.catalog.nodes[n]).address)
+                    for i, n in enumerate(nodes)
                 )
                 batch.append(
                     swap(

@@ -125,7 +125,8 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
     )
 
 
-def _node(scene: Scene, node: NodeRecord, replicas: int) -> master_pb2.NodeViewPB:
+def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB:
+    node = scene.liveness.located(row)
     life = scene.liveness.nodes.get(node.node_id)
     return master_pb2.NodeViewPB(
         node_id=id_to_pb(node.node_id),
@@ -261,8 +262,10 @@ def _location(scene: Scene, peer: Peer, leader: str) -> master_pb2.ReplicaLocati
     if not peer.votes:
         role = common_pb2.LEARNER
     location = master_pb2.ReplicaLocationPB(peer=pb, role=role, alive=scene.is_alive(peer.node_id))
+    location.peer.address = scene.liveness.peer_address(peer)
     if node is not None:
-        location.peer.address = node.address or peer.address
+        node = scene.liveness.located(node)
+        location.peer.address = node.address or location.peer.address
         location.flight_address = node.flight_address
         location.machine = node.machine
         location.zone = node.zone
@@ -273,7 +276,8 @@ def masters_of(scene: Scene) -> list[master_pb2.MasterInfoPB]:
     """The masters: members of the catalog's committed configuration, at their newest addresses."""
     found = []
     for peer in scene.catalog_config.peers:
-        node = scene.catalog.nodes.get(peer.node_id)
-        address = node.address if node is not None and node.address else peer.address
+        row = scene.catalog.nodes.get(peer.node_id)
+        address = scene.liveness.located(row).address if row is not None else ""
+        address = address or scene.liveness.peer_address(peer)
         found.append(master_pb2.MasterInfoPB(node_id=id_to_pb(peer.node_id), address=address))
     return found

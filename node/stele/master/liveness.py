@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from stele.master.records import NodeRecord
 from stele.model import bounds
 from stele.model.clock import agreed
+from stele.model.config import Peer
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
@@ -133,10 +135,12 @@ def _place(place: int) -> str:
 
 
 class Liveness:
-    """All nodes heard by this master. `began_ms` is when it began to listen as what it is now (leader or follower)."""
+    """All nodes heard by this master. `began_ms` is when it began to listen as what it is now (leader or follower). `adopted`:
+    its volume was copied, and the addresses in its catalog may be those of the original's nodes."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, *, adopted: bool = False) -> None:
         self.began_ms = now_ms
+        self._adopted = adopted
         self.clock_id = secrets.randbits(64) or 1
         """Of the monotonic clock that nodes compare theirs with."""
         self._awake_ms = now_ms
@@ -306,6 +310,21 @@ class Liveness:
             elif status.leader_node and status.term > best[0]:
                 best = (status.term, id_from_pb(status.leader_node))
         return best
+
+    def located(self, node: NodeRecord) -> NodeRecord:
+        """The row of a node with the addresses at which it may be dialled: of an adopted catalog those of nodes that have
+        registered since this master began alone."""
+        if not self._adopted:
+            return node
+        life = self.nodes.get(node.node_id)
+        told = life.registration if life is not None else None
+        if told is None:
+            return replace(node, address="", flight_address="")
+        return replace(node, address=told.address, flight_address=told.flight_address)
+
+    def peer_address(self, peer: Peer) -> str:
+        """Where a configuration says that a peer is, for one whose row says nothing."""
+        return "" if self._adopted else peer.address
 
     def addresses(self) -> tuple[list[master_pb2.NodeAddressPB], int]:
         """Where each node that registered since this master leads is, and a digest of the list."""

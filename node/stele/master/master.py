@@ -68,6 +68,7 @@ class Master:
         now_ms: Callable[[], int] = monotonic_ms,
         wall: Callable[[], int] = wall_us,
         on_failure: Callable[[Exception], None] | None = None,
+        adopted: bool = False,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -75,7 +76,7 @@ class Master:
         self.options = options or MasterOptions()
         self.now_ms = now_ms
         self.wall_us = wall
-        self.liveness = Liveness(now_ms())
+        self.liveness = Liveness(now_ms(), adopted=adopted)
         self.lead: Leadership | None = None
         self.starts = Starts(pool, lambda: self.liveness, now_ms, self.options.alive_ms)
         self._pool = pool

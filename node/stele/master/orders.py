@@ -146,7 +146,9 @@ class Orders:
     def _address_of(self, node_id: str) -> str:
         """Where a node is that may be given orders; empty: it may not."""
         node = self._lead.catalog.nodes.get(node_id)
-        return node.address if node is not None and self._lead.is_alive(node) else ""
+        if node is None or not self._lead.is_alive(node):
+            return ""
+        return self._lead.liveness.located(node).address
 
     async def _wait_and_call(self, key: tuple[str, str, int], order: Order) -> None:
         try:

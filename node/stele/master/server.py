@@ -52,6 +52,7 @@ class MasterNode(Node):
             node.pool,
             self._master_options,
             on_failure=node.fail,
+            adopted=node.volume.adopted,
         )
         self.master.start()
         add_MasterServiceServicer_to_server(MasterService(self.master, self._confirm, node.book), server)

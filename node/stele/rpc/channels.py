@@ -17,7 +17,7 @@ from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.ids import ClusterId
 from stele.rpc import forks
 from stele.rpc.errors import from_rpc_error, was_answered
-from stele.rpc.identity import CLUSTER_KEY, Identity
+from stele.rpc.identity import CLUSTER_KEY, FORK_KEY, Identity
 from stele.rpc.resolve import resolve_one
 
 MESSAGE_BYTES_MAX = 16 << 20
@@ -148,7 +148,7 @@ class ChannelPool:
         call = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
         try:
             response = await call
-            if not self.identity.cluster_id:
+            if not self.identity.cluster_id or self.identity.fork_id is None:
                 await self._learn_cluster(call)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -202,9 +202,13 @@ class ChannelPool:
             raise Closed()
 
     async def _learn_cluster(self, call: Any) -> None:
-        for key, value in await call.trailing_metadata():
-            if key == CLUSTER_KEY:
-                self.identity.cluster_id = ClusterId(value)
+        said = {key: value for key, value in await call.trailing_metadata()}
+        if CLUSTER_KEY not in said:
+            return
+        if not self.identity.cluster_id:
+            self.identity.cluster_id = ClusterId(said[CLUSTER_KEY])
+        if self.identity.fork_id is None:  # a server of a release without fork ids is of the original
+            self.identity.fork_id = str(said.get(FORK_KEY, ""))
 
     def _failed(self, address: str, channel: grpc.aio.Channel | None, exc: BaseException) -> Exception:
         error = from_rpc_error(exc, where=address)

@@ -23,9 +23,11 @@ import structlog
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
+from stele.model.ids import ClusterId
 from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
+from stele.rpc.identity import Identity, ensure_same_fork
 from stele.rpc.logging import OncePer
 from stele.rpc.resolve import join_address
 from stele.rpc.stall import Watchdog
@@ -110,6 +112,7 @@ class FlightServer:
         scans: ScanProvider,
         copies: CopyProvider,
         *,
+        fork_id: str = "",
         scans_max: int = SCANS_MAX,
         copies_max: int = COPIES_MAX,
         stalled_s: float = STALLED_S,
@@ -117,7 +120,8 @@ class FlightServer:
         keep_grpc()
         location = f"grpc+tcp://{join_address(host, port)}"
         try:
-            self._server = _Server(location, cluster_id, scans, copies, scans_max, copies_max, stalled_s)
+            identity = Identity(ClusterId(cluster_id), fork_id=fork_id)
+            self._server = _Server(location, identity, scans, copies, scans_max, copies_max, stalled_s)
         except (pa.ArrowException, fl.FlightError, OSError) as exc:
             raise Rejected(
                 f"cannot listen for Flight at {host}:{port}: the port is in use, or the address is not this "
@@ -143,7 +147,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def __init__(
         self,
         location: str,
-        cluster_id: str,
+        identity: Identity,
         scans: ScanProvider,
         copies: CopyProvider,
         scans_max: int,
@@ -153,7 +157,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self.stopping = threading.Event()
         self.stalled_s = stalled_s
         self.watchdog = Watchdog()
-        self._cluster_id = cluster_id
+        self._identity = identity
         self._scans = scans
         self._copies = copies
         self._scan_places = threading.BoundedSemaphore(scans_max)
@@ -194,11 +198,12 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def do_get(self, context: Any, raw: Any) -> Any:
         try:
             ticket = decode_ticket(bytes(raw.ticket))
-            if ticket.cluster_id != self._cluster_id:
+            if ticket.cluster_id != self._identity.cluster_id:
                 raise Rejected(
-                    f"this is cluster {self._cluster_id}, the ticket is for {ticket.cluster_id or 'none'}",
+                    f"this is cluster {self._identity.cluster_id}, the ticket is for {ticket.cluster_id or 'none'}",
                     code=Code.WRONG_CLUSTER,
                 )
+            ensure_same_fork(self._identity, ticket.fork_id, of_node=isinstance(ticket, CopyTicket))
             schema, batches, places = self._open(ticket)
         except Exception as exc:  # noqa: BLE001 - the border, as above
             raise self._refused(context, exc, "DoGet") from None

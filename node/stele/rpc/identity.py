@@ -24,6 +24,7 @@ NO_NODE = NodeId("")
 CLUSTER_KEY = "stele-cluster"
 PROTOCOL_KEY = "stele-protocol"
 FROM_NODE_KEY = "stele-from-node"
+FORK_KEY = "stele-fork"
 TO_NODE_KEY = "stele-to-node"
 FROM_INCARNATION_KEY = "stele-from-incarnation"
 TO_INCARNATION_KEY = "stele-to-incarnation"
@@ -41,22 +42,31 @@ class Caller:
     to_incarnation: int
     from_address: str = ""
     channel: str = ""
+    fork_id: str | None = None
+    """None: not said. A client may not know it yet; a node of a release without fork ids runs as formed, which is ""."""
 
 
 @dataclass(slots=True)
 class Identity:
-    """This process. A client has no node id, and no cluster id until a server told it."""
+    """This process. A client has no node id, and no cluster id until a server told it.
+
+    `fork_id`: which copy of the cluster's volumes it belongs to; "" as the cluster was formed, None: a client that does not
+    know it yet.
+    """
 
     cluster_id: ClusterId = NO_CLUSTER
     node_id: NodeId = NO_NODE
     incarnation: int = 0
     address: str = ""
+    fork_id: str | None = None
 
     def metadata(self, to_node: str = "", to_incarnation: int = 0) -> tuple[tuple[str, str], ...]:
         """Metadata for a unary call to `to_node` ("": whoever answers)."""
         pairs = [(PROTOCOL_KEY, str(PROTOCOL_VERSION))]
         if self.cluster_id:
             pairs.append((CLUSTER_KEY, self.cluster_id))
+        if self.fork_id is not None:
+            pairs.append((FORK_KEY, self.fork_id))
         if self.node_id:
             pairs.append((FROM_NODE_KEY, self.node_id))
             pairs.append((FROM_INCARNATION_KEY, str(self.incarnation)))
@@ -77,6 +87,7 @@ class Identity:
             to_incarnation=to_incarnation,
             from_address=self.address,
             channel=channel,
+            fork_id=self.fork_id,
         )
 
 
@@ -109,6 +120,7 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         to_node=fields.get(TO_NODE_KEY, ""),
         from_incarnation=number(FROM_INCARNATION_KEY),
         to_incarnation=number(TO_INCARNATION_KEY),
+        fork_id=fields.get(FORK_KEY),
     )
 
 
@@ -123,6 +135,7 @@ def caller_from_hello(hello: common_pb2.Hello) -> Caller:
         to_incarnation=hello.to_incarnation,
         from_address=hello.from_address,
         channel=hello.channel,
+        fork_id=hello.fork_id if hello.HasField("fork_id") else None,
     )
 
 
@@ -190,6 +203,27 @@ class PeerBook:
         return first[1] or second[1]
 
 
+def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) -> None:
+    """Refuse who belongs to another copy of this cluster's volumes. None: not said, see `Caller.fork_id`.
+
+    Raises:
+        Rejected: WRONG_CLUSTER.
+    """
+    said = "" if fork_id is None and of_node else fork_id
+    here = identity.fork_id or ""
+    if said is not None and said != here:
+        raise Rejected(
+            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, the caller belongs to "
+            f"{_copy(said)}; two copies of a cluster never speak to each other: check the address that was dialled, and "
+            "--fork-id",
+            code=Code.WRONG_CLUSTER,
+        )
+
+
+def _copy(fork_id: str) -> str:
+    return f"copy {fork_id[:40]}" if fork_id else "the original"
+
+
 def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bool = False) -> None:
     """Refuse a caller that is not of this cluster, does not mean this node, or was replaced by a later start
     (`earlier_too`: whoever is called judges that).
@@ -213,6 +247,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
             "check the address it dialled",
             code=Code.WRONG_CLUSTER,
         )
+    ensure_same_fork(identity, caller.fork_id, of_node=bool(caller.from_node))
     if caller.to_node and caller.to_node != identity.node_id:
         raise Rejected(
             f"this is node {identity.node_id}, the caller wants {caller.to_node}; its address has changed owners",

@@ -21,7 +21,15 @@ from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
 from stele.rpc.fair import source_of
-from stele.rpc.identity import CLUSTER_KEY, FROM_NODE_KEY, Identity, PeerBook, caller_from_metadata, check
+from stele.rpc.identity import (
+    CLUSTER_KEY,
+    FORK_KEY,
+    FROM_NODE_KEY,
+    Identity,
+    PeerBook,
+    caller_from_metadata,
+    check,
+)
 from stele.rpc.logging import OncePer
 from stele.rpc.requests import RequestPlaces
 from stele.rpc.resolve import resolve_one, split_address
@@ -97,7 +105,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 raw, came = came, None
                 with self._budget.charge(len(raw) + REQUEST_BYTES, control=control):
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
-                context.set_trailing_metadata(((CLUSTER_KEY, self._identity.cluster_id),))
+                context.set_trailing_metadata(
+                    ((CLUSTER_KEY, self._identity.cluster_id), (FORK_KEY, self._identity.fork_id or ""))
+                )
                 metrics.rpc_requests.labels(method, "OK").inc()
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL

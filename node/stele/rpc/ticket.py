@@ -26,7 +26,8 @@ T = TypeVar("T")
 class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
-    `wait_ms` is how long the node may wait until the snapshot can be served.
+    `wait_ms` is how long the node may wait until the snapshot can be served. `fork_id`: of the copy of the cluster that the
+    ticket was made for; None: not said.
     """
 
     cluster_id: str
@@ -35,6 +36,7 @@ class Ticket:
     schema_version: int
     scan: str
     wait_ms: int = 5_000
+    fork_id: str | None = None
 
     def encode(self) -> bytes:
         """Bytes of the ticket; `decode_ticket` is the inverse."""
@@ -46,6 +48,7 @@ class Ticket:
                 "schema_version": self.schema_version,
                 "scan": json.loads(self.scan),
                 "wait_ms": self.wait_ms,
+                **_fork(self.fork_id),
             }
         )
 
@@ -60,6 +63,7 @@ class Ticket:
             schema_version=int(fields["schema_version"]),
             scan=json.dumps(fields["scan"]),
             wait_ms=int(fields.get("wait_ms", 5_000)),
+            fork_id=_fork_of(fields),
         )
 
     def spec(self, schema: Schema) -> ScanSpec:
@@ -80,6 +84,7 @@ class CopyTicket:
     from_incarnation: int
     to_node: str
     protocol_version: int
+    fork_id: str | None = None
 
     def encode(self) -> bytes:
         """Bytes of the ticket."""
@@ -94,6 +99,7 @@ class CopyTicket:
                 "from_incarnation": self.from_incarnation,
                 "to_node": self.to_node,
                 "protocol": self.protocol_version,
+                **_fork(self.fork_id),
             }
         )
 
@@ -114,7 +120,16 @@ class CopyTicket:
             from_incarnation=int(fields["from_incarnation"]),
             to_node=str(fields["to_node"]),
             protocol_version=int(fields["protocol"]),
+            fork_id=_fork_of(fields),
         )
+
+
+def _fork(fork_id: str | None) -> dict[str, str]:
+    return {} if fork_id is None else {"fork": fork_id}
+
+
+def _fork_of(fields: dict[str, Any]) -> str | None:
+    return str(fields["fork"]) if "fork" in fields else None
 
 
 def decode_ticket(raw: bytes) -> Ticket | CopyTicket:

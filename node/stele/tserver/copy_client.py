@@ -110,6 +110,7 @@ class RemoteCopySource:
             from_incarnation=identity.incarnation,
             to_node=self._source_node,
             protocol_version=PROTOCOL_VERSION,
+            fork_id=identity.fork_id,
         )
         return RemoteFrames(self._flight, self._flight_address, ticket, stop)
 

@@ -86,6 +86,7 @@ class CopyFiles:
             to_node=ticket.to_node,
             from_incarnation=ticket.from_incarnation,
             to_incarnation=0,
+            fork_id=ticket.fork_id,
         )
         check(self._identity, self._book, caller)
         return self._sessions.fetch(ticket.session_id, ticket.name, ticket.offset, ticket.length)

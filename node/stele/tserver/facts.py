@@ -25,7 +25,11 @@ class NodeFacts:
         self.options = options
         self._volume = volume
         self.identity = Identity(
-            options.cluster_id, options.node_id, volume.record.incarnation, options.advertised
+            options.cluster_id,
+            options.node_id,
+            volume.record.incarnation,
+            options.advertised,
+            volume.record.fork_id,
         )
         self.flight_address = ""
         self.http_port = options.http_port
@@ -73,12 +77,14 @@ class NodeFacts:
             format_id=self.record.format_id,
             formed=self.formed,
             masters=masters,
+            fork_id=self.record.fork_id,
         )
 
     def shown(self) -> Mapping[str, Any]:
         """What /identity shows."""
         return {
             "cluster_id": self.identity.cluster_id,
+            "fork_id": self.identity.fork_id,
             "node_id": self.identity.node_id,
             "incarnation": self.identity.incarnation,
             "role": self.options.role,

@@ -68,22 +68,39 @@ async def take_volume(options: NodeOptions) -> Volume:
 async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
     directory = options.data_dir
     if is_formatted(directory):
-        return open_volume(directory, fd, options.cluster_id, options.node_id, options.role)
+        return open_volume(
+            directory,
+            fd,
+            options.cluster_id,
+            options.node_id,
+            options.role,
+            fork_id=options.fork_id,
+            masters=options.masters,
+        )
     if options.role == "master" and not options.first_masters and not options.join:
         raise volume_empty(
             directory, "neither --first-masters nor --join allows formatting it: this master's volume is gone"
         )
+    fork_id = options.fork_id
     if options.first_masters:
         await may_found(options)
-    elif options.masters and await _seen_formatted(options):
-        raise volume_empty(
-            directory,
-            f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a new node",
-        )
+    elif options.masters:
+        formed, fork_id = await _ask_masters(options)
+        if formed:
+            raise volume_empty(
+                directory,
+                f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a new node",
+            )
     first = tuple((m.node_id, m.address) for m in options.first_masters)
     log.info("formatting the volume", role=options.role, first_masters=len(first))
     return format_volume(
-        directory, fd, options.cluster_id, options.node_id, options.role, first_masters=first
+        directory,
+        fd,
+        options.cluster_id,
+        options.node_id,
+        options.role,
+        first_masters=first,
+        fork_id=fork_id,
     )
 
 
@@ -95,10 +112,10 @@ async def _can_listen(options: NodeOptions) -> None:
         await check_free(join_address(host, port), flag)
 
 
-async def _seen_formatted(options: NodeOptions) -> bool:
-    """Ask the leader master, until it answers."""
+async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
+    """Ask the leader master, until it answers: whether this node was seen with a formatted volume, and the fork id."""
     # The node is not on record yet, so it speaks as a client does: without a node id of its own.
-    pool = ChannelPool(Identity(cluster_id=options.cluster_id))
+    pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id or None))
     request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(options.node_id), role=options.role)
     told = ""
     try:
@@ -108,7 +125,7 @@ async def _seen_formatted(options: NodeOptions) -> bool:
                     answer = await pool.unary(
                         address, MasterServiceStub, "RegisterNode", request, timeout_s=2.0
                     )
-                    return bool(answer.formed)
+                    return bool(answer.formed), pool.identity.fork_id or ""
                 except Retryable as exc:
                     if str(exc) != told:
                         told = str(exc)

@@ -46,7 +46,7 @@ async def may_found(options: NodeOptions) -> None:
     # A first master may have been replaced, and its place be known by --masters only. These are asked as they come.
     asked = {**dict.fromkeys(options.masters, ""), **others}
     server = await _serve(options)
-    pool = ChannelPool(Identity(cluster_id=options.cluster_id))
+    pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id))
     told: list[str] = []
     try:
         while True:
@@ -89,7 +89,7 @@ async def _status(pool: ChannelPool, address: str, node_id: str) -> pb.GetNodeSt
 
 
 async def _serve(options: NodeOptions) -> grpc.aio.Server:
-    identity = Identity(options.cluster_id, options.node_id, 0, options.advertised)
+    identity = Identity(options.cluster_id, options.node_id, 0, options.advertised, options.fork_id)
     server = rpc_server.make_server(identity, PeerBook(), ByteBudget(1 << 20, 0))
     server.add_generic_rpc_handlers((_Unformatted(options),))
     await rpc_server.bind(server, options.listen)
@@ -119,6 +119,7 @@ class _Unformatted(grpc.GenericRpcHandler):
             address=options.advertised,
             role=options.role,
             masters=options.masters,
+            fork_id=options.fork_id,
         )
 
 

@@ -93,6 +93,7 @@ class Heartbeater:
         given = max(len(addresses), len(record.masters), len(record.first_masters))
         self._vouchers = Vouchers(options.node_id, options.role, given)
         self._heard = asyncio.Event()
+        self._remembered = False
         self._ending: asyncio.Task[None] | None = None
         self._doubting: asyncio.TimerHandle | None = None
 
@@ -200,6 +201,9 @@ class Heartbeater:
             self._known = masters
             self._told.clear()
             self._match_loops()
+            self._remembered = False
+        if masters and not self._remembered:
+            self._remembered = True
             self._node.remember_masters(masters)
 
     def told_masters(self, by: str, infos: Iterable[pb.MasterInfoPB]) -> None:

@@ -249,7 +249,7 @@ class Node:
         self.inbound = PeerInbound(self.transport, self.budget, self.streams)
         await self.watch.measure()
         await self._servers.start()
-        self.heartbeater.start(record.masters)
+        self.heartbeater.start(() if self.volume.adopted else record.masters)
         self._ticker = Ticker(self.clock, self._tick, self._look)
         log.info("memory", **self.options.memory.in_mib())
         self._vetting = self._loop.create_task(self._be_vetted())
@@ -387,8 +387,15 @@ class Node:
         return self.facts.identity.incarnation
 
     def remember_masters(self, masters: tuple[str, ...]) -> None:
-        """Keep the newest list of masters beside --masters."""
-        self._threads.submit(self.volume.update, masters=masters)
+        """Keep the newest list of masters beside --masters, and what this start knows of the addresses on its volume."""
+        record = self.volume.record
+        known = {
+            "masters": masters,
+            "given": self.options.masters or record.given,
+            "adopted": self.volume.adopted,
+        }
+        if any(getattr(record, name) != value for name, value in known.items()):
+            self._threads.submit(lambda: self.volume.update(**known))
 
     def status(self) -> tserver_pb2.GetNodeStatusResponse:
         """The node as tools see it."""
@@ -412,6 +419,9 @@ class Node:
             log.debug("callbacks of a closed loop dropped", count=len(callbacks))
 
     def _address_of(self, node_id: NodeId) -> str:
+        """By the configurations; of an adopted volume they may name the nodes of the one that it was copied from."""
+        if self.volume.adopted:
+            return ""
         for replica in self.replicas:
             peer = replica.config.peer_on(node_id)
             if peer is not None and peer.address:

@@ -39,7 +39,8 @@ class FirstMaster:
 class NodeOptions:
     """Command line of `stele node run` and `stele master run`.
 
-    `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
+    `fork_id`: which copy of the cluster's volumes this is to be; "" is the one that the volume says, and for an empty volume
+    the one that the masters say. `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
     the catalog. `http_port`, `flight_port` and `stream_port` may be 0 (chosen), as may the port of `listen`; then
     `advertise` is completed with what was chosen.
     """
@@ -59,6 +60,7 @@ class NodeOptions:
     wal_sync: str = "always"
     first_masters: tuple[FirstMaster, ...] = ()
     join: bool = False
+    fork_id: str = ""
     heartbeat_s: float = 1.0
     replica: ReplicaOptions = field(default_factory=ReplicaOptions)
     memory: MemoryShares = field(default_factory=MemoryShares)
@@ -71,6 +73,8 @@ class NodeOptions:
             faults.append(f"--node-id {self.node_id!r}: expected 32 hex digits")
         if not is_id(self.cluster_id):
             faults.append(f"--cluster-id {self.cluster_id!r}: expected 32 hex digits")
+        if self.fork_id and not is_id(self.fork_id):
+            faults.append(f"--fork-id {self.fork_id!r}: expected 32 hex digits")
         if self.role not in ("node", "master"):
             faults.append(f"role {self.role!r}: expected node or master")
         if self.wal_sync not in WAL_SYNC:

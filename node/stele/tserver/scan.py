@@ -51,6 +51,7 @@ class Scans:
             snapshot=snapshot,
             schema_version=schema.version,
             scan=ScanSpec(column_ids=column_ids).to_json(schema),
+            fork_id=self._facts.identity.fork_id,
         )
         return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._facts.flight_address,))]
 

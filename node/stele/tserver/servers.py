@@ -64,7 +64,9 @@ class Servers:
         await node.streams.listen(host, options.stream_port)
         scans = Scans(facts, node.replicas, node.scan_memory)
         files = CopyFiles(identity, node.book, node.sessions)
-        self._flight = FlightServer(host, options.flight_port, node.cluster_id, scans, files)
+        self._flight = FlightServer(
+            host, options.flight_port, node.cluster_id, scans, files, fork_id=identity.fork_id or ""
+        )
         advertised, _ = split_address(identity.address)
         facts.flight_address = join_address(advertised, self._flight.port)
         self._http = HttpServer(standard_routes(node.health, metrics.REGISTRY))

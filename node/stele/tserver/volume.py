@@ -57,6 +57,9 @@ class NodeRecord:
 
     `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
     `found`: where the log ended at the first of those starts that no majority of masters has vetted yet; 0 if it has.
+    `fork_id`: which copy of the cluster's volumes this is; "": as the cluster was formed. `masters`: the newest list of them;
+    `given`: the --masters of the start that learned it, empty if that is not known. `adopted`: the volume was copied, or taken
+    elsewhere: addresses in its configurations may be another copy's, and are not dialled.
     `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
     otherwise make it look newer than it is.
     """
@@ -73,15 +76,22 @@ class NodeRecord:
     driver_epoch: int = 0
     found: int = 0
     refused: str = ""
+    fork_id: str = ""
+    given: tuple[str, ...] = ()
+    adopted: bool = False
     version: int = FORMAT_VERSION
 
 
 class Volume:
-    """An opened, locked data directory. `new`: formatted by this start."""
+    """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those of
+    the volumes that it was copied from; only who was given to this start, and whom those name, is dialled."""
 
-    def __init__(self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False) -> None:
+    def __init__(
+        self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False, adopted: bool = False
+    ) -> None:
         self.directory = directory
         self.new = new
+        self.adopted = adopted
         self.record = record
         self._lock_fd = lock_fd
         self._updating = threading.Lock()
@@ -170,8 +180,17 @@ def is_formatted(directory: Path) -> bool:
     return any((directory / name).exists() for name in (_NODE_FILE, _COPY_FILE))
 
 
-def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: NodeId, role: str) -> Volume:
-    """Open a formatted volume and raise its incarnation.
+def open_volume(
+    directory: Path,
+    lock_fd: int,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    role: str,
+    *,
+    fork_id: str = "",
+    masters: tuple[str, ...] = (),
+) -> Volume:
+    """Open a formatted volume and raise its incarnation. `fork_id` "": as before; `masters`: those given to this start.
 
     Raises:
         Fate: VolumeForeign, another cluster's or node's, or of the other role; a record that cannot be read.
@@ -198,9 +217,26 @@ def open_volume(directory: Path, lock_fd: int, cluster_id: ClusterId, node_id: N
         )
     if record.refused:
         raise volume_old(directory, record.refused)
-    volume = Volume(directory, record, lock_fd)
+    if fork_id and fork_id != record.fork_id:
+        before = record.fork_id or "(none)"
+        log.warning("the volume is adopted under another fork id", before=before, now=fork_id)
+        record = replace(record, fork_id=fork_id, adopted=True, masters=(), given=())
+    volume = Volume(directory, record, lock_fd, adopted=record.adopted)
+    if not _same_masters(record, masters):
+        log.warning(
+            "none of the masters given before is given now: those remembered are not asked, the given ones tell where all are",
+            before=record.given,
+            now=masters,
+        )
+        volume.adopted = True
     volume.update(incarnation=record.incarnation + 1)
     return volume
+
+
+def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
+    """Whether this start was given one of the masters that were given when the remembered ones were learned. A copy that is
+    started by hand is given its own. Where masters were replaced since, one that stayed, or the name of all, is still given."""
+    return not masters or not record.given or bool(set(masters) & set(record.given))
 
 
 def format_volume(
@@ -211,6 +247,7 @@ def format_volume(
     role: str,
     *,
     first_masters: tuple[tuple[str, str], ...] = (),
+    fork_id: str = "",
 ) -> Volume:
     """Make an empty volume this node's.
 
@@ -232,6 +269,7 @@ def format_volume(
         incarnation=time.time_ns() // 1_000_000,
         formed=not first_masters,
         first_masters=first_masters,
+        fork_id=fork_id,
     )
     _write(directory, record)
     return Volume(directory, record, lock_fd, new=True)
@@ -317,6 +355,9 @@ def _read_file(path: Path) -> NodeRecord:
             driver_epoch=int(raw.get("driver_epoch", 0)),
             found=int(raw.get("found", 0)),
             refused=str(raw.get("refused", "")),
+            fork_id=str(raw.get("fork_id", "")),
+            given=tuple(str(m) for m in raw.get("given", ())),
+            adopted=bool(raw.get("adopted", False)),
             version=version,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:

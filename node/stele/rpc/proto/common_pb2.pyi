@@ -230,6 +230,7 @@ class Hello(_message.Message):
     TO_INCARNATION_FIELD_NUMBER: _builtins.int
     FROM_ADDRESS_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    FORK_ID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     protocol_version: _builtins.int
     from_node: _builtins.bytes
@@ -240,6 +241,8 @@ class Hello(_message.Message):
     from_address: _builtins.str
     channel: _builtins.str
     """"control", "bulk" """
+    fork_id: _builtins.str
+    """which copy of the volumes; empty: as formed. Unset: of a node, as formed; of a client, any"""
     def __init__(
         self,
         *,
@@ -251,12 +254,15 @@ class Hello(_message.Message):
         to_incarnation: _builtins.int = ...,
         from_address: _builtins.str = ...,
         channel: _builtins.str = ...,
+        fork_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fork_id", b"_fork_id", "fork_id", b"fork_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cluster_id", b"cluster_id", "from_address", b"from_address", "from_incarnation", b"from_incarnation", "from_node", b"from_node", "protocol_version", b"protocol_version", "to_incarnation", b"to_incarnation", "to_node", b"to_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fork_id", b"_fork_id", "channel", b"channel", "cluster_id", b"cluster_id", "fork_id", b"fork_id", "from_address", b"from_address", "from_incarnation", b"from_incarnation", "from_node", b"from_node", "protocol_version", b"protocol_version", "to_incarnation", b"to_incarnation", "to_node", b"to_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fork_id: _TypeAlias = _typing.Literal["fork_id"]  # noqa: Y015
+    _WhichOneofArgType__fork_id: _TypeAlias = _typing.Literal["_fork_id", b"_fork_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fork_id) -> _WhichOneofReturnType__fork_id | None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
 

@@ -1,0 +1,139 @@
+"""All volumes of a cluster, copied at one moment and started elsewhere: neither copy reaches the other, nor harms it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stele.model.errors import Code, Rejected
+from stele.model.ids import new_id
+from stele.rpc.proto import master_pb2
+from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
+from stele.tserver.options import NodeOptions
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill
+
+
+class Copy(LocalCluster):
+    """The volumes of another cluster as they are now, for addresses and masters of their own."""
+
+    def __init__(self, directory: Path, original: LocalCluster, *, fork_id: str) -> None:
+        super().__init__(directory)
+        shutil.copytree(original.directory, directory)
+        self.ids, self.cluster_id, self.fork_id = original.ids, original.cluster_id, fork_id
+        self.masters_given: tuple[str, ...] = ()
+
+    def options(self, name: str, *, first: bool = False) -> NodeOptions:
+        options = super().options(name, first=first)
+        return replace(options, masters=self.masters_given) if self.masters_given else options
+
+
+async def copied(original: LocalCluster, directory: Path, fork_id: str) -> Copy:
+    """A copy of all volumes at one moment; the original runs again."""
+    await original.close()
+    copy = Copy(directory, original, fork_id=fork_id)
+    for name in original.ids:
+        await original.launch(name)
+    await wait_ready(original)
+    return copy
+
+
+async def begun(directory: Path, nodes: int) -> LocalCluster:
+    """A cluster that runs."""
+    (directory / "original").mkdir()
+    return await LocalCluster(directory / "original", nodes).start()
+
+
+async def wait_ready(cluster: LocalCluster, *names: str) -> None:
+    for name in names or tuple(cluster.running):
+        node = cluster.running[name]
+        await wait_until(lambda node=node: not node.health.ready() or node.failed.done())
+        assert not node.failed.done(), node.failed.result()
+
+
+async def restart(cluster: LocalCluster, *names: str) -> None:
+    for name in names:
+        await cluster.stop(name)
+        await cluster.launch(name)
+    await wait_ready(cluster, *names)
+
+
+def dialled(cluster: LocalCluster) -> set[str]:
+    """Hosts that its processes have dialled."""
+    return {a.rpartition(":")[0] for node in cluster.running.values() for a in node.pool._channels}
+
+
+def hosts(cluster: LocalCluster) -> set[str]:
+    return {f"{cluster.network}.{number}" for number in range(1, len(cluster.ids) + 1)}
+
+
+def unharmed(cluster: LocalCluster) -> bool:
+    return all(not n.failed.done() and not n.volume.record.refused for n in cluster.running.values())
+
+
+@pytest.mark.parametrize("fork_id", ["", new_id()], ids=["by hand", "under a fork id"])
+async def test_a_copy_of_all_volumes_serves_beside_the_original(tmp_path: Path, fork_id: str) -> None:
+    """It told the original's masters that its nodes were theirs, started later: the original's next starts were refused for ever."""
+    original = await begun(tmp_path, nodes=3)
+    copy: LocalCluster | None = None
+    names = list(original.ids)
+    try:
+        async with original.client() as client:
+            await client.create_table("t", SCHEMA, HASHED)
+            await fill(client, 20)
+            copy = await copied(original, tmp_path / "copy", fork_id)
+            for name in names[:-1]:  # one that is missing is not looked for where the original's is
+                await copy.launch(name)
+            await wait_ready(copy)
+            async with copy.client() as elsewhere:
+                assert await count(elsewhere) == 20
+                await fill(elsewhere, 25)
+                assert dialled(copy) <= hosts(copy)
+                await copy.launch(names[-1])
+                await wait_ready(copy)
+                await fill(client, 30)
+                assert (await count(client), await count(elsewhere)) == (30, 25)
+                await restart(original, *names)
+                await restart(copy, *names)
+                await fill(client, 31)
+                await fill(elsewhere, 26)
+                assert (await count(client), await count(elsewhere)) == (31, 26)
+        assert dialled(copy) <= hosts(copy) and dialled(original) <= hosts(original)
+        assert unharmed(original) and unharmed(copy)
+        for cluster in (original, copy):
+            records = [node.volume.record for node in cluster.running.values()]
+            assert {r.fork_id for r in records} == {cluster.fork_id}
+            await wait_until(
+                lambda c=cluster: all(
+                    n.volume.record.given == (c.master_address,) for n in c.running.values()
+                )
+            )
+            assert {r.adopted for r in records} == {cluster is copy}
+    finally:
+        await original.close()
+        if copy is not None:
+            await copy.close()
+
+
+async def test_a_copy_that_is_led_to_the_original_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    """Somebody gave it the original's masters by mistake."""
+    original = await begun(tmp_path, nodes=1)
+    copy = await copied(original, tmp_path / "copy", new_id())
+    copy.masters_given = (original.master_address,)
+    try:
+        node = await copy.launch("node-0")
+        (asked,) = node.heartbeater._loops.values()
+        await wait_until(lambda: asked._failures > 3)
+        assert unharmed(original) and unharmed(copy)
+        with pytest.raises(Rejected, match="two copies of a cluster never speak") as refused:
+            await node.pool.unary(
+                original.master_address, MasterServiceStub, "ListMasters", master_pb2.ListMastersRequest()
+            )
+        assert refused.value.code is Code.WRONG_CLUSTER
+        await restart(original, "node-0")
+    finally:
+        await asyncio.gather(original.close(), copy.close())
