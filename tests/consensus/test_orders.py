@@ -432,3 +432,16 @@ def test_a_replica_is_made_where_another_ones_directory_goes(tmp_path: Path) -> 
         finally:
             over.set()
         removing.result()
+
+
+async def test_a_node_holds_one_replica_of_a_tablet(tmp_path: Path) -> None:
+    """Two would be one machine that counts twice."""
+    node = await TestNode(Network(), tmp_path / "n").start()
+    try:
+        group = await Group([node]).create()
+        with pytest.raises(Rejected) as refused:
+            await node.manager.create(group.superblock(2), group.config)
+        assert refused.value.code is Code.ALREADY_PRESENT
+        assert [replica.replica_id for replica in node.replicas] == [1]
+    finally:
+        await node.stop()

@@ -12,7 +12,7 @@ import pytest
 from stele.consensus.runtime import CoreRuntime
 from stele.model.config import Configuration
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Corrupt
+from stele.model.errors import Code, Corrupt, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
@@ -194,6 +194,37 @@ async def test_a_bug_met_where_a_message_has_waited_for_the_disk_ends_the_replic
     one.log.close()
     (error,) = one.sink.errors
     assert "a number below zero" in str(error)
+
+
+class FullStream:
+    """A stream whose log has no room for entries so many times."""
+
+    def __init__(self, stream: Any, refusals: int) -> None:
+        self._stream = stream
+        self.refusals = refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def append_entries(self, entries: Any, done: Any = None) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Retryable("the queue is full", code=Code.THROTTLED)
+        self._stream.append_entries(entries, done)
+
+
+async def test_what_the_log_had_no_room_for_is_written_before_what_came_after_it(alone: Alone) -> None:
+    """Also where it has room again by then: entries behind a gap would end the replica."""
+    alone.runtime._stream = full = FullStream(alone.runtime._stream, 1)
+    for context in (1, 2, 3):
+        await alone.write(context)
+    assert not full.refusals and alone.leads
+    while alone.runtime._appends:
+        await asyncio.sleep(0.001)
+    await alone.turn()
+    alone.disk.run()
+    await alone.turn()
+    assert alone.leads and alone.runtime.core.commit_index == 1 + 3
 
 
 class RefusingStream:

@@ -11,14 +11,15 @@ from stele.master.background import TABLETS_AT_ONCE, Background
 from stele.master.orders import ORDERS_PER_NODE, Order, Orders, fate_of
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.ids import ReplicaId
+from stele.model.ids import OpId, ReplicaId
 from stele.rpc.channels import ChannelPool
-from stele.rpc.convert import config_to_pb
+from stele.rpc.convert import config_to_pb, id_to_pb, opid_from_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     OPTIONS,
+    claimed,
     in_force,
     made,
     one_tablet,
@@ -189,3 +190,30 @@ async def test_a_first_replica_is_not_made_once_another_configuration_is_in_forc
         await until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
         assert w.catalog.tablets[row.tablet_id].uncreated == (late.replica_id,)
         assert await sent_now() == []
+
+
+async def test_a_replica_that_an_intent_names_is_kept_and_orders_name_their_catalog(tmp_path: Path) -> None:
+    """It is in no configuration before its copy is here. Elsewhere, under the same id, it is nobody's."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        lead = w.lead
+        target, elsewhere = sorted(n for n in w.nodes if row.config.peer_on(n) is None)
+        intent = pb.IntentPB(tablet_id=id_to_pb(row.tablet_id), target_node=id_to_pb(target))
+        begin = pb.BeginIntentRequest(epoch=await claimed(w), intent=intent)
+        replica_id = (await w.leader.BeginIntent(begin, None)).intent.replica_id
+        row = w.catalog.tablets[row.tablet_id]
+        peer = row.config.peers[0]
+        member = lead.liveness.report(row.tablet_id, peer.node_id, peer.replica_id)
+        assert member is not None
+        status = common_pb2.ReplicaStatusPB()
+        status.CopyFrom(member.status)
+        status.replica_id = replica_id
+        assert fate_of(lead, row, replace(member, node_id=target, status=status)) == "keep"
+        assert fate_of(lead, row, replace(member, node_id=elsewhere, status=status)) == "tombstone"
+        orders = Orders(lead, w.pool)
+        for request in (
+            orders._create_request(row),
+            orders._delete_request(row, Order("tombstone", elsewhere, replica_id)),
+        ):
+            assert opid_from_pb(request.catalog_opid) == OpId(lead.term, lead.catalog.opid.index) > OpId(1, 0)

@@ -23,6 +23,7 @@ from stele.model.partition import (
     PartitionSchema,
     RangePartition,
     assign,
+    assign_few,
     partitions,
     prune,
     runs,
@@ -161,12 +162,22 @@ def test_pruning_never_leaves_out_a_tablet_with_a_row(
             assert ordinal in kept
 
 
+def test_a_key_at_a_split_is_in_the_range_above_it() -> None:
+    """Few rows and many find the same tablet."""
+    for row in [("b", -1), ("b", 0), ("c", 4), ("c", 5)]:
+        few = assign_few({0: [row[0]], 1: [row[1]]}, SCHEMA, WHOLE)
+        assert few == assign(_batch([row]), SCHEMA, WHOLE).tolist()
+        assert few[0] % WHOLE.ranges == {("b", -1): 0, ("b", 0): 1, ("c", 4): 1, ("c", 5): 2}[row]
+
+
 def test_pruning_prunes() -> None:
     one = prune(WHOLE, SCHEMA, [Predicate(0, "=", "d"), Predicate(1, "=", 3)])
     assert one == assign(_batch([("d", 3)]), SCHEMA, WHOLE).tolist()
     assert len(prune(WHOLE, SCHEMA, [Predicate(1, "in", (1, 2))])) <= 18
     assert len(prune(WHOLE, SCHEMA, [Predicate(0, "<", "b")])) == 24  # "b" itself may begin a range
     assert prune(WHOLE, SCHEMA, [Predicate(0, "in", ())]) == []
+    for op in ("<", "<=", ">", ">="):
+        assert len(prune(WHOLE, SCHEMA, [Predicate(1, op, 3)])) == 36, "a hash says nothing of what is larger"
 
 
 def test_more_combinations_than_numpy_can_count_prune_nothing() -> None:

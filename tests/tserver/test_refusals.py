@@ -18,9 +18,11 @@ from stele.client.sequencer import Sequencer
 from stele.client.streams import Streams
 from stele.model.block import HEADER, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations, encode_operations
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele.tablet.pairs import PAIR_BYTES
@@ -399,3 +401,13 @@ async def test_a_key_space_takes_no_more_than_its_bound(cluster: LocalCluster) -
         await kv.replace("first", b"w" * 95)
         await kv.delete("first")
         await kv.insert("last", b"v" * 96)
+
+
+async def test_the_catalog_takes_writes_from_masters_alone(cluster: LocalCluster) -> None:
+    """They have locks and rules that no other writer would keep to."""
+    node = next(iter(cluster.running.values()))
+    request = tserver_pb2.KvRequest(tablet_id=id_to_pb(CATALOG_TABLET_ID), key=b"driver", value=b"{}")
+    request.op = tserver_pb2.KV_REPLACE
+    with pytest.raises(Rejected, match="by the masters alone") as caught:
+        await node.pool.unary(cluster.master_address, TabletServerServiceStub, "Kv", request, timeout_s=60)
+    assert caught.value.code is Code.PERMISSION_DENIED
