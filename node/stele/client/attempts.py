@@ -20,6 +20,8 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
+LARGE_BYTES = 64 << 10
+"""A request of this size is not even tried while its node refuses requests: it waits for its turn (see stele.client.brake)."""
 ATTEMPT_TIMEOUT_S = 2.0
 """The first attempt's; doubled with each that timed out."""
 _ATTEMPT_AT_LEAST_S = 0.05
@@ -99,11 +101,15 @@ class Way:
         """The attempts after a first one, of `target`, that ended with an error: the answer, or what is to be raised."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
+
+        def last_word(error: SteleError) -> SteleError:
+            return _last_word(error, maybe_done, timeout_s - (deadline - time.monotonic()))
+
         while True:
             if self.locations.gone:
                 return Rejected(self.locations.gone, code=Code.NOT_FOUND)
             if isinstance(error, Closed):
-                return _last_word(error, maybe_done, timeout_s)
+                return last_word(error)
             if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
                 sequencer.forgotten = True  # what is under way under its client id ends under it
                 if sequencer.known:
@@ -120,11 +126,11 @@ class Way:
             if wait_s and error.code not in _SAME_AGAIN and error.code not in _ELSEWHERE:
                 # A refusal that time alone lifts, as CLOCK_AHEAD by a little.
                 if deadline - time.monotonic() - wait_s < _ATTEMPT_AT_LEAST_S:
-                    return _last_word(error, maybe_done, timeout_s)
+                    return last_word(error)
             elif error.code in _NOT_PROPOSED and maybe_done:
                 # This attempt was not proposed, and says nothing of those before it.
                 if error.code is not Code.CHANGE_IN_PROGRESS:
-                    return _last_word(error, maybe_done, timeout_s)
+                    return last_word(error)
             elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
                 return error
             maybe_done |= sequencer is not None and _may_be_done(error)
@@ -133,27 +139,66 @@ class Way:
             if error.code is Code.TIMED_OUT and not given_up:
                 attempt_s *= 2
             if deadline - time.monotonic() <= max(backoff_s, wait_s) or failures_inside >= _INTERNAL_TRIES:
-                return _last_word(error, maybe_done, timeout_s)
+                return last_word(error)
             at_once = given_up or await self._turn_to(target, error)
-            if not at_once:
+            if not at_once and error.code is not Code.THROTTLED:
                 await asyncio.sleep(max(wait_s, backoff_s * (0.5 + self._rng.random())))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             # An attempt without time to be answered would only blur what is known.
             rest_s = deadline - time.monotonic()
             if rest_s < _ATTEMPT_AT_LEAST_S:
-                return _last_word(error, maybe_done, timeout_s)
+                return last_word(error)
             this_s = min(attempt_s, rest_s)
             target = None
             try:
                 target, stream = self.reach(request, this_s, sequencer)
-                number = self.search.begin(target, stream, request)
-                try:
-                    return await stream.ask(request, timeout_s=this_s)
-                finally:
-                    self.search.end(number)
+                if not stream.brake.on:
+                    return await self._ask(request, this_s, target, stream)
+                return await self._ask_by_turns(request, this_s, sequencer, deadline, target, stream)
+            except TimeoutError:
+                return last_word(error)
             except SteleError as exc:
                 let_go(exc)
                 error = exc
+
+    async def _ask(
+        self, request: tserver_pb2.ClientRequest, timeout_s: float, target: ReplicaPlace, stream: NodeStream
+    ) -> Response:
+        number = self.search.begin(target, stream, request)
+        try:
+            return await stream.ask(request, timeout_s=timeout_s)
+        except SteleError as exc:
+            if exc.code is Code.THROTTLED:
+                stream.brake.refused(exc)
+            raise
+        finally:
+            self.search.end(number)
+
+    async def _ask_by_turns(
+        self,
+        request: tserver_pb2.ClientRequest,
+        attempt_s: float,
+        sequencer: Sequencer | None,
+        deadline: float,
+        target: ReplicaPlace,
+        stream: NodeStream,
+    ) -> Response:
+        """As `_ask`, once it is the request's turn among those that the node refused. Raises TimeoutError: it never was."""
+        size = request.ByteSize()
+        async with asyncio.timeout(deadline - time.monotonic() - _ATTEMPT_AT_LEAST_S):
+            await stream.brake.begin(size)
+        end: Code | None = None
+        try:
+            this_s = min(attempt_s, deadline - time.monotonic())
+            self._address(request, this_s, sequencer)
+            response = await self._ask(request, this_s, target, stream)
+            end = Code.OK
+            return response
+        except SteleError as exc:
+            end = exc.code
+            raise
+        finally:
+            stream.brake.end(size, end)
 
     def _address(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
@@ -242,6 +287,10 @@ class Asking:
         first_s = max(0.001, min(ATTEMPT_TIMEOUT_S, timeout_s))
         try:
             self._target, stream = way.reach(request, first_s, sequencer)
+            if stream.brake.on and request.ByteSize() >= LARGE_BYTES:
+                raise Retryable(
+                    f"{self._target.address} refuses requests for now, and others wait", code=Code.THROTTLED
+                )
             stream.start(request, first_s, self._answered)
         except SteleError as exc:
             let_go(exc)
@@ -272,7 +321,7 @@ class Asking:
         elif stream is not None and (stream.closed or stream.cut) and end.code is Code.UNAVAILABLE:
             # Nothing can be asked now. A loop that ends runs no new task.
             maybe_done = self._sequencer is not None and _may_be_done(end)
-            self._ended(_last_word(Closed(), maybe_done, self._timeout_s))
+            self._ended(_last_word(Closed(), maybe_done, 0.0))
         else:
             self._go_on(end)
 
@@ -304,7 +353,7 @@ def _may_be_done(error: SteleError) -> bool:
     return error.code in _MAYBE_DONE and not isinstance(error, NotSent)
 
 
-def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleError:
+def _last_word(error: SteleError, maybe_done: bool, waited_s: float) -> SteleError:
     if isinstance(error, Closed):
         told = "this client was closed before there was an answer"
         if maybe_done:
@@ -312,14 +361,14 @@ def _last_word(error: SteleError, maybe_done: bool, timeout_s: float) -> SteleEr
         return Closed(f"{told}; nothing was done")
     if maybe_done:
         return Retryable(
-            f"no answer within {timeout_s:.1f} s, and the write may have been done: {error.args[0]}; "
+            f"no answer within {waited_s:.1f} s, and the write may have been done: {error.args[0]}; "
             "read before writing it anew",
             code=Code.UNKNOWN_OUTCOME,
         )
     # That the table itself is gone the masters alone can tell.
     if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in _REFRESH:
         return Retryable(
-            f"no leader found within {timeout_s:.1f} s: {error.args[0]}; nothing was done",
+            f"no leader found within {waited_s:.1f} s: {error.args[0]}; nothing was done",
             code=Code.NO_QUORUM,
         )
     return error

@@ -22,7 +22,7 @@ from stele.client.attempts import Asking
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, UPDATES, RowError, RowOp, encode_block
-from stele.model.errors import Code, SteleError, error_for, let_go
+from stele.model.errors import Code, Rejected, SteleError, error_for, let_go
 from stele.model.partition import PartitionSchema, assign, assign_few, runs
 from stele.model.plain import Values, plain_rows
 from stele.model.rows import batch_from_rows
@@ -30,6 +30,8 @@ from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
 BLOCK_ROWS_MAX = 8_192
+BLOCK_BYTES_MAX = 4 << 20
+"""Rows of more bytes are not sent in one block, unless it is one row."""
 _PLAIN_ROWS_MAX = 512
 """More rows at once are for Arrow."""
 GATE_S = 0.05
@@ -67,6 +69,11 @@ class _Part:
     def wanted(self) -> bool:
         """Whether anybody waits for one of the rows still."""
         return not all(future.done() for future in self.futures)
+
+    @property
+    def arrow_bytes(self) -> int:
+        """Of rows in Arrow; plain ones are some hundred small ones at most."""
+        return 0 if isinstance(self.rows, list) else int(self.rows.nbytes)
 
     def some(self, start: int, end: int) -> _Part:
         """Some of the rows, to be sent alone."""
@@ -264,14 +271,16 @@ class Batcher:
         """Send one block of what waits for a tablet."""
         waiting = self._waiting[ordinal]
         parts = [waiting.popleft()]
-        first, rows = parts[0], len(parts[0].futures)
+        first, rows, size = parts[0], len(parts[0].futures), parts[0].arrow_bytes
         while (
             waiting
             and waiting[0].column_ids == first.column_ids
             and rows + len(waiting[0].futures) <= BLOCK_ROWS_MAX
+            and size + waiting[0].arrow_bytes <= BLOCK_BYTES_MAX
             and not first.alone
         ):
             rows += len(waiting[0].futures)
+            size += waiting[0].arrow_bytes
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
@@ -283,6 +292,8 @@ class Batcher:
             if len(parts) > 1:
                 self._join(part, parts)
             block = self._block(part)
+            if len(block) > BLOCK_BYTES_MAX and len(part.futures) > 1:
+                raise Rejected(f"{len(block)} bytes of several rows", code=Code.TOO_LARGE)
             write = self._tablet_of(ordinal).start_write(
                 block, self._timeout_s, partial(self._answered, ordinal)
             )
@@ -326,7 +337,7 @@ class Batcher:
                 for future in part.futures:
                     future.cancel()
             elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE:
-                # Refused before anything was proposed. Its halves leave before what waits behind it.
+                # Refused before anything was sent or proposed. Its halves leave before what waits behind it.
                 rows = len(part.futures)
                 if rows > 1:
                     waiting = self._waiting.setdefault(ordinal, deque())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from stele.client.brake import Brake
 from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError, let_go
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
 from stele.rpc.connection import FramedConnection, connect
@@ -107,6 +108,7 @@ class NodeStream:
         self._node_id = node_id
         self._address = address
         self._loop = asyncio.get_running_loop()
+        self.brake = Brake()
         self._next_id = 1
         self._queue: deque[tuple[int, bytes]] = deque()  # by ascending number
         self._waiting: dict[int, _Asked] = {}

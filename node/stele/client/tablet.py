@@ -16,8 +16,9 @@ from stele.client.locations import Locations, TabletPlace
 from stele.client.sequencer import Sequencer
 from stele.client.streams import Response, Streams, settle
 from stele.model.clock import from_physical_us, physical_us
+from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
-from stele.model.writeop import digest
+from stele.model.writeop import HEADER, WRITE_BYTES_MAX, digest
 from stele.rpc.proto import tserver_pb2
 
 _T = TypeVar("_T")
@@ -98,7 +99,16 @@ class TabletClient:
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
     ) -> Asking:
         """Like `write`. `ended` is told once, later than this returns: the answer, or what `write` would raise. It must not
-        raise."""
+        raise.
+
+        Raises:
+            Rejected: TOO_LARGE, no leader takes so much; nothing was sent.
+        """
+        if HEADER.size + len(block) > WRITE_BYTES_MAX:
+            raise Rejected(
+                f"write of {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX}: send smaller ones",
+                code=Code.TOO_LARGE,
+            )
         sequencer = self._sequencer()
         client_id, made_us, sequence = sequencer.begin()
 

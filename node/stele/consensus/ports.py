@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from stele.consensus.superblock import Superblock
 from stele.model.ids import NodeId, ReplicaId
+from stele.model.writeop import WRITE_BYTES_MAX
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 
@@ -29,7 +30,7 @@ class ReplicaOptions:
     raft: RaftOptions = field(default_factory=RaftOptions)
     clock_error_max_ms: int = 500
     ceiling_ahead_max_ms: int = 5_000
-    write_bytes_max: int = 8 << 20
+    write_bytes_max: int = WRITE_BYTES_MAX
     apply_slice_ms: float = 4.0
     read_timeout_ms: int = 5_000
 

@@ -22,6 +22,8 @@ from stele.model.record import record
 HEADER = struct.Struct("<BBHI16sQQQQ")
 VERSION = 1
 NO_CLIENT = bytes(16)
+WRITE_BYTES_MAX = 8 << 20
+"""Header and body of one write. Clients refuse more before they send it: no leader takes it."""
 _PLAIN = 1
 
 

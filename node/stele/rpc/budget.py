@@ -7,11 +7,15 @@ replication get through when clients have filled the rest.
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from stele import metrics
 from stele.model.errors import Code, InvariantViolation, Retryable, ensure
 
+_RETRY_MIN_MS, _RETRY_UNKNOWN_MS, _RETRY_MAX_MS = 10, 50, 500
+_RATE_S = 0.1
+"""Refusals within this time go by one rate."""
 REQUEST_BYTES = 1_024
 """Charged for each request of a client beside its bytes: what a node holds to work on one, about."""
 
@@ -42,7 +46,15 @@ class Charge:
 class ByteBudget:
     """`limit_bytes` in all, of which only control traffic may use the last `reserve_bytes`."""
 
-    __slots__ = ("arriving_bytes", "limit_bytes", "reserve_bytes", "used_bytes")
+    __slots__ = (
+        "_given_back",
+        "_looked_s",
+        "_rate",
+        "arriving_bytes",
+        "limit_bytes",
+        "reserve_bytes",
+        "used_bytes",
+    )
 
     def __init__(self, limit_bytes: int = 128 << 20, reserve_bytes: int = 32 << 20) -> None:
         ensure(0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget is smaller than its limit")
@@ -51,6 +63,9 @@ class ByteBudget:
         self.used_bytes = 0
         self.arriving_bytes = 0
         """Of clients' messages that are not whole yet (see stele.rpc.arriving)."""
+        self._rate = 0.0  # bytes given back in a second, as one refusal found it
+        self._given_back = 0  # since then
+        self._looked_s = time.monotonic()
 
     def arrives(self, delta: int) -> None:
         """So many bytes more, or less, are held of messages that are not whole yet."""
@@ -62,7 +77,7 @@ class ByteBudget:
         On an empty budget any size fits, so that no message below the message limit starves.
 
         Raises:
-            Retryable: THROTTLED if the budget is used up.
+            Retryable: THROTTLED if the budget is used up, with the time until there is room at the present rate.
         """
         limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes - self.arriving_bytes
         if self.used_bytes and self.used_bytes + size_bytes > limit:
@@ -71,12 +86,24 @@ class ByteBudget:
                 f"{self.used_bytes} of {limit} bytes of requests are being worked on, no room for {size_bytes} more; "
                 "send again a little later",
                 code=Code.THROTTLED,
+                retry_after_ms=self._room_in_ms(self.used_bytes + size_bytes - limit),
             )
         self.used_bytes += size_bytes
+
+    def _room_in_ms(self, size_bytes: int) -> int:
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._looked_s
+        if elapsed_s > _RATE_S:
+            self._rate = self._given_back / elapsed_s
+            self._looked_s, self._given_back = now_s, 0
+        if not self._rate:
+            return _RETRY_UNKNOWN_MS
+        return min(max(int(1_000 * size_bytes / self._rate), _RETRY_MIN_MS), _RETRY_MAX_MS)
 
     def give_back(self, size_bytes: int) -> None:
         """What was taken before is free again."""
         self.used_bytes -= size_bytes
+        self._given_back += size_bytes
         if self.used_bytes < 0:
             raise InvariantViolation("a byte budget got back more than was taken")
 
