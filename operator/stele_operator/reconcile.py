@@ -80,7 +80,7 @@ class ClusterTask:
         self._on_pass = on_pass
         self._wake = asyncio.Event()
         self._link: MasterLink | None = None
-        self._healer = Healer()
+        self._healer = Healer(kube.now_s)
         self._growth = Growth()
         self._backoff = Backoff()
         self._seen: Json | None = None
@@ -216,20 +216,24 @@ class ClusterTask:
         """Let the driver work, telling of each of its rounds at once."""
 
         async def tell() -> None:
-            now_s = self._kube.now_s()
-            for news in self._healer.news():
-                await self._reporter.event(
-                    "TabletCluster", raw, news.reason, news.message, now_s, news.warning
-                )
+            await self._tell_news(raw)
             await self._reporter.healing(raw, healing_status(self._healer.progress))
 
         if self._link is not None:
             names = {m.node_id[:8]: m.name for m in plan.members}
             trouble = await self._healer.run(self._link, view, plan.policy, names, tell)
+            await self._tell_news(raw)
             if trouble:
                 await self._reporter.event(
                     "TabletCluster", raw, "HealingWaits", trouble, self._kube.now_s(), True
                 )
+
+    async def _tell_news(self, raw: Json) -> None:
+        now_s = self._kube.now_s()
+        for news in self._healer.news():
+            await self._reporter.event(
+                "TabletCluster", raw, news.reason, news.message, now_s, news.warning, news.about
+            )
 
     async def _orphans(self) -> float | None:
         """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""

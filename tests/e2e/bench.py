@@ -224,6 +224,14 @@ class Bench:
             if e.reason == reason and e.last_timestamp and e.last_timestamp.timestamp() >= since - 1
         ]
 
+    def healing(self) -> list[dict[str, Any]]:
+        """The tablets that are being healed, as the status has them."""
+        return list(self.kube.status("TabletCluster", CLUSTER).get("healing", {}).get("active", ()))
+
+    def witnessed(self) -> bool:
+        """Whether a witness stands in for some tablet's voter, and waits for its rows."""
+        return any(h["step"] == "Copying" and h.get("next") == "Promoting" for h in self.healing())
+
     def first(self, reason: str, since: float) -> float:
         """When an event with this reason first came, from this moment on; 0 if none did."""
         times = [
@@ -240,7 +248,7 @@ class Bench:
 
     def no_copy_left(self) -> bool:
         """Nothing is being healed any more."""
-        return not self.kube.status("TabletCluster", CLUSTER).get("healing", {}).get("active")
+        return not self.healing()
 
     def sound(self, without: str = "nowhere") -> None:
         """By the masters' own view: every tablet has its voters, all of them voters, on machines other than this."""

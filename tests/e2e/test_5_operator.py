@@ -15,7 +15,7 @@ from tests.e2e.bench import NAMESPACE, Bench
 
 STEPS = {
     *("Beginning", "Demoting", "AddingWitness", "Copying", "Promoting", "Removing", "Ending"),
-    *("Retiring", "PodDeleted", "ClaimReleased", "ClaimCreated"),
+    *("HealBegan", "HealEnded", "Retiring", "PodDeleted", "ClaimReleased", "ClaimCreated"),
 }
 SECOND = "stele-e2e-second"
 
@@ -58,8 +58,9 @@ def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
 
     def killed_and_healed() -> bool:
         """After each step that has not been seen before: kill -9, and every other time the whole pod by force."""
+        steps = {heal["step"] for heal in bench.healing()}
         for reason in sorted(STEPS - set(killed)):
-            if bench.told(reason, started):
+            if reason in steps or bench.told(reason, started):
                 killed.append(reason)
                 (operator,) = bench.operators()
                 kill_pod(bench, operator) if len(killed) % 2 == 0 else kill_process(bench, operator)

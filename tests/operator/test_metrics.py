@@ -12,8 +12,11 @@ import aiohttp
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stele.driver.executor import Report
+from stele.driver.policy import Policy
 from stele.driver.progress import Pace
 from stele.driver.steps import Blocked, DemotePeer, WaitCopy
+from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import metrics
 from stele_operator.fleet import Fleet
@@ -115,7 +118,8 @@ def test_waiting_is_no_step_and_what_is_blocked_is_counted_apart() -> None:
         return [metrics.STEPS.labels(title, "done")._value.get() for title in titles]
 
     before = counted()
-    records = [healer._note(pace.record(step, "t", 0), {}) for step in steps]
+    records = tuple(pace.record(step, "t", 0) for step in steps)
+    healer._take(Report(ClusterView((), ()), (), records), Policy(), {})
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [0, 0, 1]
     o = made_world().observe()
     try:

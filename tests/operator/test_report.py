@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from stele.driver.progress import Pace
-from stele.driver.steps import Blocked, DemotePeer, DrainNode, WaitCopy
+from stele.driver.steps import WaitCopy
 from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import metrics, reconcile
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
-from stele_operator.heal import Healer
 from stele_operator.kube import Kube, KubeError
 from stele_operator.plan import Observation, Plan, make_plan, naming
 from stele_operator.plan.observation import Catalog
@@ -325,68 +324,6 @@ async def test_each_member_that_is_lost_is_told_not_only_the_first(tmp_path: Pat
         await task._tell_findings(raw, observed, make_plan(observed))
         told = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "NodeLost"]
         assert [m for m in told if "VolumeEmpty" in m and "nothing there" in m and lost[0] in m]
-
-
-def test_a_thousand_tablets_that_wait_for_one_reason_are_one_event() -> None:
-    """One each would hold the healing up while they are written, and hide what else there is to read."""
-    healer, pace = Healer(), Pace()
-
-    def note(number: int, reason: str) -> None:
-        step = Blocked(TabletId(f"{number:032x}"), 7, reason, "CopyLimit")
-        healer._note(pace.record(step, "events", 0), {})
-
-    for number in range(1_000):
-        note(number, "waits for one of the 4 copies that may run at once")
-    note(1_000, "no master leads")
-    many, one = healer.news()
-    assert many.message.startswith("tablet 00000000 of events, tablet 00000000 of events, ")
-    assert many.message.endswith(" and 995 more: waits for one of the 4 copies that may run at once")
-    assert (one.reason, one.message, one.warning) == (
-        "Blocked",
-        "tablet 00000000 of events: no master leads",
-        True,
-    )
-    for number in range(1_000):
-        note(number, "waits for one of the 4 copies that may run at once")
-    assert not healer.news()
-
-
-def test_a_thousand_tablets_of_which_the_same_is_done_are_one_event() -> None:
-    """As all of a small cluster when a machine gets a new, empty volume: no machine is free, so each voter goes first."""
-    healer, pace = Healer(), Pace()
-
-    def note(number: int, reason: str) -> None:
-        replica, node = ReplicaId(number % 7 + 1), NodeId("b" * 32)
-        step = DemotePeer(
-            TabletId(f"{number:032x}"), 7, f"replica {replica} on node bbbbbbbb: {reason}", replica, node
-        )
-        healer._note(pace.record(step, "events", 0), {"bbbbbbbb": "flights-node-1"})
-
-    for number in range(1_000):
-        note(number, "its node is silent")
-    for number in range(1_000, 1_003):
-        note(number, "it has FAILED")
-    many, *few = healer.news()
-    assert many.message == (
-        "tablet 00000000 of events, tablet 00000000 of events, tablet 00000000 of events, tablet 00000000 of events, tablet "
-        "00000000 of events and 995 more; the first: replica 1 on flights-node-1: its node is silent"
-    )
-    assert [news.message for news in few] == [
-        f"tablet 00000000 of events: replica {n} on flights-node-1: it has FAILED" for n in (7, 1, 2)
-    ]
-    assert not healer.news()
-
-
-def test_what_is_about_a_node_or_about_all_is_told_by_its_name() -> None:
-    healer, pace = Healer(), Pace()
-    drain = DrainNode(TabletId(""), -1, "given up, as it is silent", NodeId("a" * 32), True)
-    unsettled = Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled")
-    for step in (drain, unsettled):
-        healer._note(pace.record(step, "", 0), {"a" * 8: "flights-node-1"})
-    assert [news.message for news in healer.news()] == [
-        "flights-node-1: given up, as it is silent",
-        "all tablets: the leader master has not heard from all nodes yet",
-    ]
 
 
 def test_a_copy_tells_how_long_it_takes_still() -> None:

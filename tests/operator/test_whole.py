@@ -68,8 +68,7 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
         await made.local.wipe("n1")
 
         async def begun() -> bool:
-            words = {"Beginning", "Copying", "Demoting", "AddingWitness", "AddingPreFollower"}
-            return bool(words & {e["reason"] for e in await made.events("TabletCluster")})
+            return "HealBegan" in {e["reason"] for e in await made.events("TabletCluster")}
 
         await made.until("healing has begun", begun)
         await made.end(signal.SIGKILL)
@@ -87,7 +86,8 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
         await made.until("everything is healed and the lost are retired", healed)
         assert await count(made) == ROWS
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
-        assert {"NodeLost", "PodDeleted", "ClaimReleased"} <= reasons
+        assert {"NodeLost", "PodDeleted", "ClaimReleased", "HealEnded"} <= reasons
+        assert not {"Beginning", "Copying", "Demoting", "AddingWitness", "Removing", "Ending"} & reasons
 
 
 async def refused(made: Bench) -> None:

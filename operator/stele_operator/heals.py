@@ -1,0 +1,239 @@
+"""Heals by node: what the driver's steps for single tablets amount to. Used by heal; asks nobody, decides nothing.
+
+A machine has hundreds of tablets, and each takes six steps: told one by one they hide all else. So a node's heal is told
+when it begins, now and then while it goes on, and when it has ended; single tablets stand in `status.healing`.
+Invariant: a heal that began is told to have ended once, as soon as no tablet of its node needs anything more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stele.driver.executor import Report
+from stele.driver.policy import Policy
+from stele.driver.progress import Progress, with_names
+from stele.driver.situation import Member, Situation, judge
+from stele.driver.steps import WAITS, Blocked, WaitCopy
+from stele.driver.view import NodeView
+from stele_operator.plan.budgets import some
+
+PROGRESS_S = 10.0
+"""A heal that takes longer tells how far it is, at most as often; `Reporter` counts such events up once a minute."""
+BLOCKED_MAX = 5
+"""So many reasons for which tablets wait are an event each in one round."""
+_WAITS = frozenset(step.__name__ for step in WAITS)
+_REPLICA = re.compile(r"\breplica \d+\b")
+_NUMBERS = re.compile(r"\b\d+ s\b|\b\d+ of \d+ bytes\b")
+"""What may be another in each round though the thing is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something of which a user should hear. `about`: what makes it the same event, where its message changes."""
+
+    reason: str
+    message: str
+    warning: bool = False
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A record of the driver, whose heal it belongs to, and what has arrived of a copy. `node` is empty where no member of
+    the tablet is at fault: a new one is added, or one that is not needed goes."""
+
+    record: Progress
+    node: str = ""
+    fault: str = ""
+    bytes_done: int = 0
+
+
+def works(report: Report, policy: Policy) -> list[Work]:
+    """The records of a round, each with the node that is to be healed."""
+    nodes: dict[str, NodeView] = {n.node_id: n for n in report.view.nodes}
+    found = []
+    for record in report.progress:
+        tablet = report.view.tablet(record.tablet_id) if record.tablet_id else None
+        if tablet is None:
+            found.append(Work(record))
+            continue
+        situation = judge(tablet, report.view, policy, nodes)
+        at_fault = _at_fault(situation)
+        intent = situation.intent
+        joining = tablet.report(intent.replica_id, intent.target_node) if intent is not None else None
+        arrived = joining.copy.bytes_done if joining is not None and joining.copy is not None else 0
+        node, fault = (at_fault.peer.node_id, at_fault.fault) if at_fault is not None else ("", "")
+        found.append(Work(record, node, fault, arrived))
+    return found
+
+
+def _at_fault(s: Situation) -> Member | None:
+    """The member that is replaced, or that cannot serve."""
+    replaced = s.member(s.intent.replaces_replica) if s.intent is not None else None
+    if replaced is not None and replaced.fault:
+        return replaced
+    joining = s.joining
+    return next((m for m in s.members if m.fault and m is not joining), None)
+
+
+@dataclass
+class _Heal:
+    """What became of the tablets of one node since its heal began."""
+
+    began_s: float
+    fault: str
+    told_s: float
+    tables: dict[str, str] = field(default_factory=dict)
+    """By tablet; each that was ever part of it."""
+    open: dict[str, Progress] = field(default_factory=dict)
+    """The newest record of each tablet that still needs something."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """How often each step was done, in the order in which they first were."""
+    arrived: dict[str, int] = field(default_factory=dict)
+    """Bytes of each tablet's copy."""
+
+    @property
+    def size(self) -> str:
+        tablets, tables = len(self.tables), len(set(self.tables.values()))
+        return f"{tablets} tablet{'s' * (tablets != 1)} of {tables} table{'s' * (tables != 1)}"
+
+    def take(self, work: Work) -> None:
+        record = work.record
+        self.tables[record.tablet_id] = record.table_name
+        self.open[record.tablet_id] = record
+        self.fault = self.fault or work.fault
+        self.arrived[record.tablet_id] = max(self.arrived.get(record.tablet_id, 0), work.bytes_done)
+        if record.kind not in _WAITS and not record.error:
+            self.steps[record.step] = self.steps.get(record.step, 0) + 1
+
+    def how_far(self) -> str:
+        """How many are done, and what the others are at."""
+        at = Counter(r.step for r in self.open.values() if r.kind != Blocked.__name__)
+        copies = [r for r in self.open.values() if r.kind == WaitCopy.__name__]
+        waits = [r for r in self.open.values() if r.kind == Blocked.__name__]
+        refused = [r for r in self.open.values() if r.error]
+        parts = [f"{len(self.tables) - len(self.open)} of {self.size} are done"]
+        parts += [f"{step} {count}" for step, count in at.items()]
+        if copies:
+            done, total = sum(r.bytes_done for r in copies), sum(r.bytes_total for r in copies)
+            parts.append(f"{done:,} of {total:,} bytes have arrived")
+        if waits:
+            parts.append(f"{len(waits)} wait: {waits[0].reason}")
+        if refused:
+            parts.append(f"{len(refused)} were refused a step: {refused[0].step}, {refused[0].error}")
+        return "; ".join(parts)
+
+    def sum(self, now_s: float) -> str:
+        steps = ", ".join(f"{step} {count}" for step, count in self.steps.items())
+        took = f"{max(0.0, now_s - self.began_s):.0f} s"
+        return f"{self.size} in {took}: {steps}; {sum(self.arrived.values()):,} bytes copied"
+
+
+class Heals:
+    """The heals of one cluster. What it remembers may be lost at any time: then what is left begins as a heal of its own."""
+
+    def __init__(self) -> None:
+        self._heals: dict[str, _Heal] = {}
+        self._node_of: dict[str, str] = {}
+        """By tablet: once its dead member is gone nothing names the node any more."""
+        self._told: set[tuple[str, str, str]] = set()
+
+    def note(self, round_: Sequence[Work], names: Mapping[str, str], now_s: float) -> list[News]:
+        """What is new with a round of the driver. `names`: of members, by the first eight digits of their UUIDs."""
+        begun = []
+        for heal in self._heals.values():
+            heal.open = {}
+        for work in round_:
+            node = work.node or self._node_of.get(work.record.tablet_id, "")
+            if not node:
+                continue
+            self._node_of[work.record.tablet_id] = node
+            if node not in self._heals:
+                if work.record.kind == Blocked.__name__:
+                    continue  # nothing has begun
+                self._heals[node] = _Heal(now_s, work.fault, now_s)
+                begun.append(node)
+            self._heals[node].take(work)
+        if begun:  # what waits for its turn may have come before what began
+            self._take_waiting(round_, begun)
+        news = [self._began(node, names) for node in begun]
+        news += self._going_on(names, now_s)
+        news += self._ended([node for node, heal in self._heals.items() if not heal.open], names, now_s)
+        return news + self._others(round_, names)
+
+    def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
+        """Nothing is left to do."""
+        self._told.clear()
+        return self._ended(list(self._heals), names, now_s)
+
+    def _take_waiting(self, round_: Sequence[Work], begun: Sequence[str]) -> None:
+        for work in round_:
+            heal = self._heals.get(work.node) if work.node in begun else None
+            if heal is not None and work.record.tablet_id not in heal.open:
+                heal.take(work)
+
+    def _began(self, node: str, names: Mapping[str, str]) -> News:
+        heal = self._heals[node]
+        fault = f" ({heal.fault})" if heal.fault else ""
+        return News("HealBegan", f"{_name(node, names)}{fault}: {heal.size}")
+
+    def _going_on(self, names: Mapping[str, str], now_s: float) -> Iterable[News]:
+        for node, heal in self._heals.items():
+            if heal.open and not 0 <= now_s - heal.told_s < PROGRESS_S:
+                heal.told_s = now_s
+                yield News(
+                    "Healing",
+                    f"{_name(node, names)}: {with_names(heal.how_far(), names)}",
+                    about=f"{node}/{heal.began_s}",
+                )
+
+    def _ended(self, nodes: Sequence[str], names: Mapping[str, str], now_s: float) -> list[News]:
+        news = []
+        for node in nodes:
+            heal = self._heals.pop(node)
+            self._node_of = {tablet: n for tablet, n in self._node_of.items() if n != node}
+            news.append(News("HealEnded", f"{_name(node, names)}: {heal.sum(now_s)}"))
+        return news
+
+    def _others(self, round_: Sequence[Work], names: Mapping[str, str]) -> list[News]:
+        """What waits, by its reason, and steps that are of no single tablet; each once."""
+        waiting: dict[tuple[str, str], list[str]] = {}
+        news = []
+        for work in round_:
+            record = work.record
+            where, why = with_names(record.where, names), with_names(record.reason, names)
+            if record.kind == Blocked.__name__:
+                why = f"{_name(work.node, names)}: {why}" if work.node else why
+                waiting.setdefault((record.step, _same(why)), []).append(f"{where}: {why}")
+            elif not record.tablet_id:
+                why += f" (not yet: {with_names(record.error, names)})" if record.error else ""
+                if self._is_new(where, record.kind, _same(why)):
+                    news.append(News(record.step, f"{where}: {why}"))
+        fresh = [(step, found) for (step, same), found in waiting.items() if self._is_new("", step, same)]
+        for step, found in fresh[:BLOCKED_MAX]:
+            where, _, why = found[0].partition(": ")
+            more = some([f.partition(": ")[0] for f in found])
+            news.append(News(step, f"{more or where}: {why}", warning=True))
+        if len(fresh) > BLOCKED_MAX:
+            news.append(
+                News("Blocked", f"{len(fresh) - BLOCKED_MAX} more reasons: see status.healing", warning=True)
+            )
+        return news
+
+    def _is_new(self, *what: str) -> bool:
+        mark = (what[0], what[1], what[2])
+        new = mark not in self._told
+        self._told.add(mark)
+        return new
+
+
+def _name(node: str, names: Mapping[str, str]) -> str:
+    return with_names(f"node {node[:8]}", names)
+
+
+def _same(text: str) -> str:
+    """A reason without what differs between replicas and rounds."""
+    return _NUMBERS.sub("", _REPLICA.sub("", text))
