@@ -1,6 +1,7 @@
 """What the operator asks of the masters. Called by observe and act; owns the connections of one cluster.
 
-Invariant: every call carries the cluster's UUID, so an address that another cluster took over answers with a refusal.
+Invariant: every call carries the cluster's UUID and fork id, so an address that another cluster, or another copy of this
+one's volumes, took over answers with a refusal.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _ASK_TIMEOUT_S = 2.0
 class MasterLink:
     """Connections to the masters of one cluster, and its driver. Rebuilt at will; closing it loses nothing."""
 
-    def __init__(self, cluster_id: str, holder: str) -> None:
-        self.cluster_id = cluster_id
-        self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id)))
+    def __init__(self, cluster_id: str, holder: str, fork_id: str = "") -> None:
+        self.cluster_id, self.fork_id = cluster_id, fork_id
+        self._pool = ChannelPool(Identity(cluster_id=ClusterId(cluster_id), fork_id=fork_id))
         self._masters = Masters(
             self._pool, (), first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
         )

@@ -160,6 +160,7 @@ def parse_identity(raw: Json) -> Identity:
             ),
             formed=json.loads(data["formed"]) if data.get("formed") else {},
             first_serial=_first_serials(data),
+            fork_id=data.get("forkID", ""),
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(
@@ -213,6 +214,9 @@ def parse_claim(raw: Json, cluster: str) -> Claim | None:
         owner_uid=str(owners[0].get("uid", "")) if owners else "",
         labelled=naming.labels(cluster, role).items() <= (metadata.get("labels") or {}).items(),
         retired=naming.ANNOTATION_RETIRED in annotations,
+        noted_uid=annotations.get(naming.ANNOTATION_CLAIM_UID, ""),
+        fork_id=_id(annotations.get(naming.ANNOTATION_FORK_ID, "")),
+        from_source=any(spec.get(source) for source in ("dataSource", "dataSourceRef")),
     )
 
 

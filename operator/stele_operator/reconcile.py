@@ -198,11 +198,12 @@ class ClusterTask:
     async def _with_masters(self, o: Observation) -> Observation:
         if o.identity is None:
             return o
-        if self._link is not None and self._link.cluster_id != o.identity.cluster_id:
+        wanted = (o.identity.cluster_id, o.identity.fork_id)
+        if self._link is not None and (self._link.cluster_id, self._link.fork_id) != wanted:
             await self._hang_up()
         if self._link is None:
             holder = f"operator/{o.cluster.uid}"
-            self._link = MasterLink(o.identity.cluster_id, holder)
+            self._link = MasterLink(o.identity.cluster_id, holder, o.identity.fork_id)
         reports, catalog, problem = await observe_masters(self._link, o)
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 

@@ -33,13 +33,13 @@ def plan_identity(
     if o.identity is None:
         identity = _rebuilt(o, kept) if kept else _new(o, spec, _next_serials(o))
         reason = (
-            f"the identity of {o.cluster.name} was gone; read back from its claims"
+            f"the identity of {o.cluster.name} was gone; read back from its claims{_adopting(kept)}"
             if kept
             else f"a new cluster with {spec.masters.replicas} first masters"
         )
         if identity is None:
             message = (
-                f"the claims of {o.cluster.name} carry different cluster UUIDs and the ConfigMap "
+                f"the claims of {o.cluster.name} carry different cluster UUIDs, or fork ids, and the ConfigMap "
                 f"{naming.identity_name(o.cluster.name)} is gone; put it back, or remove the claims that do not belong"
             )
             return None, [], [Finding(Kind.STALLED, "IdentityLost", message)]
@@ -48,19 +48,28 @@ def plan_identity(
     if o.identity.owner_uid == o.cluster.uid:
         return o.identity, [], []
     # The TabletCluster was deleted and made again. With volumes it takes them over; with none it is a new cluster.
-    if any(c.cluster_id == o.identity.cluster_id for c in kept):
-        adopted = replace(o.identity, owner_uid=o.cluster.uid)
-        return (
-            None,
-            [replace_identity(o, adopted, "this TabletCluster takes over the volumes of an earlier one")],
-            [],
-        )
+    taken = [c for c in kept if c.cluster_id == o.identity.cluster_id]
+    if taken:
+        fork_id = o.fresh_ids[0] if _all_copied(taken) else o.identity.fork_id
+        adopted = replace(o.identity, owner_uid=o.cluster.uid, fork_id=fork_id)
+        reason = f"this TabletCluster takes over the volumes of an earlier one{_adopting(taken)}"
+        return None, [replace_identity(o, adopted, reason)], []
     fresh = _new(o, spec, o.identity.next_serial)
     return (
         None,
         [replace_identity(o, fresh, "a new cluster: the earlier one of this name left no volume")],
         [],
     )
+
+
+def _all_copied(claims: Sequence[Claim]) -> bool:
+    """Whether these are copies of a cluster's claims, which may be in use elsewhere: none is the one that it was noted to be.
+    Where one is, the cluster is the original, and the masters judge the volumes of the others."""
+    return bool(claims) and all(c.copied for c in claims)
+
+
+def _adopting(claims: Sequence[Claim]) -> str:
+    return "; they are copies of others, and run under a fork id of their own" if _all_copied(claims) else ""
 
 
 def replace_identity(o: Observation, identity: Identity, reason: str) -> ReplaceIdentity:
@@ -101,8 +110,10 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     joined later carry none while a first one is left; but then there are claims that only a formed cluster has: of nodes,
     or let go."""
     cluster_ids = {c.cluster_id for c in kept}
-    if len(cluster_ids) != 1:
+    fork_ids = {c.fork_id for c in kept if c.noted_uid == c.uid} or {""}
+    if len(cluster_ids) != 1 or len(fork_ids) != 1:
         return None
+    fork_id = o.fresh_ids[0] if _all_copied(kept) else fork_ids.pop()
     claims = [c for c in o.claims if c.cluster_id in cluster_ids]
     masters = sorted((c for c in claims if c.role == "master"), key=lambda c: c.serial)
     noted = {c.node_id: c.format_id for c in masters if c.format_id}
@@ -117,6 +128,7 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
             FirstMaster(c.name, c.node_id) for c in masters if not formed or c.node_id in formed
         ),
         formed=formed,
+        fork_id=fork_id,
     )
 
 

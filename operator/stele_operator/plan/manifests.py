@@ -62,6 +62,7 @@ def identity_data(identity: Identity) -> dict[str, str]:
         "ownMaster": str(identity.own_from("master")),
         "ownNode": str(identity.own_from("node")),
         "firstMasters": json.dumps([[m.name, m.node_id] for m in identity.first_masters]),
+        "forkID": identity.fork_id,
         "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
     }
 
@@ -160,9 +161,10 @@ def pod(
     masters: Sequence[str],
     formation: Sequence[str],
     keeps_off: Sequence[str],
+    fork_id: str = "",
 ) -> Json:
     """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met;
-    `keeps_off`: machines that it is not to take."""
+    `keeps_off`: machines that it is not to take; `fork_id`: which copy of the cluster's volumes it belongs to."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
@@ -209,6 +211,8 @@ def pod(
             "capabilities": {"drop": ["ALL"]},
         },
     }
+    if fork_id:  # not as an option: images of releases without fork ids start all the same
+        container["env"].append({"name": "STELE_FORK_ID", "value": fork_id})
     part = part_of(spec, role)
     resources = _resources(part.resources)
     if resources:

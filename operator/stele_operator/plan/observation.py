@@ -89,7 +89,8 @@ class FirstMaster:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The ConfigMap `<cluster>-identity`. `formed` maps each first master's UUID to its format id; empty: not formed.
-    `first_serial`: of each role, the first that is known to be set aside for this cluster and not for an earlier one."""
+    `first_serial`: of each role, the first that is known to be set aside for this cluster and not for an earlier one.
+    `fork_id`: which copy of its volumes this is; empty: as the cluster was formed."""
 
     resource_version: str
     cluster_id: str
@@ -98,6 +99,7 @@ class Identity:
     first_masters: tuple[FirstMaster, ...]
     formed: dict[str, str] = field(default_factory=dict)
     first_serial: dict[Role, int] = field(default_factory=dict)
+    fork_id: str = ""
 
     def own_from(self, role: Role) -> int:
         """The first serial of a role that may be this cluster's to use though it is set aside already."""
@@ -140,6 +142,20 @@ class Claim:
     """Whether it says itself whose volume it is."""
     retired: bool = False
     """The masters said so once: what is to be known of its node while none of them leads."""
+    noted_uid: str = ""
+    """The uid of the claim that its annotations were written for; empty: an operator wrote them that did not note it."""
+    fork_id: str = ""
+    from_source: bool = False
+    """Whether its volume was filled from a snapshot or another claim: no operator asks for that."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether it is a copy of another claim: restored elsewhere, or made from a snapshot or a clone."""
+        return self.noted_uid != self.uid if self.noted_uid else self.from_source
+
+    def noted(self, fork_id: str) -> bool:
+        """Whether it says what a lost identity is read back from."""
+        return self.noted_uid == self.uid and self.fork_id == fork_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,9 @@ def _one(
         return _retired(o, spec, member, claim, needing)
     if claim.deleting:
         return []
-    actions = _claim_upkeep(o, spec, claim)
+    actions = _claim_upkeep(o, spec, claim, identity.fork_id)
+    if pod is None and claim.copied:
+        return actions  # what a lost identity is read back from is noted before anything runs under the new fork id
     if pod is None:
         complete = {c.name for c in o.claims} >= {m.name for m in identity.first_masters}
         if identity.formed or (member.role == "master" and complete):
@@ -249,13 +251,19 @@ def _start(
     masters = masters or [m.name for m in identity.first_masters]
     image = spec.image or o.default_image
     off = keeps_off(o, spec, member, everyone)
-    manifest = manifests.pod(o.cluster, spec, claim, image, masters, flags, off)
+    manifest = manifests.pod(o.cluster, spec, claim, image, masters, flags, off, identity.fork_id)
     return CreatePod(f"{member.name}: {reason}", manifest)
 
 
-def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim) -> list[Action]:
-    """One thing in a pass, its owner first: a size may be refused for good (no allowVolumeExpansion, a quota), and must
+def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
+    """One thing in a pass: which copy of the cluster it is of, its owner, its size. The owner comes before the size: a size may be refused for good (no allowVolumeExpansion, a quota), and must
     not decide whether the volume goes with the TabletCluster."""
+    if not claim.noted(fork_id):
+        notes = {naming.ANNOTATION_CLAIM_UID: claim.uid, naming.ANNOTATION_FORK_ID: fork_id}
+        reason = f"{claim.name}: notes which claim it is, by which a copy of it will be known"
+        patch: Json = {"metadata": {"annotations": notes}}
+        kind = "PersistentVolumeClaim"
+        return [PatchObject(reason, kind, claim.name, claim.uid, claim.resource_version, patch)]
     if claim.owned != (spec.deletionPolicy is DeletionPolicy.DELETE):
         return [_owner_patch(o, spec, claim)]
     size = manifests.storage_of(spec, claim.role).size
