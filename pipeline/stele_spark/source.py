@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 from stele.client import Client, Table
 from stele.client.bulk import fit
 from stele.client.scan import FlightPool, ScanPlan, TabletScan
+from stele.model import texts
 from stele.model.block import RowOp
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError
@@ -49,7 +50,7 @@ OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
     "table": "the name of a table",
     "where": "of a read: comparisons joined by AND",
-    "snapshot": "of a read: a hybrid time",
+    "snapshot": "of a read: a hybrid time, or an ISO 8601 time",
     "op": f"of a write: {', '.join(WRITE_OPS)}",
 }
 _ONLY_OF = {"where": "read", "snapshot": "read", "op": "write"}
@@ -95,14 +96,16 @@ class Options:
             faults.append(f'"masters" is missing: {OPTIONS["masters"]}')
         if not given.get("table"):
             faults.append(f'"table" is missing: {OPTIONS["table"]}')
-        snapshot = given.get("snapshot", "0")
-        if not snapshot.isdecimal():
-            faults.append(f'"snapshot" is {snapshot!r}: a hybrid time is a whole number')
+        snapshot, text = 0, given.get("snapshot", "0")
+        try:
+            snapshot = texts.snapshot(text)
+        except ValueError as exc:
+            faults.append(f'"snapshot" is {text!r}: expected a hybrid time or an ISO 8601 time ({exc})')
         op = given.get("op", "upsert").lower()
         if op not in WRITE_OPS:
             faults.append(f'"op" is {op!r}: one of {", ".join(WRITE_OPS)}')
         _refuse(faults)
-        return Options(masters, given["table"], int(snapshot), given.get("where", ""), op)
+        return Options(masters, given["table"], snapshot, given.get("where", ""), op)
 
 
 def _unknown(given: dict[str, str]) -> list[str]:

@@ -223,7 +223,7 @@ def test_what_cannot_be_read_is_refused_at_load(spark: Any, masters: str, told: 
     told("no table nothing", load(masters=masters, table="nothing"))
     told('no option "limit"; there are "masters" (', load(**given, Limit="3"))
     told('"op" is an option of a write, not of a read', load(**given, op="insert"))
-    told("\"snapshot\" is 'now': a hybrid time is a whole number", load(**given, snapshot="now"))
+    told("\"snapshot\" is 'now': expected a hybrid time or an ISO 8601 time", load(**given, snapshot="now"))
     told("SNAPSHOT_TOO_OLD", load(**given, snapshot="5"))
     told("no column who", load(**given, where="who = 3"))
     told("take no path", lambda: spark.read.format("stele").options(**given).load("kinds"))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient
 
 _TABLE_ROWS_MAX = 1_000
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @click.command()
@@ -211,17 +210,9 @@ def _as_text(array: pa.Array) -> pa.Array:
 
 def _snapshot(text: str) -> int | None:
     from stele.model import texts
-    from stele.model.clock import from_physical_us
     from stele.model.errors import Rejected
 
-    if not text:
-        return None
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = texts.moment(text)
-        if moment < _EPOCH:
-            raise ValueError("it is before 1970")
+        return texts.snapshot(text) if text else None
     except ValueError as exc:
         raise Rejected(f"--snapshot {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
-    return from_physical_us((moment - _EPOCH) // datetime.timedelta(microseconds=1))

@@ -7,12 +7,14 @@ the plain Python kind (a numpy integer becomes an int).
 
 from __future__ import annotations
 
+import datetime
 import math
 import operator
 from collections.abc import Iterable
 from typing import Any
 
 from stele.model.block import RowOp
+from stele.model.clock import from_datetime
 from stele.model.column import shown
 from stele.model.errors import Rejected
 
@@ -80,13 +82,19 @@ def replication_factor(given: Any) -> int:
 
 
 def snapshot(given: Any) -> int:
-    """A hybrid time; 0 where none is given, which is now."""
+    """A hybrid time, of a datetime too, which is UTC without a time zone; 0 where none is given, which is now."""
     if given is None:
         return 0
+    if isinstance(given, datetime.datetime):
+        try:
+            return int(from_datetime(given))
+        except ValueError as exc:
+            raise refusal("snapshot", given, f"a time from 1970 on, in microseconds ({exc})") from None
     try:
         return whole(given, "snapshot", least=0, most=_HYBRID_TIME_MAX)
     except Rejected:
-        raise refusal("snapshot", given, "a hybrid time, a whole number as now() of a client gives") from None
+        expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
+        raise refusal("snapshot", given, expected) from None
 
 
 def names(given: Any, what: str) -> list[str]:

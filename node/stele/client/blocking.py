@@ -10,11 +10,13 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from stele.client import html
 from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
 from stele.client.handover import Handover
@@ -29,6 +31,7 @@ from stele.model.block import RowOp
 from stele.model.errors import Closed, Rejected
 from stele.model.ids import HybridTime
 from stele.model.partition import PartitionSchema
+from stele.model.rows import python_rows
 from stele.model.schema import Schema
 from stele.rpc import forks
 from stele.rpc.contact import FIRST_CONTACT_S
@@ -299,6 +302,9 @@ class Table:
         """Arrow schema of all columns."""
         return self.asynchronous.arrow_schema
 
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
+
     def put(self, row: Mapping[str, Any]) -> int:
         """Upsert one row, columns by name; the hybrid time it was written at.
 
@@ -372,13 +378,13 @@ class Table:
         upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
-        snapshot: int | None = None,
+        snapshot: int | datetime | None = None,
     ) -> BlockingScanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
         `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
         be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name.
-        `snapshot`: a hybrid time, by default now; so is 0, the timestamp of a write that sent nothing. A datetime without a
+        `snapshot`: a hybrid time or a datetime, by default now; so is 0, the timestamp of a write that sent nothing. A datetime without a
         time zone, in a predicate, in such a text or in a bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
         """
         scanner = self.asynchronous.scan(
@@ -416,6 +422,20 @@ class BlockingScanner:
                     return
         finally:
             self._client.end(_close(source, turn))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
+        for batch in self.batches():
+            yield from python_rows(batch)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A stream of the record batches for other programs' libraries, as DuckDB, Polars and pandas read them: each call reads
+        anew, at the same snapshot."""
+        schema = self.asynchronous.plan.arrow_schema
+        return pa.RecordBatchReader.from_batches(schema, self.batches()).__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        return html.of_scan(self.asynchronous.plan)
 
     def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises as `batches`."""

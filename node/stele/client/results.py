@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stele.client import html
 from stele.model.block import RowError
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable, error_for
@@ -70,6 +71,9 @@ class WriteResult:
     rows_written: int = 0
     row_errors: list[RowError] = field(default_factory=list)
     timestamp: int = 0
+
+    def _repr_html_(self) -> str:
+        return html.of_result(self.table, self.rows_written, self.row_errors)
 
     def raise_for_errors(self) -> WriteResult:
         """Itself, if no row failed.

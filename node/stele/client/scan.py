@@ -21,11 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stele.client import html
 from stele.client.locations import MOVED, Locations, ReplicaPlace, TabletPlace
 from stele.model import keys
 from stele.model.column import shown
 from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
 from stele.model.predicate import ScanSpec
+from stele.model.rows import python_rows
 from stele.model.schema import Schema
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.threads import ReaderThreads, begin, in_thread, main_thread_ended
@@ -280,6 +282,16 @@ class Scanner:
         self._locations = locations
         self._ordered = ordered
         self._timeout_s = timeout_s
+
+    async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
+        async with contextlib.aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for row in python_rows(batch):
+                    yield row
+
+    def _repr_html_(self) -> str:
+        return html.of_scan(self.plan)
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Record batches as they come, from several tablets at once, with a bounded number in memory.

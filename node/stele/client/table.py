@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from stele.client import arguments
+from stele.client import arguments, html
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter, batches_of
 from stele.client.locations import Locations, TableInfo, WritePlan
@@ -79,6 +80,9 @@ class AsyncTable:
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema of all columns."""
         return self.schema.to_arrow()
+
+    def _repr_html_(self) -> str:
+        return html.of_table(self.info)
 
     async def put(self, row: Row) -> int:
         """Upsert one row, columns by name; the hybrid time it was written at. Concurrent callers share messages.
@@ -220,7 +224,7 @@ class AsyncTable:
         upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
-        snapshot: int | None = None,
+        snapshot: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> Scanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
@@ -228,7 +232,7 @@ class AsyncTable:
         `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text:
         "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
         `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name. `snapshot`: a
-        hybrid time, by default now, and never below what this client has seen written; so is 0, the timestamp of a write that
+        hybrid time or a datetime, by default now, and never below what this client has seen written; so is 0, the timestamp of a write that
         sent nothing. A datetime without a time zone, in a predicate, in such a text or in a bound, is UTC.
 
         Raises:
@@ -254,7 +258,7 @@ class AsyncTable:
         upper: Bound = None,
         limit: int | None = None,
         ordered: bool = False,
-        snapshot: int | None = None,
+        snapshot: int | datetime | None = None,
     ) -> ScanPlan:
         """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
         self._streams.ensure_open()

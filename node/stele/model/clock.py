@@ -13,6 +13,8 @@ from stele.model.ids import HybridTime
 LOGICAL_BITS = 12
 _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
 CLOCK_OFF_MAX_US = 2_000_000
 """A node whose wall clock is further than this from what most clocks of its cluster say makes no timestamp. Clocks that NTP
 looks after are some milliseconds apart; what the measurement itself may be wrong by is well below a second."""
@@ -40,6 +42,20 @@ def utc(wall_us: int) -> str:
 def from_physical_us(physical_us: int, logical: int = 0) -> HybridTime:
     """Hybrid time of `physical_us` microseconds since 1970."""
     return HybridTime((physical_us << LOGICAL_BITS) | logical)
+
+
+def from_datetime(moment: datetime.datetime) -> HybridTime:
+    """Hybrid time of a moment; without a time zone it is UTC.
+
+    Raises:
+        ValueError: it is before 1970, or finer than a microsecond, as a time of pandas may be.
+    """
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    if aware < _EPOCH:
+        raise ValueError("it is before 1970")
+    if getattr(moment, "nanosecond", 0):
+        raise ValueError("it is finer than a microsecond")
+    return from_physical_us((aware - _EPOCH) // datetime.timedelta(microseconds=1))
 
 
 def physical_us(time: int) -> int:

@@ -9,6 +9,8 @@ import datetime
 import math
 import re
 
+from stele.model.clock import from_datetime
+
 _TOO_FINE = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
 _NO_SECONDS = re.compile(r"(?<![0-9]{2}:[0-9]{2}:[0-9]{2})(?<![0-9]{6})[.,]")
 
@@ -31,6 +33,17 @@ def moment(text: str) -> datetime.datetime:
     if _NO_SECONDS.search(text):
         raise Inexact("only seconds have a fraction")
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+def snapshot(text: str) -> int:
+    """The hybrid time that a text stands for: one in digits, or an ISO 8601 time, UTC without a zone.
+
+    Raises:
+        ValueError: it is neither, or before 1970.
+    """
+    if text.isdecimal():
+        return int(text)
+    return from_datetime(moment(text))
 
 
 def number(text: str) -> float:

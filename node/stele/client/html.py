@@ -1,0 +1,62 @@
+"""What notebooks show of tables, scans and results. Pure; asks nobody.
+
+Invariant: names, values and messages are text: whatever stands in them, they bring no markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from stele.model.block import RowError
+from stele.model.clock import physical_us, utc
+
+if TYPE_CHECKING:
+    from stele.client.locations import TableInfo
+    from stele.client.scan import ScanPlan
+
+_ROWS_SHOWN = 10
+
+
+def of_table(info: TableInfo) -> str:
+    """Columns and partitioning of a table."""
+    schema = info.schema
+    columns = schema.columns if schema is not None else ()
+    key = {int(i) for i in schema.key_column_ids} if schema is not None else set()
+    rows = (
+        (c.name, c.type, "yes" if c.nullable else "no", "yes" if int(c.id) in key else "", c.default or "")
+        for c in columns
+    )
+    replicas = f"{info.replication_factor} replica{'' if info.replication_factor == 1 else 's'} each"
+    title = f"table {info.name}: {_many(info.partitioning.tablets, 'tablet')}, {replicas}"
+    return _page(title, ("column", "type", "null", "key", "default"), rows)
+
+
+def of_scan(plan: ScanPlan) -> str:
+    """What a scan would read."""
+    moment = utc(physical_us(plan.snapshot))
+    title = f"scan of {_many(len(plan.tablets), 'tablet')} at {moment}"
+    return _page(title, ("column", "type"), ((f.name, str(f.type)) for f in plan.arrow_schema))
+
+
+def of_result(table: str, written: int, errors: Sequence[RowError]) -> str:
+    """What became of the rows of a write, with the first that were refused."""
+    title = f"table {table}: {_many(written, 'row')} written"
+    if not errors:
+        return _page(title, (), ())
+    shown = ((str(e.row), e.code.name, e.message) for e in errors[:_ROWS_SHOWN])
+    more = len(errors) - _ROWS_SHOWN
+    below = f", {len(errors)} refused{f', the first {_ROWS_SHOWN} of them' if more > 0 else ''}"
+    return _page(title + below, ("row", "code", "why"), shown)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _page(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if headers else ""
+    return f"<div><p>{escape(title)}</p>{table}</div>"
