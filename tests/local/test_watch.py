@@ -79,3 +79,12 @@ async def test_a_bookmark_comes_after_all_that_it_covers(still_s: float) -> None
         told.append(event)
     versions = [(e["type"], int(e["object"]["metadata"]["resourceVersion"])) for e in told]
     assert versions == [("ADDED", begin + 1), ("ADDED", begin + 2), ("BOOKMARK", begin + 2)]
+
+
+async def test_a_watch_that_starts_before_what_is_remembered_is_told_so() -> None:
+    """410: it would miss what fell out of the history, and never know."""
+    store = Store(history_max=2)
+    versions = [put(store, name) for name in ("a", "b", "c")]
+    assert store.oldest(CONFIG_MAP.key) == versions[0]
+    names = [change.obj["metadata"]["name"] for change in store.since(CONFIG_MAP.key, versions[0])]
+    assert names == ["b", "c"]

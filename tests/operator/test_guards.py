@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stele.driver.view import NodeState
+from stele.model.ids import NodeId
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import ConfirmFormation, DeleteClaim, DeletePod
+from stele_operator.plan.actions import (
+    ConfirmFormation,
+    DeleteClaim,
+    DeletePod,
+    ReleaseClaim,
+    ReplaceIdentity,
+    RetireClaim,
+)
 from tests.operator.world import World
 from tests.operator.worlds import made, names, node_of
 
@@ -92,3 +103,49 @@ def test_no_second_pod_may_go_while_one_that_is_ready_is_being_deleted(role: str
     world.objects["Pod", name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     (budget,) = [b for b in make_plan(world.observe()).budgets if b.role == role]
     assert budget.reason == "PodsNotReady" and name in budget.message
+
+
+def retired(world: World, name: str) -> None:
+    """The masters say of this member that it is RETIRED, and its claim says so, too."""
+    node_id = NodeId(world.objects["Pod", name]["metadata"]["annotations"]["stele.dev/node-id"])
+    world.tables, world.tablets = [], []
+    world.nodes[node_id] = replace(world.nodes[node_id], state=NodeState.RETIRED)
+    (noted,) = [a for a in make_plan(world.observe()).actions if isinstance(a, RetireClaim)]
+    world.apply(noted)
+
+
+def test_a_claim_is_not_let_go_while_its_pod_is_still_ending() -> None:
+    """Whoever deletes it then takes the volume from under a process that runs."""
+    world = made()
+    name = node_of(world, "n2")
+    retired(world, name)
+    (gone,) = [a for a in make_plan(world.observe()).actions if isinstance(a, DeletePod)]
+    assert (gone.name, gone.force) == (name, False)
+    world.objects["Pod", name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    actions = make_plan(world.observe()).actions
+    assert not [a for a in actions if isinstance(a, ReleaseClaim | DeletePod | DeleteClaim)]
+    del world.objects["Pod", name]
+    assert [a.name for a in make_plan(world.observe()).actions if isinstance(a, ReleaseClaim)] == [name]
+
+
+def test_without_the_right_to_read_machines_no_pod_is_deleted_by_force() -> None:
+    """Nobody knows that its machine is gone, and its process may run on."""
+    world = made()
+    name = node_of(world, "n2")
+    retired(world, name)
+    seen = replace(world.observe(), machines=None)
+    assert [a.force for a in make_plan(seen).actions if isinstance(a, DeletePod)] == [False]
+
+
+def test_a_cluster_is_not_formed_while_one_first_master_has_not_formatted_its_volume() -> None:
+    world = World()
+    while len((seen := world.observe()).master_reports) < 3:
+        world.step()
+    assert seen.identity is not None and not seen.identity.formed
+    missing, *there = sorted(seen.master_reports, key=lambda report: report.node_id)
+    plan = make_plan(replace(seen, master_reports=tuple(there)))
+    assert not [a for a in plan.actions if isinstance(a, ReplaceIdentity)]
+    name = next(m.name for m in seen.identity.first_masters if m.node_id == missing.node_id)
+    assert [f.message for f in plan.findings if f.reason == "Forming"] == [
+        f"waiting for the first masters {name} to format their volumes"
+    ]

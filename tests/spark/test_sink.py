@@ -70,6 +70,24 @@ def count(cluster: Cluster, table: str, **options: str) -> int:
     return sum(batch.num_rows for partition in reader.partitions() for batch in reader.read(partition))
 
 
+def test_an_option_that_there_is_not_is_refused() -> None:
+    """A misspelt `where` would read the whole table."""
+    with pytest.raises(Rejected, match='no option "wehre"'):
+        Options.parse({"masters": "m:1", "table": "t", "WEHRE": "id = 1"})
+
+
+def test_rows_come_in_exactly_the_schema_that_spark_asked_for(cluster: Cluster) -> None:
+    """Nullability, too: Spark trusts it, and drops or breaks on what it did not expect."""
+    made(cluster, "exact").write(batches(10))
+    options = Options.parse(
+        {"masters": ",".join(cluster.master_addresses), "table": "exact", "snapshot": cluster_now()}
+    )
+    asked = StructType([StructField("id", LongType(), False), StructField("v", StringType(), True)])
+    reader = Reader(options, asked)
+    found = [batch.schema for part in reader.partitions() for batch in reader.read(part)]
+    assert found and all(s.field("id").nullable is False and s.field("v").nullable for s in found)
+
+
 def cluster_now() -> str:
     """A snapshot by the cluster's clocks, which sees all that was written."""
     return str(from_physical_us(time.time_ns() // 1_000 + int(AHEAD_S * 1e6)))
