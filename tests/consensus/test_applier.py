@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from stele.consensus.applier import Applier
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Retryable
+from stele.model.errors import Code, Corrupt, Retryable
+from stele.model.ids import OpId
 from stele.tablet.keyspace import KeySpace
+from stele.tablet.lengthy import Lookup
+from stele.tablet.machine import Outcome
 from tests.consensus.cluster import WAIT_S
 
 END = Retryable("the replica is FAILED", code=Code.NOT_LEADER)
@@ -19,6 +24,7 @@ END = Retryable("the replica is FAILED", code=Code.NOT_LEADER)
 def applier() -> Applier:
     return Applier(
         slice_ms=4.0,
+        in_thread=asyncio.to_thread,
         applied=lambda entry, outcome: None,
         failed=lambda exc: None,
     )
@@ -80,7 +86,12 @@ async def test_what_a_late_store_holds_already_is_not_applied_again(tmp_path: Pa
     store, told, failed = KeySpace.create(tmp_path / "k"), list[int](), list[Exception]()
     for entry in entries(1, 5):
         store.apply(entry)
-    work = Applier(slice_ms=4.0, applied=lambda entry, _: told.append(entry.index), failed=failed.append)
+    work = Applier(
+        slice_ms=4.0,
+        in_thread=asyncio.to_thread,
+        applied=lambda entry, _: told.append(entry.index),
+        failed=failed.append,
+    )
     work.committed_index = 3
 
     async def read(first_index: int, bytes_max: int) -> tuple[Entry, ...]:
@@ -92,3 +103,97 @@ async def test_what_a_late_store_holds_already_is_not_applied_again(tmp_path: Pa
     work.add(entries(5, 6))
     await asyncio.wait_for(work.wait(6), WAIT_S)
     assert store.applied.index == 6 and told == [6] and not failed
+
+
+class Slow:
+    """A machine whose even entries have to be looked up, which takes until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = Event()
+        self.applied = OpId(0, 0)
+        self.looked_up: list[int] = []
+        self.fault: Exception | None = None
+
+    def begin(self, entry: Entry) -> Outcome | Lookup:
+        if entry.index % 2:
+            return self.apply(entry)
+        return Lookup(lambda: self._look_up(entry.index))
+
+    def _look_up(self, index: int) -> int:
+        assert self.go.wait(WAIT_S)
+        self.looked_up.append(index)
+        if self.fault is not None:
+            raise self.fault
+        return index
+
+    def apply(self, entry: Entry, found: Any = None) -> Outcome:
+        assert entry.index == self.applied.index + 1
+        assert found == (None if entry.index % 2 else entry.index)
+        self.applied = entry.opid
+        return Outcome()
+
+
+def _slow() -> tuple[Applier, Slow, list[int], list[Exception]]:
+    machine, told, failed = Slow(), list[int](), list[Exception]()
+    work = Applier(
+        slice_ms=4.0,
+        in_thread=asyncio.to_thread,
+        applied=lambda entry, _: told.append(entry.index),
+        failed=failed.append,
+    )
+    work.attach(machine)
+    return work, machine, told, failed
+
+
+async def test_entries_behind_one_that_is_looked_up_wait_and_the_loop_goes_on() -> None:
+    work, machine, told, failed = _slow()
+    work.add(entries(1, 3))
+    waits = asyncio.ensure_future(work.wait(6))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    work.add(entries(4, 6))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert told == [1] and work.applied_index == 1 and not waits.done()
+    machine.go.set()
+    await asyncio.wait_for(waits, WAIT_S)
+    assert told == [1, 2, 3, 4, 5, 6] and machine.looked_up == [2, 4, 6] and not failed
+
+
+async def test_what_ends_while_an_entry_is_looked_up_applies_it_no_more() -> None:
+    work, machine, told, failed = _slow()
+    work.add(entries(1, 3))
+    waits = asyncio.ensure_future(work.wait(2))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    work.stop(END)
+    machine.go.set()
+    with pytest.raises(Retryable, match="FAILED"):
+        await waits
+    assert work._lookup is not None
+    await asyncio.wait_for(work._lookup, WAIT_S)
+    assert told == [1] and machine.applied.index == 1 and not failed
+
+
+@pytest.mark.parametrize("fault", [ValueError("a bug"), Corrupt("a bad file")])
+async def test_a_lookup_that_fails_ends_applying(fault: Exception) -> None:
+    work, machine, told, failed = _slow()
+    machine.fault = fault
+    machine.go.set()
+    work.add(entries(1, 3))
+    while not failed:
+        await asyncio.sleep(0.001)
+    assert told == [1] and machine.applied.index == 1
+    assert str(fault) in str(failed[0])
+
+
+async def test_a_late_store_looks_up_in_a_thread_as_well() -> None:
+    work, machine = applier(), Slow()
+    work.committed_index = 4
+    machine.go.set()
+
+    async def read(first_index: int, bytes_max: int) -> tuple[Entry, ...]:
+        return entries(first_index, 4)
+
+    await asyncio.wait_for(work.catch_up(machine, read), WAIT_S)
+    assert machine.looked_up == [2, 4] and machine.applied.index == 4

@@ -4,6 +4,8 @@ versions of the program apply the same entry, the one so and the other so."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from stele.model.errors import Rejected
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
+from stele.tablet.lengthy import Lookup
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Outcome
 from stele.tablet.manifest import NAME as MANIFEST
@@ -36,7 +39,7 @@ OPS = list(RowOp)
 
 
 class Pair:
-    """Two stores that are given the same entries."""
+    """Two stores that are given the same entries. The first looks up at length in a thread, as a replica does."""
 
     def __init__(self, home: Path, schema: Schema) -> None:
         self.schema = schema
@@ -44,6 +47,9 @@ class Pair:
         self.stores[1].__class__ = StoreByRounds
         self.index = 0
         self.times: list[int] = []
+        self.meanwhile: Callable[[TabletStore], object] | None = (
+            None  # done to the first between lookup and apply
+        )
 
     def write(self, body: bytes, sequence: int = 0) -> Outcome:
         """Apply a block to both; what both say of it."""
@@ -55,11 +61,22 @@ class Pair:
         about = header(body, client_id=CLIENT, sequence=sequence or self.index, plain=plain)
         at = (START_US + self.index) << 12
         entry = Entry(1, self.index, EntryKind.WRITE, at, encode(about, body))
-        first, second = (store.apply(entry) for store in self.stores)
+        first, second = self._begin(entry), self.stores[1].apply(entry)
         assert first == second
         assert self.stores[0].exactly_once_checksum() == self.stores[1].exactly_once_checksum()
         self.times.append(at)
         return first
+
+    def _begin(self, entry: Entry) -> Outcome:
+        store = self.stores[0]
+        begun = store.begin(entry)
+        if not isinstance(begun, Lookup):
+            return begun
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(begun.run).result()
+        if self.meanwhile is not None:
+            self.meanwhile(store)
+        return store.apply(entry, found)
 
     def compare(self) -> None:
         """What readers see at every time, and what comes to the disk."""
@@ -124,6 +141,35 @@ def test_blocks_at_once_do_what_rounds_do(tmp_path: Path, schema: Schema, seed: 
             for store in pair.stores:
                 compact(store)
     pair.compare()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_move_to_files_between_lookup_and_apply_are_the_same_rows(
+    tmp_path: Path, seed: int
+) -> None:
+    """A flush, or a merge, ends while the entry is looked up. Its rows go to the memtable that is there by then."""
+    rng = random.Random(seed)
+    pair = Pair(tmp_path, SCHEMA)
+
+    def move(store: TabletStore) -> None:
+        applied, seen = store.applied, read(store, None)
+        flush(store) if rng.random() < 0.7 else store.begin_flush()
+        if rng.random() < 0.3:
+            compact(store)
+        assert (store.applied, read(store, None)) == (applied, seen)  # nothing of the entry is there yet
+        if rng.random() < 0.5:
+            job = store._job
+            if job is not None:
+                job.write()
+                store.finish_flush(job)
+
+    pair.meanwhile = move
+    for _ in range(15):
+        pair.write(block(rng, SCHEMA))
+    first, second = (read(store, None) for store in pair.stores)
+    assert first == second
+    again = TabletStore.open(pair.stores[0].directory, FOREVER)
+    assert again.applied <= pair.stores[0].applied
 
 
 @pytest.mark.parametrize("op", [*OPS, None], ids=[*(op.name.lower() for op in OPS), "mixed"])

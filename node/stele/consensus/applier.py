@@ -1,5 +1,7 @@
 """Applies committed entries to a state machine in order, in short slices of the event loop, and wakes who waits.
 
+What an entry needs to have looked up at length is looked up in a thread; the entries behind it wait, and the loop goes on.
+
 Owned by Replica. Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
 """
 
@@ -10,32 +12,38 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stele.model.entry import Entry
 from stele.model.errors import InvariantViolation, SteleError, ensure
+from stele.tablet.lengthy import Lookup
 
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 _READ_BYTES = 4 << 20
 
 
 class Applier:
-    """One machine's entries. `applied` is told each entry with its outcome, `failed` the error that ends it all."""
+    """One machine's entries. `applied` is told each entry with its outcome, `failed` the error that ends it all. `in_thread`
+    runs what blocks."""
 
     def __init__(
         self,
         *,
         slice_ms: float,
+        in_thread: InThread,
         applied: Callable[[Entry, Any], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._slice_s = slice_ms / 1000
+        self._in_thread = in_thread
         self._told = applied
         self._failed = failed
         self._machine: Any = None
         self._queue: deque[Entry] = deque()
-        self._scheduled = False
+        self._scheduled = False  # a slice is to come, or what it waits for
+        self._lookup: asyncio.Task[None] | None = None
         self._ended: Exception | None = None
         self._live = False
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -45,7 +53,7 @@ class Applier:
 
     @property
     def queued(self) -> int:
-        """Committed entries that wait to be applied."""
+        """Committed entries that wait to be applied, but the one that is being looked up."""
         return len(self._queue)
 
     def attach(self, machine: Any) -> None:
@@ -73,9 +81,12 @@ class Applier:
                 if entry.index > self.committed_index:
                     break
                 ensure(entry.index == self.applied_index + 1, "entries read back from the log leave a gap")
-                outcome = machine.apply(entry)
-                self.applied_index = entry.index
-                self._told(entry, outcome)
+                outcome = machine.begin(entry)
+                if isinstance(outcome, Lookup):
+                    found = await self._in_thread(outcome.run)
+                    self._refuse_ended()
+                    outcome = machine.apply(entry, found)
+                self._was_applied(entry, outcome)
                 await asyncio.sleep(0)
         self._refuse_ended()
         self._live = True
@@ -129,20 +140,46 @@ class Applier:
         try:
             while queue:
                 entry = queue.popleft()
-                outcome = machine.apply(entry)
-                self.applied_index = entry.index
-                self._told(entry, outcome)
+                outcome = machine.begin(entry)
+                if isinstance(outcome, Lookup):
+                    self._scheduled = True
+                    self._lookup = self._loop.create_task(self._look_up(entry, outcome))
+                    break
+                self._was_applied(entry, outcome)
                 if queue and time.perf_counter() >= end:
                     break
-        except SteleError as exc:
-            self._failed(exc)
-            return
         except Exception as exc:  # noqa: BLE001 - a bug in one replica must not take the node down
-            self._failed(
-                InvariantViolation(f"applying entry {self.applied_index + 1}: {exc!r}; this replica stops")
-            )
+            self._broke(exc)
             return
-        if self._queue:
+        self._go_on()
+
+    async def _look_up(self, entry: Entry, lookup: Lookup) -> None:
+        """Apply an entry that has to be looked up first, then those behind it."""
+        try:
+            found = await self._in_thread(lookup.run)
+            if self._ended is not None:
+                return
+            self._was_applied(entry, self._machine.apply(entry, found))
+        except Exception as exc:  # noqa: BLE001 - as above
+            if self._ended is None:
+                self._broke(exc)
+            return
+        self._scheduled = False
+        self._go_on()
+
+    def _was_applied(self, entry: Entry, outcome: Any) -> None:
+        self.applied_index = entry.index
+        self._told(entry, outcome)
+
+    def _broke(self, error: Exception) -> None:
+        if not isinstance(error, SteleError):
+            error = InvariantViolation(
+                f"applying entry {self.applied_index + 1}: {error!r}; this replica stops"
+            )
+        self._failed(error)
+
+    def _go_on(self) -> None:
+        if self._queue and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._slice)
         if self._waiters:

@@ -85,6 +85,7 @@ class Replica(MemberPart):
         self.machine = machine
         self._applier = Applier(
             slice_ms=self.options.apply_slice_ms,
+            in_thread=self.host.in_thread,
             applied=self._entry_applied,
             failed=self._failed,
         )

@@ -151,6 +151,14 @@ def of_schema(data: bytes | memoryview, schema: Schema) -> bool:
     return bool(data[0] == VERSION and HEADER.unpack_from(data)[4] == schema.version)
 
 
+def size_told(data: bytes | memoryview) -> tuple[int, int]:
+    """How many rows and columns a block says it has; 0 where it has no header."""
+    if len(data) < HEADER.size:
+        return 0, 0
+    _, _, _, _, _, rows, columns, _ = HEADER.unpack_from(data)
+    return rows, columns
+
+
 def plain_rows(data: bytes | memoryview) -> int:
     """How many rows a block of upserts says it has, where its leader said that it is plain.
 

@@ -19,7 +19,7 @@ U64 = npt.NDArray[np.uint64]
 class Chunk:
     """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
 
-    __slots__ = ("_keys", "_schema", "batch", "deleted", "rows", "start", "times")
+    __slots__ = ("_keys", "_nbytes", "_schema", "batch", "deleted", "rows", "start", "times")
 
     def __init__(
         self, start: int, batch: pa.RecordBatch, times: int | U64, deleted: Mask | None, schema: Schema
@@ -31,6 +31,14 @@ class Chunk:
         self.deleted = deleted
         self._schema = schema
         self._keys: pa.BinaryArray | None = None
+        self._nbytes = -1
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows take. Asked once of Arrow, which looks at every buffer: that is most of a small write to 300 columns."""
+        if self._nbytes < 0:
+            self._nbytes = self.batch.nbytes
+        return self._nbytes
 
     @property
     def keys(self) -> pa.BinaryArray:

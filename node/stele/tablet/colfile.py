@@ -34,6 +34,7 @@ from stele.tablet.colformat import (
     read_footer,
 )
 from stele.tablet.files import translate
+from stele.tablet.lengthy import Lengthy
 from stele.tablet.reading import read_at, sum_at
 from stele.tablet.runs import KeyList, Mask, Positions, Run, lower_bound
 
@@ -84,12 +85,14 @@ class ColumnFile:
     def _damaged(self, what: str) -> Corrupt:
         return damaged(self.name, what)
 
-    def _part(self, part: int, group: int) -> npt.NDArray[np.uint8] | None:
+    def _part(self, part: int, group: int, *, brief: bool = False) -> npt.NDArray[np.uint8] | None:
         found = self._parts.get((part, group))
         if found is None:
             return None
         offset, length, _ = found
         if (part, group) not in self._verified:
+            if brief:
+                raise Lengthy  # all of it has to be read
             self._check((part, group))
             self._verified.add((part, group))
         return self._bytes[offset : offset + length]
@@ -130,9 +133,9 @@ class ColumnFile:
         except OSError as exc:
             raise translate(exc, f"reading {self.name}") from exc
 
-    def keys(self, group: int) -> pa.BinaryArray:
-        """Encoded keys of a group, ascending."""
-        data = self._part(PART_KEYS, group)
+    def keys(self, group: int, *, brief: bool = False) -> pa.BinaryArray:
+        """Encoded keys of a group, ascending. Raises Lengthy if `brief` and not read yet."""
+        data = self._part(PART_KEYS, group, brief=brief)
         if data is None:
             raise self._damaged(f"group {group} has no keys")
         return _array(data, KEY_SCHEMA)
@@ -144,9 +147,9 @@ class ColumnFile:
             raise self._damaged(f"group {group} has no timestamps")
         return data.view("<u8")
 
-    def deleted(self, group: int) -> Mask | None:
-        """Delete marks of a group; None if it has none."""
-        data = self._part(PART_DELETED, group)
+    def deleted(self, group: int, *, brief: bool = False) -> Mask | None:
+        """Delete marks of a group; None if it has none. Raises Lengthy if `brief` and not read yet."""
+        data = self._part(PART_DELETED, group, brief=brief)
         if data is None:
             return None
         return np.unpackbits(data, count=self.groups[group][0], bitorder="little").astype(bool)
@@ -212,19 +215,20 @@ class ColumnFile:
                     rows[candidates[at]] = place
         return groups, rows
 
-    def find_one(self, key: bytes, hash_: int) -> tuple[int, int] | None:
-        """(group, row) of the newest version of one key, None if the file does not have it."""
+    def find_one(self, key: bytes, hash_: int, *, brief: bool = False) -> tuple[int, int] | None:
+        """(group, row) of the newest version of one key, None if the file does not have it. Raises Lengthy if `brief` and what
+        tells it was not read yet."""
         if not self.groups or key < self.first_keys[0] or key > self.last_key:
             return None
         if self._bloom_words is None:
-            data = self._part(PART_BLOOM, 0)
+            data = self._part(PART_BLOOM, 0, brief=brief)
             if data is None:
                 raise self._damaged("no bloom filter")
             self._bloom_words = data.view("<u4").data
         if not bloom.may_hold_one(self._bloom_words, hash_):
             return None
         group = bisect.bisect_right(self.first_keys, key) - 1
-        keys = self.keys(group)
+        keys = self.keys(group, brief=brief)
         row = bisect.bisect_left(KeyList(keys), key)
         return (group, row) if row < len(keys) and keys[row].as_py() == key else None
 

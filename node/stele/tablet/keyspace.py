@@ -28,6 +28,7 @@ from stele.tablet import keyfile
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
+from stele.tablet.lengthy import Lookup
 from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 from stele.tablet.progress import Progress
@@ -309,7 +310,11 @@ class KeySpace:
 
     # --- applying --------------------------------------------------------------------------------------------------
 
-    def apply(self, entry: Entry) -> Outcome:
+    def begin(self, entry: Entry) -> Outcome | Lookup:
+        """See StateMachine. Nothing here takes long."""
+        return self.apply(entry)
+
+    def apply(self, entry: Entry, found: Any = None) -> Outcome:
         """See StateMachine. The outcome's `value` is the present value where INSERT, CAS, CHECK or DELETE found it to
         be in the way."""
         self._progress.advance(entry)

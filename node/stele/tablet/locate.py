@@ -7,7 +7,6 @@ Invariant: places found by a `StoreRows` are good for that `StoreRows` only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,53 +15,57 @@ from stele.model.errors import ensure
 from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
+from stele.tablet.lengthy import Lengthy
 from stele.tablet.memtable import MemTable
-from stele.tablet.runs import Mask, Positions, concat_batches
+from stele.tablet.runs import Positions, concat_batches
 from stele.tablet.writing import U64, Located
 
 _FIRST_FILE = 2  # sources 0 and 1 are memory
 
 
 class StoreRows:
-    """One state of a store: its memtables and its files, newest first."""
+    """One state of a store: its memtables and its files, newest first. `brief`: what would take longer than a few ms raises
+    Lengthy instead, before it is begun."""
 
-    __slots__ = ("active", "files", "frozen", "schema")
+    __slots__ = ("_brief", "active", "files", "frozen", "schema")
 
     def __init__(
-        self, schema: Schema, active: MemTable, frozen: MemTable | None, files: Sequence[ColumnFile]
+        self,
+        schema: Schema,
+        active: MemTable,
+        frozen: MemTable | None,
+        files: Sequence[ColumnFile],
+        *,
+        brief: bool = False,
     ) -> None:
         self.schema = schema
         self.active = active
         self.frozen = frozen
         self.files = files
-
-    def put(self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size: int, keys: Any) -> None:
-        """See stele.tablet.writing.Rows."""
-        active = self.active
-        if keys is None or isinstance(keys, list):
-            active.append(batch, time, deleted, size, keys)
-        else:
-            active.append_keyed(batch, time, deleted, size, keys)
+        self._brief = brief
 
     def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
         """See stele.tablet.writing.Rows."""
+        brief = self._brief
         for source, table in enumerate((self.active, self.frozen)):
             if table is not None and table.rows:
-                found = table.newest_small(key)
+                found = table.newest_small(key, brief=brief)
                 if found is not None:
                     return source, found[0], not found[1]
         if self.files:
             hash_ = hash_bytes(key)
             for at, file in enumerate(self.files):
-                place = file.find_one(key, hash_)
+                place = file.find_one(key, hash_, brief=brief)
                 if place is not None:
                     group, row = place
-                    deleted = file.deleted(group)
+                    deleted = file.deleted(group, brief=brief)
                     return _FIRST_FILE + at, (group << 32) | row, deleted is None or not deleted[row]
         return None
 
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
         """See stele.tablet.writing.Rows."""
+        if self._brief:
+            raise Lengthy
         found = Located(np.full(len(keys), -1), np.zeros(len(keys), np.int64), np.zeros(len(keys), bool))
         left = np.arange(len(keys))
         for source, table in enumerate((self.active, self.frozen)):
@@ -106,6 +109,8 @@ class StoreRows:
     def fetch(self, located: Located) -> pa.RecordBatch:
         """See stele.tablet.writing.Rows."""
         schema = self.schema
+        if self._brief and int(located.source.max()) >= _FIRST_FILE:
+            raise Lengthy
         parts = []
         for source in np.unique(located.source).tolist():
             members = np.flatnonzero(located.source == source)

@@ -2,8 +2,8 @@
 
 Invariant: the state after applying entries 1..n depends on those entries alone, so replicas agree byte for byte.
 
-Threads: `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, `checkpoint`, `verify`
-and views may run on any other meanwhile.
+Threads: `begin`, `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, lookups, `checkpoint`,
+`verify` and views may run on any other meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
 from stele.model.record import record
 from stele.model.writeop import WriteHeader
+from stele.tablet.lengthy import Lookup
 
 
 @record
@@ -108,8 +109,15 @@ class StateMachine(Protocol):
     def knows_client(self, client_id: bytes) -> bool:
         """Whether it has applied a write under this client id, and not forgotten it."""
 
-    def apply(self, entry: Entry) -> Outcome:
-        """Apply the next committed entry, whatever its kind. An outcome follows from the entry and the state by rules that
+    def begin(self, entry: Entry) -> Outcome | Lookup:
+        """As `apply`, for an event loop: it takes a few milliseconds at most. A lookup: nothing was applied yet. Its owner runs
+        it in a thread, and gives what it found to `apply`, with the same entry and no other before it.
+
+        Raises: as `apply`.
+        """
+
+    def apply(self, entry: Entry, found: Any = None) -> Outcome:
+        """Apply the next committed entry, whatever its kind. `found`: what `begin`'s lookup gave; without it this may block. An outcome follows from the entry and the state by rules that
         never change: what this program cannot read, another one may have done, so it is none.
 
         Once it has raised, the state is neither with nor without the entry: it must be asked and flushed no more.

@@ -31,12 +31,16 @@ from stele.model.layout import layout_of
 from stele.model.schema import Schema
 from stele.tablet.chunk import U64, Chunk
 from stele.tablet.hash_index import HashIndex
+from stele.tablet.lengthy import Lengthy
 from stele.tablet.order import SharedOrder, SortedRows
 from stele.tablet.runs import Mask, Positions, Run, concat_batches
 
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
 _COALESCE = 64
+_WIDE_COLUMNS = 100
+"""From so many on a row costs its columns, and less is done at a time."""
+_COALESCE_WIDE = 8
 _WAITING_BYTES_MAX = 1 << 20
 """As they are counted: some 2,000 rows or 350 blocks. Then they are decoded, so that whoever reads need not wait for long."""
 _WAITING_APART_BYTES_MAX = 1 << 18
@@ -46,6 +50,9 @@ _JOINED_MIN = 32
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
 """More gains nothing, and an array of Arrow's holds 2 GiB."""
+_BRIEF_ROWS_MAX = 4_096
+"""Indexed in about 2 ms."""
+_INDEX_PIECE_ROWS = 65_536
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
 
@@ -71,7 +78,10 @@ class MemTable:
         self._small_tail = 0
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0  # as counted in `bytes`
-        self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else _WAITING_BYTES_MAX
+        wide = len(schema.columns) >= _WIDE_COLUMNS
+        self._coalesce_at = _COALESCE_WIDE if wide else _COALESCE
+        self._waiting_joined_max = _WAITING_BYTES_MAX // 4 if wide else _WAITING_BYTES_MAX
+        self._waiting_max = _WAITING_APART_BYTES_MAX if self.layout is None else self._waiting_joined_max
         self._waiting_lock = threading.Lock()
         self._big_end = 0
         self._index = HashIndex()
@@ -94,7 +104,7 @@ class MemTable:
         with self._waiting_lock:
             self._decode_waiting()
             chunk = Chunk(self.rows, batch, time, deleted, self.schema)
-            self.bytes += max(size_bytes, batch.nbytes) + _CHUNK_OVERHEAD_BYTES
+            self.bytes += max(size_bytes, chunk.nbytes) + _CHUNK_OVERHEAD_BYTES
             if keys is None:
                 self.chunks.append(chunk)
                 self.rows += chunk.rows
@@ -106,8 +116,8 @@ class MemTable:
             self.chunks.append(chunk)
             self.rows += chunk.rows
             self._small_tail += 1
-            if self._small_tail == _COALESCE:
-                self._coalesce(_COALESCE)
+            if self._small_tail >= self._coalesce_at:
+                self._coalesce(self._small_tail)
 
     def append_plain(self, block: memoryview, time: int, size_bytes: int) -> None:
         """Add the rows of a vetted plain block; a small one is decoded later.
@@ -142,13 +152,13 @@ class MemTable:
             return
         start = self.rows - sum(rows for _, rows, _ in waiting)
         chunks = self._joined_chunk(waiting, start)
-        self._waiting_max = _WAITING_BYTES_MAX if chunks else _WAITING_APART_BYTES_MAX
+        self._waiting_max = self._waiting_joined_max if chunks else _WAITING_APART_BYTES_MAX
         if not chunks:
             chunks = self._read_chunks(waiting, start)
         keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
         for chunk, listed in zip(chunks, keys):
             self._index_small(chunk, listed)
-        unseen = sum(c.batch.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
+        unseen = sum(c.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
         self.bytes += max(0, unseen) - (len(waiting) - len(chunks)) * _CHUNK_OVERHEAD_BYTES
         self.chunks += chunks
         self._waiting, self._waiting_bytes = [], 0
@@ -204,7 +214,7 @@ class MemTable:
         chunks = self.chunks
         at = len(chunks) - last
         rows = sum(c.rows for c in chunks[at:])
-        size = sum(c.batch.nbytes for c in chunks[at:])
+        size = sum(c.nbytes for c in chunks[at:])
         self._small_tail = 0
         if size > _COALESCED_BYTES_MAX:
             return
@@ -213,7 +223,7 @@ class MemTable:
             and chunks[at - 1].start >= self._big_end
             and chunks[at - 1].rows <= rows <= _COALESCED_ROWS_MAX
         ):
-            size += chunks[at - 1].batch.nbytes
+            size += chunks[at - 1].nbytes
             if size > _COALESCED_BYTES_MAX:
                 break
             at -= 1
@@ -226,20 +236,28 @@ class MemTable:
 
     # --- finding ---------------------------------------------------------------------------------------------------
 
-    def newest_small(self, key: bytes) -> tuple[int, bool] | None:
-        """(ordinal, deleted) of the newest version of one key, None if it is not here."""
+    def newest_small(self, key: bytes, *, brief: bool = False) -> tuple[int, bool] | None:
+        """(ordinal, deleted) of the newest version of one key, None if it is not here. Raises Lengthy if `brief` and many rows
+        are still to be indexed."""
         self._decode()
         found = self._small.get(key)
         best = None if found is None else (found >> 1, bool(found & 1))
         if self._big_end:
-            with self._lock:
+            if brief and self._big_end - self._index.end > _BRIEF_ROWS_MAX:
+                raise Lengthy
+            if not self._lock.acquire(blocking=not brief):
+                raise Lengthy  # a reader indexes, perhaps many rows
+            try:
                 self._ensure_index(self._big_end)
-                for ordinal in self._index.candidates(hash_bytes(key)):
-                    if best is not None and ordinal <= best[0]:
-                        break
-                    chunk, row = self._at(self.chunks, ordinal)
-                    if chunk.keys[row].as_py() == key:
-                        return ordinal, chunk.deleted is not None and bool(chunk.deleted[row])
+                candidates = self._index.candidates(hash_bytes(key))
+            finally:
+                self._lock.release()
+            for ordinal in candidates:
+                if best is not None and ordinal <= best[0]:
+                    break
+                chunk, row = self._at(self.chunks, ordinal)
+                if chunk.keys[row].as_py() == key:
+                    return ordinal, chunk.deleted is not None and bool(chunk.deleted[row])
         return best
 
     def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
@@ -299,17 +317,26 @@ class MemTable:
         return chunk, ordinal - chunk.start
 
     def _ensure_index(self, end: int) -> None:
-        """Index all rows below `end`; the lock is held."""
+        """Index all rows below `end`, in pieces: other threads wait while one makes something of many rows. The lock is
+        held."""
         done = self._index.end
         if done >= end:
             return
-        keys = [
-            c.keys.slice(max(0, done - c.start))
-            for c in self.chunks
-            if c.start < end and c.start + c.rows > done
-        ]
-        joined = pa.concat_arrays(keys) if len(keys) > 1 else keys[0]
-        self._index.add(hash_binary(joined))
+        piece: list[pa.BinaryArray] = []
+        rows = 0
+        for chunk in self.chunks:
+            if chunk.start >= end or chunk.start + chunk.rows <= done:
+                continue
+            piece.append(chunk.keys.slice(max(0, done - chunk.start)))
+            rows += len(piece[-1])
+            if rows >= _INDEX_PIECE_ROWS:
+                self._index_keys(piece)
+                piece, rows = [], 0
+        if piece:
+            self._index_keys(piece)
+
+    def _index_keys(self, keys: Sequence[pa.BinaryArray]) -> None:
+        self._index.add(hash_binary(pa.concat_arrays(keys) if len(keys) > 1 else keys[0]))
 
     # --- reading (any thread) --------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.apply;
-writes only to the memtable. What a block may be is told in vetting.py.
+"""What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.py; changes
+nothing, so it may run on any thread. What a block may be is told in vetting.py.
 
 A small block goes row by row through dicts; a big one by columns, and as if each row saw what those before it did.
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.block import DELETES, UPDATES, Block, RowError, RowOp
-from stele.model.errors import Code
+from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
@@ -58,12 +58,30 @@ class Rows(Protocol):
     def fetch(self, located: Located) -> pa.RecordBatch:
         """The rows at these places, all columns, in this order."""
 
-    def put(self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size: int, keys: object) -> None:
-        """Add rows; `keys` a list of bytes for a small block, an encoded array or None for a big one."""
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Rows to add. `deleted`: which of them are deletes, None for none; `size_bytes`: what they are counted as; `keys`: a list
+    for a small block, an encoded array or None for a big one."""
+
+    batch: pa.RecordBatch
+    deleted: Mask | None
+    size_bytes: int
+    keys: list[bytes] | pa.BinaryArray | None
 
 
-def write_block(store: Rows, block: Block, time: int, size_bytes: int) -> tuple[RowError, ...]:
-    """Write the rows of a block that are not at fault; the faults of the others, by row."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a block does: the rows to add, in this order, and the faults of the others, by row. `refused`: why it does nothing
+    at all."""
+
+    puts: tuple[Put, ...] = ()
+    errors: tuple[RowError, ...] = ()
+    refused: Rejected | None = None
+
+
+def plan_block(store: Rows, block: Block, size_bytes: int) -> Plan:
+    """What the rows of a block do that are not at fault, and the faults of the others."""
     errors = null_faults(block, store.schema)
     batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
@@ -73,14 +91,13 @@ def write_block(store: Rows, block: Block, time: int, size_bytes: int) -> tuple[
         batch = batch.take(pa.array(rows))
         ops = None if ops is None else ops[rows]
     if len(rows) == 0:
-        return tuple(errors)
-    if len(rows) <= SMALL_ROWS:
-        found = _small(store, block, batch, rows, ops, time, size_bytes)
-    else:
-        found = _big(store, block, batch, rows, ops, time, size_bytes)
+        return Plan((), tuple(errors))
+    puts: list[Put] = []
+    plan = _small if len(rows) <= SMALL_ROWS else _big
+    found = plan(store, block, batch, rows, ops, size_bytes, puts)
     if found or errors:
-        return tuple(sorted((*errors, *found), key=lambda e: e.row))
-    return ()
+        return Plan(tuple(puts), tuple(sorted((*errors, *found), key=lambda e: e.row)))
+    return Plan(tuple(puts))
 
 
 def _verdict(op: int, present: bool) -> tuple[bool, Code | None]:
@@ -110,17 +127,20 @@ def _small(
     batch: pa.RecordBatch,
     rows: Positions,
     ops: npt.NDArray[np.uint8] | None,
-    time: int,
     size_bytes: int,
+    puts: list[Put],
 ) -> list[RowError]:
     keys = key_bytes.key_list(key_columns(batch, store.schema))
     errors: list[RowError] = []
     taken: list[int] = []
-    taken_keys: list[bytes] = []
     gone: list[bool] = []
     state: dict[bytes, bool] = {}
     partial = len(block.column_ids) != len(store.schema.columns)
-    changed: dict[bytes, int] = {}
+    places: dict[
+        bytes, tuple[int, int, bool]
+    ] = {}  # of keys whose row in the store no row of this block replaced
+    stored: list[int] = []
+    stored_at: list[tuple[int, int, bool]] = []
     for at, key in enumerate(keys):
         op = int(block.op) if block.op is not None else int(ops[at])  # type: ignore[index]
         if len(key) > key_bytes.KEY_BYTES_MAX:
@@ -131,55 +151,52 @@ def _small(
             if present is None:
                 found = store.locate_one(key)
                 present = found is not None and found[2]
+                if found is not None:
+                    places[key] = found
             write, code = _verdict(op, present)
             if code is not None:
                 errors.append(_error(int(rows[at]), code))
             if not write:
                 continue
-            if op in UPDATES and partial:
-                batch = _merge_one(store, block, batch, at, key, changed)
-                changed[key] = at
         if op not in UPDATES:
-            changed[key] = at
+            places.pop(key, None)
+        elif partial and key in places:
+            stored.append(at)
+            stored_at.append(places[key])
         deleted = op in DELETES
         state[key] = not deleted
         taken.append(at)
-        taken_keys.append(key)
         gone.append(deleted)
     if not taken:
         return errors
+    if stored:
+        source, place, live = zip(*stored_at)
+        old = store.fetch(Located(np.array(source), np.array(place), np.array(live)))
+        batch = _overlay(block, batch, np.array(stored), old, store.schema)
+    taken_keys = [keys[at] for at in taken]
     if len(taken) < len(keys):
         batch = batch.take(pa.array(taken))
-    store.put(batch, time, np.array(gone) if any(gone) else None, size_bytes, taken_keys)
+    puts.append(Put(batch, np.array(gone) if any(gone) else None, size_bytes, taken_keys))
     return errors
-
-
-def _merge_one(
-    store: Rows, block: Block, batch: pa.RecordBatch, at: int, key: bytes, changed: dict[bytes, int]
-) -> pa.RecordBatch:
-    """`batch` with row `at`, a partial update, made whole from the row it changes."""
-    earlier = changed.get(key)
-    if earlier is not None:
-        old = batch.slice(earlier, 1)
-    else:
-        source, place, _ = store.locate_one(key) or (-1, -1, False)
-        old = store.fetch(Located(np.array([source]), np.array([place]), np.ones(1, bool)))
-    return _overlay(block, batch, np.array([at]), old, store.schema)
 
 
 def _overlay(
     block: Block, batch: pa.RecordBatch, at: Positions, old: pa.RecordBatch, schema: Schema
 ) -> pa.RecordBatch:
-    """`batch` where rows `at` take the columns that the block lacks from `old`, which has one row for each."""
+    """`batch` where rows `at`, rising, take the columns that the block lacks from `old`, which has one row for each."""
     given = set(block.column_ids)
+    every = len(at) == batch.num_rows
     index = np.arange(batch.num_rows)
     index[at] = batch.num_rows + np.arange(len(at))
     indices = pa.array(index)
     arrays = []
     for position, column in enumerate(schema.columns):
-        array = batch.column(position)
-        if int(column.id) not in given:
-            array = pa.concat_arrays([array, old.column(position)]).take(indices)
+        if int(column.id) in given:
+            array = batch.column(position)
+        elif every:
+            array = old.column(position)
+        else:
+            array = pa.concat_arrays([batch.column(position), old.column(position)]).take(indices)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
@@ -190,15 +207,15 @@ def _big(
     batch: pa.RecordBatch,
     rows: Positions,
     ops: npt.NDArray[np.uint8] | None,
-    time: int,
     size_bytes: int,
+    puts: list[Put],
 ) -> list[RowError]:
     variable = any(
         pa.types.is_string(a.type) or pa.types.is_binary(a.type) for a in key_columns(batch, store.schema)
     )
     unchecked = all_unchecked(block.op, ops)
     if unchecked and not variable:
-        store.put(batch, time, _deletes(block, ops, len(rows)), size_bytes, None)
+        puts.append(Put(batch, _deletes(block, ops, len(rows)), size_bytes, None))
         return []
     keys = key_bytes.encode_keys(batch, store.schema)
     errors: list[RowError] = []
@@ -212,7 +229,7 @@ def _big(
         if not len(rows):
             return errors
     if unchecked:
-        store.put(batch, time, _deletes(block, ops, len(rows)), size_bytes, keys)
+        puts.append(Put(batch, _deletes(block, ops, len(rows)), size_bytes, keys))
         return errors
     hashes = hash_binary(keys)
     each = np.full(len(rows), int(block.op or 0), np.uint8) if ops is None else ops
@@ -220,7 +237,7 @@ def _big(
     errors += [_error(row, Code.ALREADY_PRESENT) for row in rows[found.present].tolist()]
     errors += [_error(row, Code.NOT_FOUND) for row in rows[found.absent].tolist()]
     if len(found.rows):
-        _put(store, block, batch, found, each, keys, time, size_bytes)
+        _put(store, block, batch, found, each, keys, size_bytes, puts)
     return errors
 
 
@@ -231,10 +248,10 @@ def _put(
     found: _Checked,
     each: npt.NDArray[np.uint8],
     keys: pa.BinaryArray,
-    time: int,
     size_bytes: int,
+    puts: list[Put],
 ) -> None:
-    """Write what is left of each key. The rows that small updates change may be more than an array holds: then by halves."""
+    """Put what is left of each key. The rows that small updates change may be more than an array holds: then by halves."""
     every = len(found.rows) == batch.num_rows
     whole = batch if every else batch.take(pa.array(found.rows))
     if len(found.stored):
@@ -244,12 +261,12 @@ def _put(
             if len(found.rows) == 1:
                 raise
             for half in found.halves():
-                _put(store, block, batch, half, each, keys, time, size_bytes)
+                _put(store, block, batch, half, each, keys, size_bytes, puts)
             return
     if not every:
         keys, size_bytes = keys.take(pa.array(found.rows)), whole.nbytes
     deleted = each[found.rows] >= RowOp.DELETE
-    store.put(whole, time, deleted if deleted.any() else None, size_bytes, keys)
+    puts.append(Put(whole, deleted if deleted.any() else None, size_bytes, keys))
 
 
 def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask | None:

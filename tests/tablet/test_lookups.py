@@ -1,0 +1,116 @@
+"""What a write takes of its owner's thread: what is long is looked up elsewhere, and small updates are read at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.model.block import RowOp, encode_block
+from stele.model.errors import Corrupt
+from stele.model.schema import Schema
+from stele.tablet.lengthy import Lookup
+from stele.tablet.locate import StoreRows
+from stele.tablet.store import TabletStore
+from stele.tablet.writing import Located
+from tests.tablet.twin import FOREVER, flush, new_store, rows_of, write_entry
+
+WIDE = Schema.make([("k", "int64"), *((f"c{n}", "int64", True) for n in range(300))], ["k"])
+NARROW = Schema.make([("k", "int64"), ("v", "int64", True), ("w", "int64", True)], ["k"])
+
+
+def _block(schema: Schema, op: RowOp, keys: Any, value: int, columns: int = 0) -> bytes:
+    """Rows with these keys and one value in `columns` columns beside it, 0 for all."""
+    taken = schema.columns[: 1 + columns] if columns else schema.columns
+    ids = [int(c.id) for c in taken]
+    values = pa.array(np.full(len(keys), value), pa.int64())
+    arrays = [pa.array(keys, pa.int64()), *([values] * (len(taken) - 1))]
+    return encode_block(op, ids, pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow(ids)), 1)
+
+
+def all_rows(store: TabletStore) -> list[dict[str, Any]]:
+    with store.view() as view:
+        return rows_of(view.scan())
+
+
+def _apply(store: TabletStore, index: int, body: bytes) -> bool:
+    """Apply a block as a replica does; whether it had to be looked up in a thread."""
+    entry = write_entry(index, body, plain=False)
+    begun = store.begin(entry)
+    if not isinstance(begun, Lookup):
+        return False
+    assert store.applied.index == index - 1
+    store.apply(entry, begun.run())
+    assert store.applied.index == index
+    return True
+
+
+def test_small_updates_of_wide_rows_read_the_old_rows_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 rows of 300 columns were read and written 32 times over: that held the event loop for 423 ms."""
+    store = new_store(tmp_path / "t", FOREVER, WIDE)
+    _apply(store, 1, _block(WIDE, RowOp.UPSERT, range(40), 1))
+    fetched: list[int] = []
+    fetch = StoreRows.fetch
+
+    def counted(self: StoreRows, located: Located) -> pa.RecordBatch:
+        fetched.append(len(located.place))
+        return fetch(self, located)
+
+    monkeypatch.setattr(StoreRows, "fetch", counted)
+    assert _apply(store, 2, _block(WIDE, RowOp.UPDATE, range(32), 2, columns=1))
+    flush(store)
+    assert _apply(store, 3, _block(WIDE, RowOp.UPDATE, range(8, 40), 3, columns=1))
+    assert fetched == [32, 32]
+    rows = {r["k"]: (r["c0"], r["c1"], r["c299"]) for r in all_rows(store)}
+    assert rows == {k: (2 if k < 8 else 3, 1, 1) for k in range(40)}
+
+
+def test_what_a_file_tells_is_read_in_a_thread_first_and_known_then(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    _apply(store, 1, _block(NARROW, RowOp.UPSERT, range(0, 2000, 2), 1))
+    flush(store)
+    store = TabletStore.open(tmp_path / "t", FOREVER)
+    assert _apply(store, 2, _block(NARROW, RowOp.INSERT_IGNORE, [1000], 9))  # bloom filter and keys are read
+    assert not _apply(store, 3, _block(NARROW, RowOp.INSERT_IGNORE, [1002, 1004], 9))
+    assert not _apply(store, 4, _block(NARROW, RowOp.INSERT, [1001], 9))
+    assert _apply(store, 5, _block(NARROW, RowOp.UPDATE, [1006], 9, columns=1))  # columns are read
+    assert _apply(store, 6, _block(NARROW, RowOp.INSERT_IGNORE, range(0, 2000, 10), 9))  # many rows
+    changed = {r["k"]: r["v"] for r in all_rows(store) if r["v"] != 1}
+    assert changed == {1001: 9, 1006: 9}
+
+
+def test_rows_of_a_load_are_indexed_in_a_thread(tmp_path: Path) -> None:
+    """The first insert behind a load of two million rows held the loop for a second."""
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    _apply(store, 1, _block(NARROW, RowOp.UPSERT, range(10_000), 1))
+    assert _apply(store, 2, _block(NARROW, RowOp.INSERT_IGNORE, [5_000], 9))
+    assert not _apply(store, 3, _block(NARROW, RowOp.INSERT_IGNORE, [5_001], 9))
+    assert {r["v"] for r in all_rows(store)} == {1}
+
+
+def test_upserts_and_their_like_are_never_looked_up(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    body = _block(NARROW, RowOp.UPSERT, range(10_000), 1)
+    assert not isinstance(store.begin(write_entry(1, body, plain=store.vet(body))), Lookup)
+
+
+def test_damage_that_a_lookup_finds_is_told_where_the_entry_is_applied(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    _apply(store, 1, _block(NARROW, RowOp.UPSERT, range(2000), 1))
+    flush(store)
+    [path] = (tmp_path / "t").glob("rows-*")
+    data = bytearray(path.read_bytes())
+    data[100:200] = bytes(100)
+    path.write_bytes(data)
+    store = TabletStore.open(tmp_path / "t", FOREVER)
+    entry = write_entry(2, _block(NARROW, RowOp.INSERT_IGNORE, range(100), 9), plain=False)
+    begun = store.begin(entry)
+    assert isinstance(begun, Lookup)
+    found = begun.run()
+    with pytest.raises(Corrupt, match="damaged"):
+        store.apply(entry, found)
