@@ -13,7 +13,7 @@ from stele.consensus.replica import Replica
 from stele.consensus.timestamps import encode_ceiling
 from stele.model.bounds import TERM_JUMP_MAX, TERM_MAX, UNCOMMITTED_AHEAD_MAX_US
 from stele.model.clock import from_physical_us
-from stele.model.config import Configuration, encode_configuration
+from stele.model.config import Configuration, MemberType, encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, new_id
 from stele.raft import RaftCore, RaftOptions
@@ -91,6 +91,12 @@ HOSTILE = [
     ("time", update(entry(time=HUGE))),
     ("time", update(entry(EntryKind.NOOP, time=HUGE))),
     ("configuration", update(configuration(Configuration(4, ())))),
+    (
+        "configuration",
+        update(
+            configuration(Configuration(4, (replace(CONFIG.peers[0], member_type=MemberType.NON_VOTER),)))
+        ),
+    ),
     ("configuration", update(entry(EntryKind.CONFIG, b""))),
     ("configuration", update(entry(EntryKind.CONFIG, b"\x01[4,"))),
     ("configuration", update(configuration(Configuration(HUGE, CONFIG.peers)))),

@@ -10,8 +10,10 @@ import pytest
 
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.copy_target import TabletCopy
+from stele.consensus.offer import refuse_beyond, refuse_offer
 from stele.model.bounds import COPY_FILES_MAX, TERM_JUMP_MAX
 from stele.model.config import Configuration
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OpId, ReplicaId, TabletId
 from tests.consensus.cluster import Group, TestNode, rows, wait_until
 from tests.consensus.conftest import MakeGroup
@@ -141,3 +143,22 @@ async def test_a_sound_offer_is_taken(group_of: MakeGroup) -> None:
     assert copy is not None
     await installed(copy)
     await wait_until(lambda: nodes[1].replicas.current(group.tablet_id) is not None)
+
+
+async def test_a_checkpoint_older_than_was_asked_for_is_refused(group_of: MakeGroup) -> None:
+    """A witness has voted for entries above it, and dropped what lies below its start."""
+    group, nodes = await group_of(1)
+    await group.write(rows(range(3)))
+    session = await DirectSource(nodes[0]).begin(group.tablet_id, ReplicaId(2), OpId(0, 0))
+    at = session.checkpoint
+    refuse_offer(session, at_least=at, caller_term=at.term)
+    with pytest.raises(Rejected, match="or later was asked for"):
+        refuse_offer(session, at_least=OpId(at.term, at.index + 1), caller_term=at.term)
+    await nodes[0].sessions.end(session.session_id)
+
+
+def test_files_are_refused_that_the_disk_has_no_room_for() -> None:
+    refuse_beyond(10, 10)
+    with pytest.raises(Retryable, match="has room for 10") as refused:
+        refuse_beyond(11, 10)
+    assert refused.value.code is Code.DISK_FULL
