@@ -6,6 +6,7 @@ Invariant: what is told as committed is committed, in this replica's own knowled
 from __future__ import annotations
 
 from stele.consensus.replica_base import ReplicaBase
+from stele.model.bounds import cut
 from stele.model.ids import OPID_NONE
 from stele.raft.effects import Role
 from stele.raft.status import PeerState
@@ -31,7 +32,7 @@ def replica_status(replica: ReplicaBase) -> common_pb2.ReplicaStatusPB:
         data_state=common_pb2.DataStatePB.ValueType(int(superblock.data_state)),
         role=_ROLES[replica.role],
         term=replica.term,
-        error=replica.error,
+        error=cut(replica.error),
         table_id=id_to_pb(superblock.table_id),
         tablet_incarnation=superblock.tablet_incarnation,
     )

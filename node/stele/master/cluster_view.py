@@ -13,6 +13,8 @@ from stele.master.catalog import Catalog
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
+from stele.master.told import bound_registration
+from stele.model.bounds import HOLDER_CHARS_MAX, NODE_NAME_CHARS_MAX, PLACE_CHARS_MAX, WALL_US_MAX, cut
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
@@ -105,7 +107,11 @@ def _sorted(records: dict[str, T]) -> list[T]:
 
 def claim_to_pb(claim: ClaimRecord) -> master_pb2.DriverClaimPB:
     """The driver claim as a message."""
-    return master_pb2.DriverClaimPB(holder=claim.holder, epoch=claim.epoch, expires_us=claim.expires_us)
+    return master_pb2.DriverClaimPB(
+        holder=cut(claim.holder, HOLDER_CHARS_MAX),
+        epoch=claim.epoch,
+        expires_us=min(claim.expires_us, WALL_US_MAX),
+    )
 
 
 def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
@@ -115,12 +121,12 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
         replica_id=intent.replica_id,
         source_node=id_to_pb(intent.source_node),
         target_node=id_to_pb(intent.target_node),
-        expires_us=intent.expires_us,
+        expires_us=min(intent.expires_us, WALL_US_MAX),
         epoch=intent.epoch,
         kind=intent.kind,
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
-        reason=intent.reason,
+        reason=cut(intent.reason),
         config_index=intent.config_index,
     )
 
@@ -128,7 +134,7 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
 def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB:
     node = scene.liveness.located(row)
     life = scene.liveness.nodes.get(node.node_id)
-    return master_pb2.NodeViewPB(
+    found = master_pb2.NodeViewPB(
         node_id=id_to_pb(node.node_id),
         incarnation=life.incarnation if life is not None else 0,
         registration=master_pb2.NodeRegistrationPB(
@@ -148,10 +154,12 @@ def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB
         disk_used_bytes=life.disk_used_bytes if life is not None else 0,
         disk_low=life is not None and life.disk_low,
         formed=node.formed,
-        name=node.name,
+        name=cut(node.name, NODE_NAME_CHARS_MAX),
         wall_ahead_us=life.wall_ahead_us if life is not None else None,
         given_up=node.returns,
     )
+    bound_registration(found.registration)
+    return found
 
 
 def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
@@ -267,8 +275,8 @@ def _location(scene: Scene, peer: Peer, leader: str) -> master_pb2.ReplicaLocati
         node = scene.liveness.located(node)
         location.peer.address = node.address or location.peer.address
         location.flight_address = node.flight_address
-        location.machine = node.machine
-        location.zone = node.zone
+        location.machine = cut(node.machine, PLACE_CHARS_MAX)
+        location.zone = cut(node.zone, PLACE_CHARS_MAX)
     return location
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
+
 from stele import metrics
 from stele.master import departed, driving, tables
 from stele.master.cluster_view import (
@@ -22,12 +24,16 @@ from stele.master.cluster_view import (
 )
 from stele.master.liveness import NodeLife, Told, refuse_older
 from stele.master.master import Master
+from stele.master.told import bound_heartbeat
 from stele.model.errors import Code, Rejected, Retryable, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Caller, PeerBook, caller_from_metadata
+from stele.rpc.logging import OncePer
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
+
+log = structlog.get_logger("stele.master")
 
 FOLLOWER_STALENESS_MS = 2_000
 """A follower that knows its leader has heard from it within an election timeout, and applies within moments."""
@@ -49,6 +55,7 @@ class MasterService(MasterServiceServicer):
         self._master = master
         self._confirm = confirm
         self._book = book
+        self._tells = OncePer()
 
     # --- nodes ---
 
@@ -67,6 +74,11 @@ class MasterService(MasterServiceServicer):
         caller = caller_from_metadata(context.invocation_metadata())
         _ensure_own(caller, id_from_pb(request.node_id), request.incarnation)
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
+        beyond = bound_heartbeat(request)
+        if beyond and self._tells(caller.from_node, "status"):
+            log.warning(
+                "replicas left out, their status is too large", node=caller.from_node, replicas=beyond
+            )
         try:
             await master.starts.ensure_gone(request)
             scene = self._scene()

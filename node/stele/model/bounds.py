@@ -36,6 +36,10 @@ UNCOMMITTED_AHEAD_MAX_US = 24 * 3_600_000_000
 """By how much the time of an entry that is not committed may exceed what most clocks of the cluster say. An honest leader's
 is within seconds, or it hands over; a machine in a wrong time zone is off by 14 hours at most. Committed entries are never
 refused for this, and none is where nobody knows what most clocks say."""
+CLAIM_TTL_MAX_MS = 30 * 86_400_000
+"""How long a driver's claim lasts unrenewed: a month. Drivers renew theirs each few seconds."""
+WALL_US_MAX = 1 << 52
+"""A wall clock's time, in µs since 1970: in the year 2112, as hybrid times end there."""
 TIME_MAX = (1 << 64) - (1 << 58)
 """The highest hybrid time of an entry: in the year 2110. What follows it must fit into 64 bits, too."""
 
@@ -68,6 +72,9 @@ DEFAULT_BYTES_MAX = 4_096
 """JSON of a column's default. Each row that lacks the column takes as much memory, from a write that has none of it."""
 KEY_BYTES_MAX = 8_192
 """An encoded key, or a part of one: what `stele.model.keys` makes at most."""
+
+STATUS_BYTES_MAX = 65_536
+"""One replica's status in a heartbeat: with three peers some 600 bytes. Every view of the cluster holds them all."""
 
 # --- lengths of lists
 

@@ -21,6 +21,7 @@ from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
 from stele.rpc.fair import source_of
+from stele.rpc.fields import refuse_beyond_bounds
 from stele.rpc.identity import (
     CLUSTER_KEY,
     FORK_KEY,
@@ -133,9 +134,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _decode(self, handler: Any, method: str, raw: bytes) -> Any:
         try:
-            return handler.request_deserializer(raw)
+            request = handler.request_deserializer(raw)
         except DecodeError as exc:
             raise Rejected(f"{method}: {len(raw)} bytes that are no request of this method") from exc
+        refuse_beyond_bounds(request)
+        return request
 
     async def _refuse(self, context: Any, method: str, exc: BaseException) -> None:
         if isinstance(exc, grpc.aio.AbortError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from stele.consensus.copy_target import TabletCopy
 from stele.consensus.superblock import Superblock
+from stele.model.bounds import cut
 from stele.model.ids import StreamKey
 from stele.rpc.convert import id_to_pb, opid_to_pb
 from stele.rpc.proto import common_pb2
@@ -36,7 +37,7 @@ def copy_progress(copy: TabletCopy) -> common_pb2.CopyProgressPB:
         bytes_done=progress.bytes_done,
         bytes_total=progress.bytes_total,
         state=progress.state,
-        error=progress.error,
+        error=cut(progress.error),
         bytes_per_second=copy.bytes_per_second,
     )
 

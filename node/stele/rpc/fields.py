@@ -1,0 +1,175 @@
+"""The bound of every field of every unary request, and the check that each request goes through. Called by server.py.
+
+A bound is found by the field's name with its message, else by the field's name alone. A test holds the tables to all
+fields that requests can have. Streams between nodes and from clients have checks of their own, where they are read.
+
+Invariant: what a servicer is given has no longer string or list, no larger number and no other enum value than these.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from stele.model import bounds
+from stele.model.errors import Rejected
+
+ELSEWHERE = -1
+"""The field is judged where it is read, more closely or with other words; the message bounds it by itself."""
+
+LENGTHS: dict[str, int] = {
+    # Identifiers: 16 bytes or none, as stele.rpc.convert says.
+    **dict.fromkeys(
+        (
+            *("tablet_id", "table_id", "node_id", "cluster_id", "client_id", "leader_hint", "source_node"),
+            *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids"),
+        ),
+        ELSEWHERE,
+    ),
+    "name": bounds.TEXT_CHARS_MAX,  # to look something up
+    "CreateTableRequest.name": ELSEWHERE,
+    "RegisterNodeRequest.name": bounds.NODE_NAME_CHARS_MAX,
+    "ColumnPB.name": ELSEWHERE,
+    "address": bounds.ADDRESS_CHARS_MAX,
+    "from_address": bounds.ADDRESS_CHARS_MAX,
+    "source_address": bounds.ADDRESS_CHARS_MAX,
+    "holder": bounds.HOLDER_CHARS_MAX,
+    "reason": bounds.TEXT_CHARS_MAX,
+    "damage": bounds.TEXT_CHARS_MAX,
+    **dict.fromkeys(
+        ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id"), bounds.WORD_CHARS_MAX
+    ),
+    "default_value": ELSEWHERE,
+    **dict.fromkeys(("split_keys", "range_start", "range_end"), bounds.KEY_BYTES_MAX),
+    # Rows and keys of clients, bounded by the message and by what the tablet takes.
+    **dict.fromkeys(("block", "keys", "key", "value"), ELSEWHERE),
+}
+"""Characters of strings and bytes of byte strings, each of a list's too."""
+
+COUNTS: dict[str, int] = {
+    "peers": bounds.PEERS_MAX,
+    "masters": bounds.MASTERS_MAX,
+    **dict.fromkeys(("columns", "key_column_ids", "column_ids", "hash", "hash_buckets"), bounds.COLUMNS_MAX),
+    **dict.fromkeys(("split_keys", "tablet_ids"), bounds.PARTITIONS_MAX),
+}
+
+NUMBERS: dict[str, int] = {
+    **dict.fromkeys(("term", "caller_term"), bounds.TERM_MAX),
+    **dict.fromkeys(("index", "opid_index", "config_index", "cas_config_opid_index"), bounds.INDEX_MAX),
+    "cas_config_opid_index_less_or_equal": bounds.INDEX_MAX,
+    **dict.fromkeys(("epoch", "driver_epoch"), bounds.EPOCH_MAX),
+    **dict.fromkeys(("replica_id", "replaces_replica", "requestor_replica"), bounds.REPLICA_ID_MAX),
+    **dict.fromkeys(("tablet_incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX),
+    "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
+    "expires_us": bounds.WALL_US_MAX,
+    # Compared with what is here, or kept as it is.
+    **dict.fromkeys(
+        (*("sequence", "lowest_unfinished", "first_attempt_us", "digest", "snapshot", "bytes_per_second"),),
+        ELSEWHERE,
+    ),
+}
+"""Of fields with 64 bits; those that may be negative are -1 at the least. Fewer bits bound themselves."""
+
+APART = frozenset({"TSHeartbeatRequest"})
+"""Requests with a check of their own: a node that says too much must not count as lost (stele.master.told)."""
+UNREAD = frozenset(
+    {"CreateTabletRequest.schema", "CreateTabletRequest.partitioning", "CreateTabletRequest.table_name"}
+)
+"""Fields that a master copies from its catalog, which may be of a time before these bounds."""
+
+_WIDE = frozenset(
+    {
+        *(FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT64),
+        FieldDescriptor.TYPE_FIXED64,
+    }
+)
+
+
+class _Bound(NamedTuple):
+    """`items`, `length`, `number`: -1 for none. `values`: of an enum."""
+
+    name: str
+    repeated: bool
+    items: int
+    length: int
+    number: int
+    values: frozenset[int] | None
+    walked: bool
+
+
+def bound_of(table: dict[str, int], message: str, field: str) -> int | None:
+    """What a table says of a field; None: nothing."""
+    return table.get(f"{message}.{field}", table.get(field))
+
+
+@cache
+def _bounds(descriptor: Descriptor) -> dict[int, _Bound]:
+    found = {}
+    for field in descriptor.fields:
+        name = f"{descriptor.name}.{field.name}"
+        if name in UNREAD:
+            continue
+        texts = field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+        values = None
+        if field.enum_type is not None:
+            values = frozenset(value.number for value in field.enum_type.values)
+        bound = _Bound(
+            name,
+            field.is_repeated,
+            _or_none(bound_of(COUNTS, descriptor.name, field.name)) if field.is_repeated else ELSEWHERE,
+            _or_none(bound_of(LENGTHS, descriptor.name, field.name)) if texts else ELSEWHERE,
+            _or_none(bound_of(NUMBERS, descriptor.name, field.name)) if field.type in _WIDE else ELSEWHERE,
+            values,
+            field.message_type is not None,
+        )
+        if bound.walked or values or max(bound.items, bound.length, bound.number) != ELSEWHERE:
+            found[field.number] = bound
+    return found
+
+
+def _or_none(bound: int | None) -> int:
+    return ELSEWHERE if bound is None else bound
+
+
+def refuse_beyond_bounds(message: Message) -> None:
+    """Refuse a request with a field beyond its bound.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT with field, size and bound of the first.
+    """
+    if message.DESCRIPTOR.name not in APART:
+        _look(message)
+
+
+def _look(message: Message) -> None:
+    known = _bounds(message.DESCRIPTOR)
+    for field, value in message.ListFields():
+        bound = known.get(field.number)
+        if bound is None:
+            continue
+        if not bound.repeated:
+            _judge(bound, value)
+            continue
+        if bound.items != ELSEWHERE and len(value) > bound.items:
+            raise Rejected(f"{bound.name}: {len(value)} of them; at most {bound.items}")
+        for one in value:
+            _judge(bound, one)
+
+
+def _judge(bound: _Bound, value: Any) -> None:
+    if bound.walked:
+        _look(value)
+    elif bound.length != ELSEWHERE:
+        if len(value) > bound.length:
+            what = "characters" if isinstance(value, str) else "bytes"
+            raise Rejected(f"{bound.name} of {len(value)} {what}; at most {bound.length}")
+    elif bound.number != ELSEWHERE:
+        if not -1 <= value <= bound.number:
+            raise Rejected(f"{bound.name} {value}; at most {bound.number}")
+    elif bound.values is not None and value not in bound.values:
+        raise Rejected(
+            f"{bound.name} {value} is no value that this program knows; upgrade it, or send another"
+        )

@@ -1,0 +1,60 @@
+"""Long texts in the catalog and in heartbeats: the view of the cluster stays one message, and no node is lost for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stele.master.port import insert, put
+from stele.master.records import ClaimRecord, NodeRecord
+from stele.model.bounds import NODE_NAME_CHARS_MAX, PLACE_CHARS_MAX, STATUS_BYTES_MAX, TEXT_CHARS_MAX
+from stele.model.ids import NodeId, TabletId, new_id
+from stele.rpc.channels import MESSAGE_BYTES_MAX
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from tests.master.harness import OPTIONS, heartbeat, ready, world
+
+LONG = "n" * 6_000_000
+
+
+async def test_rows_of_a_time_before_the_bounds_are_cut_for_display(tmp_path: Path) -> None:
+    """Three names of 6 MB made the view exceed 16 MiB for ever; a claim's time beyond 64 bits made it fail for ever."""
+    async with world(tmp_path, OPTIONS) as w:
+        await ready(w)
+        rows = [
+            NodeRecord(NodeId(new_id()), "node", "ACTIVE", name=LONG, machine="m" * 1_000) for _ in range(3)
+        ]
+        for row in rows:
+            await w.lead.commit([insert(row)])
+        claim = replace(w.lead.catalog.claim, holder="h" * 10_000, epoch=1, expires_us=1 << 80)
+        assert isinstance(claim, ClaimRecord)
+        await w.lead.commit([put(claim)])
+        view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+        assert view.ByteSize() < MESSAGE_BYTES_MAX // 16
+        found = {n.name for n in view.nodes if n.node_id in [id_to_pb(row.node_id) for row in rows]}
+        assert found == {"n" * (NODE_NAME_CHARS_MAX - 3) + "..."}
+
+
+async def test_long_texts_of_a_heartbeat_are_cut_and_its_node_is_heard(tmp_path: Path) -> None:
+    async with world(tmp_path, OPTIONS) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        tablet = TabletId(new_id())
+        status = common_pb2.ReplicaStatusPB(
+            tablet_id=id_to_pb(tablet), replica_id=1, state=common_pb2.FAILED, error=LONG
+        )
+        status.copy.error = LONG
+        large = common_pb2.ReplicaStatusPB(tablet_id=id_to_pb(tablet), replica_id=2)
+        large.committed_config.peers.add(address="a" * (STATUS_BYTES_MAX + 1))
+        request = node.heartbeat(1_000_000)
+        request.registration.machine = LONG
+        request.registration.version = LONG
+        request.tablets.extend([status, large])
+        answer = await heartbeat(w.leader, request)
+        assert answer.is_leader
+        life = w.masters[w.group.leader].liveness.nodes[node.node_id]
+        assert life.registration is not None and len(life.registration.machine) == PLACE_CHARS_MAX
+        reports = {replica: report.status for (_, replica), report in life.reports.items()}
+        assert 2 not in reports
+        assert len(reports[1].error) == len(reports[1].copy.error) == TEXT_CHARS_MAX
