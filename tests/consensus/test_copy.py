@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -384,3 +385,64 @@ async def test_a_crash_while_rows_are_brought_again_leaves_a_witness(
     await installed(third)
     await group.caught_up(witness)
     assert len(table(witness)) == 100
+
+
+async def test_a_witness_that_waits_for_its_turn_logs_and_votes_and_fetches_nothing(
+    group_of: MakeGroup,
+) -> None:
+    """Its rows are fetched when it is ordered again; also after a restart, which forgets that it waits."""
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(500)))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    begun = leader.committed_opid
+    source = DirectSource(group.node_of(leader))
+    waits = order(group, source.node, 4, witness=True, witness_start=begun, log_only=True)
+    copy = await nodes[3].manager.start_copy(waits, source)
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
+    await copy.wait()
+    assert copy.progress.state == "Waiting" and copy.witness_start == begun
+    assert source.sent == 0 and not len(source.node.sessions), "nothing is held at its source"
+    victim = next(r for r in group.replicas() if r is not leader)
+    demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
+    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
+    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    third = next(r for r in group.replicas() if r not in (leader, victim) and r.replica_id != 4)
+    nodes[0].network.cut.add(third.host.node_id)
+    await group.write(rows([1000]))  # committed with the witness's vote
+    nodes[0].network.cut.clear()
+    assert await nodes[3].manager.start_copy(waits, source) is copy, "again: nothing"
+
+    fetches = replace(waits, log_only=False)
+    copy = await nodes[3].manager.start_copy(fetches, source)
+    assert copy is not None
+    await installed(copy)
+    await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
+    witness = nodes[3].replicas.get(group.tablet_id)
+    await group.caught_up(witness)
+    assert len(table(witness)) == 501
+
+
+async def test_a_witness_that_waited_is_ordered_to_wait_again_after_a_restart(group_of: MakeGroup) -> None:
+    group, nodes = await group_of(3, spare=1)
+    await group.write(rows(range(100)))
+    leader = await group.leader()
+    for replica in group.replicas():
+        await group.caught_up(replica)
+    source = DirectSource(group.node_of(leader))
+    begun = leader.committed_opid
+    waits = order(group, source.node, 4, witness=True, witness_start=begun, log_only=True)
+    copy = await nodes[3].manager.start_copy(waits, source)
+    assert copy is not None and await copy.wait_prepared(WAIT_S)
+    await copy.wait()
+    node = await nodes[3].restart()
+    again = await node.manager.start_copy(waits, source)
+    assert again is not None and await again.wait_prepared(WAIT_S)
+    await again.wait()
+    assert again.progress.state == "Waiting" and again.witness_start == begun and source.begun == 1
+    copy = await node.manager.start_copy(replace(waits, log_only=False), source)
+    assert copy is not None
+    await installed(copy)
+    assert len(table(node.replicas.get(group.tablet_id))) == 100

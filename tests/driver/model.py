@@ -71,11 +71,13 @@ class ModelNode:
 
 @dataclass
 class ModelReplica:
-    """What a node holds of a tablet. `said_failed`: what its leader last heard of it."""
+    """What a node holds of a tablet. `waiting`: a witness that fetches nothing yet. `said_failed`: what its leader last heard of
+    it."""
 
     node_id: NodeId
     has_data: bool
     copied: int = COPY_ROUNDS
+    waiting: bool = False
     failed: bool = False
     said_failed: bool = False
     tombstoned: bool = False
@@ -170,7 +172,8 @@ class Cluster:
         data = DataState.READY if r.copied >= COPY_ROUNDS else DataState.COPYING
         if r.tombstoned:
             data = DataState.TOMBSTONED
-        copy = CopyView("Done" if r.copied >= COPY_ROUNDS else "Fetching", r.copied * 10, COPY_ROUNDS * 10)
+        moving = "Waiting" if r.waiting else "Fetching"
+        copy = CopyView("Done" if r.copied >= COPY_ROUNDS else moving, r.copied * 10, COPY_ROUNDS * 10)
         return ReplicaView(r.node_id, ReplicaId(replica_id), state, data, r.has_data, OpId(1, 9), 20, copy)
 
     # --- what is true ---
@@ -274,7 +277,11 @@ class Cluster:
         if held is not None and held.tombstoned:
             raise Refused("a replica_id is never used again")
         if held is None:
-            t.replicas[step.replica_id] = ModelReplica(step.target_node, has_data=False, copied=0)
+            t.replicas[step.replica_id] = ModelReplica(
+                step.target_node, has_data=False, copied=0, waiting=step.log_only
+            )
+        elif not step.log_only:
+            held.waiting = False
 
     def _modify(self, step: Step, replica_id: int, *, member_type: MemberType, promote: bool) -> None:
         t = self.tablets[step.tablet_id]
@@ -366,7 +373,8 @@ class Cluster:
             intent = self.intents.get(t.tablet_id)
             for rid, r in t.replicas.items():
                 node = self.nodes[r.node_id]
-                if node.alive and not node.hangs and r.copied < COPY_ROUNDS and self.data_voters(t):
+                moves = r.copied < COPY_ROUNDS and not r.waiting
+                if node.alive and not node.hangs and moves and self.data_voters(t):
                     r.copied += 1
                 if r.copied >= COPY_ROUNDS:
                     r.has_data = True

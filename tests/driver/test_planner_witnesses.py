@@ -7,13 +7,23 @@ from dataclasses import replace
 from stele.driver.planner import plan
 from stele.driver.situation import judge
 from stele.driver.steps import (
+    Blocked,
     DemotePeer,
     RemovePeer,
+    StartCopy,
 )
-from stele.driver.view import Intent, ReplicaState
-from stele.model.config import MemberType
-from stele.model.ids import ReplicaId
-from tests.driver.model import POLICY, ModelReplica, node_name
+from stele.driver.view import Intent, NodeState, ReplicaState
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.ids import ReplicaId, TabletId
+from tests.driver.model import (
+    COPY_ROUNDS,
+    POLICY,
+    Cluster,
+    ModelNode,
+    ModelReplica,
+    ModelTablet,
+    node_name,
+)
 from tests.driver.stories import node_of, one, one_dead, reported
 
 
@@ -54,3 +64,60 @@ def test_a_dead_witness_is_removed_and_never_demoted() -> None:
     cluster.advance()
     (step,) = plan(cluster.view(), POLICY)
     assert isinstance(step, RemovePeer) and step.replica_id == 3
+
+
+def test_all_tablets_of_a_lost_node_regain_tolerance_at_once_and_their_rows_follow_within_the_limit() -> None:
+    """Of 15 tablets 4 had a witness, and the others could lose no other voter until the rows of those had arrived."""
+    cluster = Cluster(8, 1, 15, 3)
+    dead = node_name(3)
+    lost = [t for t in cluster.tablets.values() if t.config.peer_on(dead) is not None]
+    cluster.nodes[dead].alive = False
+    cluster.advance()
+    policy = replace(POLICY, max_copies=2)
+    whole_after, most_at_once, before = 0, 0, {t.tablet_id: t.config.opid_index for t in lost}
+    for number in range(60):
+        steps = plan(cluster.view(), policy)
+        if not steps:
+            break
+        for step in steps:
+            cluster.apply(step)
+        moving = [
+            r
+            for t in cluster.tablets.values()
+            for r in t.replicas.values()
+            if r.copied < COPY_ROUNDS and not r.waiting
+        ]
+        most_at_once = max(most_at_once, len(moving))
+        if all(cluster.spare(t) == 1 for t in lost) and not whole_after:
+            whole_after = number + 1
+            changes = [len([h for h in cluster.history if h.startswith(t.tablet_id[-2:])]) for t in lost]
+            assert set(changes) == {2} and max(before.values()) == -1
+            assert not all(r.has_data for t in lost for r in t.replicas.values()), "no row was waited for"
+        cluster.advance()
+    assert cluster.healthy()
+    assert whole_after == 4, "begin, prepare, demote, add"
+    assert most_at_once == 2
+
+
+def test_witnesses_that_wait_for_their_rows_come_before_other_copies() -> None:
+    """Their logs grow meanwhile, and nobody copies from them."""
+    cluster, t = one_dead(machines=6)
+    policy = replace(POLICY, max_copies=1)
+    for _ in range(4):
+        for step in plan(cluster.view(), policy):
+            cluster.apply(step)
+    witness = t.replicas[4]
+    witness.waiting, witness.copied, witness.has_data = True, 0, False
+    for number in (7, 8):
+        cluster.nodes[node_name(number)] = ModelNode(node_name(number), f"m{number}", "z0")
+    tablet_id = TabletId("0" * 33)  # by its id it would be first
+    peers = tuple(Peer(node_name(n), ReplicaId(i + 1), "") for i, n in enumerate((1, 2, 7)))
+    drained = ModelTablet(tablet_id, Configuration(-1, peers), 3, next_replica_id=4)
+    drained.replicas = {p.replica_id: ModelReplica(p.node_id, has_data=True) for p in peers}
+    drained.leader = peers[0].node_id
+    cluster.tablets[tablet_id] = drained
+    cluster.nodes[peers[2].node_id].state = NodeState.DRAINING
+    steps = {s.tablet_id: s for s in plan(cluster.view(), policy)}
+    blocked, fetch = steps[tablet_id], steps[t.tablet_id]
+    assert isinstance(blocked, Blocked) and blocked.code == "CopyLimit"
+    assert isinstance(fetch, StartCopy) and not fetch.log_only

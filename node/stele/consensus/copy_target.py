@@ -54,7 +54,8 @@ _END_S = 2.0
 
 @dataclass(slots=True)
 class CopyProgress:
-    """How far a copy is. `state`: Starting, Fetching, Verifying, Installing, Done, Failed."""
+    """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed. Waiting: a witness runs, and
+    is to fetch its rows once that is ordered."""
 
     replica_id: ReplicaId
     source_node: NodeId
@@ -67,7 +68,7 @@ class CopyProgress:
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
     """What StartTabletCopy asked for. `witness_start` OPID_NONE with `witness`: the source's checkpoint. `caller_term`: of the
-    tablet, as the caller knew it."""
+    tablet, as the caller knew it. `log_only`: the witness fetches nothing yet."""
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -77,6 +78,7 @@ class CopyOrder:
     witness_start: OpId = OPID_NONE
     bytes_per_second: int = 0
     caller_term: int = 0
+    log_only: bool = False
 
 
 class CopyHome(Protocol):
@@ -141,6 +143,11 @@ class TabletCopy:
         """Whether it ended without a replica."""
         return self.progress.state == "Failed"
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is a witness that was not told to fetch its rows yet."""
+        return self.order.log_only
+
     def pace(self, bytes_per_second: int) -> None:
         """Go on at another rate: the order may be long ago."""
         self.bytes_per_second = bytes_per_second
@@ -173,9 +180,14 @@ class TabletCopy:
 
     async def _run(self) -> None:
         try:
-            await self._copy()
-            self.progress.state = "Done"
-            log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
+            if self.order.log_only:
+                await self._prepare_log()
+                self.progress.state = "Waiting"
+                log.info("witness prepared", tablet=self.order.tablet_id, replica=self.order.replica_id)
+            else:
+                await self._copy()
+                self.progress.state = "Done"
+                log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
         except Exception as exc:
             self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
             unexpected = None if isinstance(exc, SteleError) else exc
@@ -185,6 +197,16 @@ class TabletCopy:
             let_go(exc)  # its frames hold what came last, and this one that error
         finally:
             self._prepared.set()
+
+    async def _prepare_log(self) -> None:
+        """A witness that runs, and holds nothing at its source."""
+        if self._resumed:
+            return
+        session = await self._begin()
+        try:
+            await self._prepare(session)
+        finally:
+            await self._end(session.session_id, True, "")
 
     async def _copy(self) -> None:
         """Sessions until one brings all files: a source that restarts forgets its sessions."""

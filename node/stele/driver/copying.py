@@ -57,11 +57,12 @@ class Copying:
 
     def useless_target(self, s: Situation) -> str:
         """Why the copy can only fail again, or does nothing but fail, where another node could take it."""
-        intent = s.intent
-        report = s.brought
-        if intent is None or report is None or report.copy is None:
+        intent, report = s.intent, s.brought
+        if intent is None or report is None:
             return ""
-        why = self._too_full(s, report.copy) or self._tried_in_vain(intent, report.copy)
+        why = self._never_promoted(s, intent)
+        if report.copy is not None:
+            why = why or self._too_full(s, report.copy) or self._tried_in_vain(intent, report.copy)
         if not why:
             return ""
         other = choose_target(s, self._view, self._policy, self._load)
@@ -71,9 +72,18 @@ class Copying:
         """Room was there when the target was chosen; other copies have come to it since."""
         if s.target is None or not failed(copy):
             return ""
-        if has_room(s.target, copy.bytes_total - copy.bytes_done, self._policy):
+        if has_room(s.target, self._load.bytes_due[s.target.node_id], self._policy):
             return ""
         return f"the copy failed ({copy.error}), and node {s.target.node_id[:8]} has no room for it"
+
+    def _never_promoted(self, s: Situation, intent: Intent) -> str:
+        """A witness stays: it votes, and without it no fault could be spared."""
+        late = self._trials.is_late(intent.tablet_id, intent.replica_id)
+        if not late or (s.joining is not None and s.joining.peer.votes):
+            return ""
+        return (
+            f"its leader has long not promoted replica {intent.replica_id} on node {intent.target_node[:8]}"
+        )
 
     def _tried_in_vain(self, intent: Intent, copy: CopyView) -> str:
         times = self._trials.of(intent.tablet_id, intent.replica_id)

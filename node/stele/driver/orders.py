@@ -166,6 +166,7 @@ class Orders:
             witness_start=opid_to_pb(step.witness_start) if step.witness else None,
             bytes_per_second=self._policy.bytes_per_second,
             table_id=id_to_pb(tablet.table_id),
+            log_only=step.log_only,
         )
         answer = await self._to_node(_node(step.target_node, view), "StartTabletCopy", request)
         told = opid_from_pb(answer.witness_start)
@@ -186,6 +187,7 @@ class Orders:
             NodeId(copy.source_node) if copy is not None and copy.source_node else leader.node_id,
             True,
             step.witness_start,
+            log_only=True,  # a copy that runs goes on
         )
         start = await self._start_copy(prepared, view)
         plain = self._new_peer(step.target_node, step.replica_id, view)

@@ -7,12 +7,13 @@ a tuple: the first that has something to do decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from stele.driver.copying import Copying
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation, judge, majority
+from stele.driver.slots import Slots, moves, waits_for_turn
 from stele.driver.steps import (
     AddPreFollower,
     AddWitness,
@@ -30,7 +31,7 @@ from stele.driver.steps import (
     WaitCopy,
     WaitPromotion,
 )
-from stele.driver.targets import Load, choose_target
+from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     ClusterView,
@@ -69,7 +70,7 @@ class _Planner:
     """One pass. Counts what it has planned itself: copies in flight and replicas per node."""
 
     def __init__(
-        self, view: ClusterView, policy: Policy, situations: Iterable[Situation], trials: Trials
+        self, view: ClusterView, policy: Policy, situations: Sequence[Situation], trials: Trials
     ) -> None:
         self.view = view
         self.policy = policy
@@ -78,9 +79,8 @@ class _Planner:
         self.load = Load(view, trials.avoid, frozenset(out_of_reach))
         self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
-        self.copies = sum(
-            s.intent is not None and not _is_voter(s.joining) and _serves(s) for s in situations
-        )
+        self.slots = Slots(situations, policy.max_copies, trials)
+        self.trials = trials
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,
@@ -315,12 +315,9 @@ class _Planner:
         target = choose_target(s, self.view, self.policy, self.load)
         if target is None:
             return self._no_target(s, replaced)
-        if self.copies >= self.policy.max_copies:
-            return _blocked(
-                s, "CopyLimit", f"waits for one of the {self.policy.max_copies} copies that may run at once"
-            )
-        self.copies += 1
-        self.load.planned(target.node_id)
+        if not witness and not self.slots.begin():
+            return self._copy_limit(s, "")
+        self.load.planned(target.node_id, tablet_bytes(s.tablet))
         what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
         short = f"{len(s.good)} of {s.tablet.replication_factor} healthy voters"
         reason = f"{what or short}; new replica on node {target.node_id[:8]}" + (
@@ -353,7 +350,18 @@ class _Planner:
             f"{replaced.name}: {replaced.fault}" if replaced is not None else f"{s.needed} voters are missing"
         )
         role = s.tablet.node_role
+        if choose_target(s, self.view, self.policy, self.load, any_room=True) is not None:
+            return _blocked(
+                s,
+                "NoRoom",
+                f"{why}; no ACTIVE {role} on a machine of its own has room for it beside the copies under way; larger volumes, "
+                f"or another {role}, would help",
+            )
         return _blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
+
+    def _copy_limit(self, s: Situation, who: str) -> Blocked:
+        why = f"waits for one of the {self.policy.max_copies} copies that may run at once"
+        return _blocked(s, "CopyLimit", f"{who}{why}")
 
     def _replaced(self, s: Situation) -> Member | None:
         """What must go now that the joining replica votes: members that are no good, the intent's own first. One that only
@@ -391,9 +399,15 @@ class _Planner:
         reason = f"new replica {intent.replica_id} is to be made on node {intent.target_node[:8]}"
         if report is not None and report.copy is not None:
             reason = self.copying.anew(s, intent.replica_id, report.copy) or reason
-        at = _at(s, reason)
         return StartCopy(
-            *at, intent.replica_id, intent.target_node, source, intent.witness, intent.witness_start
+            *_at(s, reason),
+            intent.replica_id,
+            intent.target_node,
+            source,
+            intent.witness,
+            intent.witness_start,
+            # What it is wanted for first, its vote, needs no rows.
+            log_only=intent.witness and not (moves(report) or self.slots.begin()),
         )
 
     def _wait_copy(self, s: Situation, intent: Intent, copy: CopyView | None) -> Step:
@@ -415,12 +429,19 @@ class _Planner:
         copy = m.report.copy if m.report is not None else None
         lacks_data = peer.member_type is MemberType.WITNESS and (m.report is None or not m.report.has_data)
         if not lacks_data:
+            if self.trials.is_late(s.tablet.tablet_id, peer.replica_id):
+                why = "it does not keep up with its leader, or too few voters answer"
+                return _blocked(
+                    s, "NotPromoted", f"{m.name} has its data, and is no voter after minutes: {why}"
+                )
             reason = f"{m.name} has its data; the leader promotes it once it has caught up"
             return WaitPromotion(at[0], at[1], reason, peer.replica_id, peer.node_id)
         anew = self.copying.anew(s, peer.replica_id, copy)
-        if copy is None or anew:
+        if copy is None or anew or waits_for_turn(copy):
+            if not (moves(m.report) or self.slots.take()):
+                return self._copy_limit(s, f"{m.name} logs and votes; its rows: ")
             origin = self.copying.source(s, peer.replica_id)
-            reason = f"{m.name} lacks its rows: {anew or 'no copy runs'}"
+            reason = f"{m.name} lacks its rows: {anew or 'no copy of them runs'}"
             return StartCopy(
                 at[0], at[1], reason, peer.replica_id, peer.node_id, origin, True, peer.witness_start
             )

@@ -46,7 +46,8 @@ class TakeOverIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class StartCopy(Step):
-    """Prepare the target: tell it to fetch the tablet, as a witness first if `witness`."""
+    """Prepare the target: tell it to fetch the tablet, as a witness first if `witness`. `log_only`: the witness fetches its rows
+    when its turn comes."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -54,6 +55,7 @@ class StartCopy(Step):
     source_node: NodeId
     witness: bool
     witness_start: OpId = OPID_NONE
+    log_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_dead
-from stele.driver.view import ClusterView, NodeState, NodeView
+from stele.driver.view import ClusterView, DataState, Intent, NodeState, NodeView, TabletView
 from stele.model.config import Peer
 
 
@@ -18,7 +18,7 @@ class Load:
     """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state.
 
     `avoid`: nodes to take only where there is no other. `out_of_reach`: those of which some leader does not reach a replica,
-    never to be taken.
+    never to be taken. `bytes_due`: what is still to come to a node, of the copies that were begun or are planned.
     """
 
     def __init__(
@@ -29,33 +29,50 @@ class Load:
     ) -> None:
         self.avoid = avoid
         self.out_of_reach = out_of_reach
+        self.bytes_due: Counter[str] = Counter()
         self._replicas: Counter[str] = Counter()
         for tablet in view.tablets:
             if tablet.state in ("CREATING", "RUNNING"):
                 self._replicas.update(p.node_id for p in tablet.config.peers)
-        configs = {t.tablet_id: t.config for t in view.tablets}
         for intent in view.intents:
-            config = configs.get(intent.tablet_id)
-            if config is None or not config.names(intent.replica_id, intent.target_node):
+            of = view.tablet(intent.tablet_id)
+            if of is None or not of.config.names(intent.replica_id, intent.target_node):
                 self._replicas[intent.target_node] += 1
+            if of is not None:
+                self.bytes_due[intent.target_node] += _bytes_due(of, intent)
 
-    def planned(self, node_id: str) -> None:
+    def planned(self, node_id: str, bytes_needed: int) -> None:
         """Count a replica that this pass plans."""
         self._replicas[node_id] += 1
+        self.bytes_due[node_id] += bytes_needed
 
     def of(self, node_id: str) -> int:
         """Replicas on the node, planned ones counted."""
         return self._replicas[node_id]
 
 
-def _usable(node: NodeView, role: str, bytes_needed: int, policy: Policy) -> bool:
+def tablet_bytes(tablet: TabletView) -> int:
+    """What a new replica of it needs, at the least."""
+    return max((r.bytes_on_disk for r in tablet.replicas), default=0)
+
+
+def _bytes_due(tablet: TabletView, intent: Intent) -> int:
+    """What has not arrived of a copy. What has is no longer free."""
+    report = tablet.report(intent.replica_id, intent.target_node)
+    if report is not None and report.has_data and report.data_state is DataState.READY:
+        return 0
+    copy = report.copy if report is not None else None
+    if copy is None or not copy.bytes_total:
+        return tablet_bytes(tablet)
+    return max(0, copy.bytes_total - copy.bytes_done)
+
+
+def _usable(node: NodeView, role: str, policy: Policy) -> bool:
     if node.role != role or node.state is not NodeState.ACTIVE:
         return False
     if node.node_id in policy.lost or node.node_id in policy.unneeded:
         return False
-    if not node.formed or not node.ever_heard or is_dead(node, policy):
-        return False
-    return has_room(node, bytes_needed, policy)
+    return node.formed and node.ever_heard and not is_dead(node, policy)
 
 
 def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
@@ -67,12 +84,19 @@ def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
 
 
 def choose_target(
-    situation: Situation, view: ClusterView, policy: Policy, load: Load, *, without: Peer | None = None
+    situation: Situation,
+    view: ClusterView,
+    policy: Policy,
+    load: Load,
+    *,
+    without: Peer | None = None,
+    any_room: bool = False,
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
     Other machine than any peer's; one that is not to be avoided; then the zone with the fewest peers, the fewest replicas, the most free bytes, the
-    smallest id. `without` leaves one peer out of the count, for when it is removed first.
+    smallest id. `without` leaves one peer out of the count, for when it is removed first. `any_room`: also one whose disk has no room
+    for it beside what is still to come.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]
@@ -81,9 +105,10 @@ def choose_target(
     zones = Counter(
         nodes[p.node_id].zone for p in peers if p.node_id in nodes and p.replica_id not in replaced
     )
-    bytes_needed = max((r.bytes_on_disk for r in situation.tablet.replicas), default=0)
-    usable = (n for n in view.nodes if _usable(n, situation.tablet.node_role, bytes_needed, policy))
-    free = (n for n in usable if n.host not in taken and n.node_id not in load.out_of_reach)
+    bytes_needed = tablet_bytes(situation.tablet)
+    usable = (n for n in view.nodes if _usable(n, situation.tablet.node_role, policy))
+    roomy = (n for n in usable if any_room or has_room(n, load.bytes_due[n.node_id] + bytes_needed, policy))
+    free = (n for n in roomy if n.host not in taken and n.node_id not in load.out_of_reach)
     return _best(free, zones, load)
 
 

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stele.driver.situation import unreached_ms
-from stele.driver.view import ClusterView, CopyView, Intent
+from stele.driver.view import ClusterView, CopyView, DataState, Intent, TabletView
+from stele.model.config import MemberType
 
 TRIES = 3
 """A copy that failed or stood still so often, without getting further in between, is tried elsewhere."""
 STALL_MS = 120_000
 """A copy to which nothing came for so long stands still; one whose source gives nothing fails by itself before that."""
+PROMOTE_MS = 300_000
+"""So long a new replica that has its rows may wait for its promotion. One that keeps up is promoted within seconds."""
 _APART_MS = 10_000
 """What fails again sooner counts once: a node that restarts fails several times in a second."""
 _AVOID_MS = 600_000
@@ -33,10 +36,16 @@ class Trials:
     failures: Mapping[Key, int] = field(default_factory=dict)
     stalled: frozenset[Key] = frozenset()
     avoid: frozenset[str] = frozenset()
+    late: frozenset[Key] = frozenset()
+    """New replicas that have had their rows for PROMOTE_MS, and are no voters."""
 
     def of(self, tablet_id: str, replica_id: int) -> int:
         """How often this copy has failed or stood still."""
         return self.failures.get((tablet_id, replica_id), 0)
+
+    def is_late(self, tablet_id: str, replica_id: int) -> bool:
+        """Whether this replica's promotion takes too long."""
+        return (tablet_id, replica_id) in self.late
 
 
 NO_TRIALS = Trials()
@@ -50,6 +59,15 @@ def runs(copy: CopyView) -> bool:
 def failed(copy: CopyView) -> bool:
     """Whether it ended without a replica."""
     return copy.state == "Failed"
+
+
+def _waits_for_promotion(tablet: TabletView | None, intent: Intent) -> bool:
+    peer = tablet.config.peer(intent.replica_id) if tablet is not None else None
+    if tablet is None or peer is None or peer.node_id != intent.target_node:
+        return False
+    report = tablet.report(intent.replica_id, intent.target_node)
+    has_rows = report is not None and report.has_data and report.data_state is DataState.READY
+    return peer.member_type is not MemberType.VOTER and has_rows
 
 
 @dataclass(slots=True)
@@ -68,11 +86,13 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self._courses: dict[Key, _Course] = {}
+        self._arrived_ms: dict[Key, int] = {}  # since when they have their rows, and are no voters
         self._avoid: dict[str, int] = {}  # node, until when
 
     def look(self, view: ClusterView, now_ms: int) -> Trials:
         """Take note of how the copies are; what to go by in this pass."""
         tablets = {t.tablet_id: t for t in view.tablets}
+        late = self._late(view, now_ms)
         before, self._courses = self._courses, {}
         stalled: set[Key] = set()
         for intent in view.intents:
@@ -93,13 +113,27 @@ class CopyMemory:
             if tablet is not None and intent.replica_id in unreached_ms(tablet, view):
                 # Once the replica is removed nothing tells that its node, which is heard, is of no use to the others.
                 self._avoid[intent.target_node] = now_ms + _AVOID_MS
+            if key in late:
+                self._avoid[intent.target_node] = now_ms + _AVOID_MS
         self._avoid = {node: until for node, until in self._avoid.items() if now_ms < until}
         failures = {key: c.failures for key, c in self._courses.items() if c.failures}
-        return Trials(failures, frozenset(stalled), frozenset(self._avoid))
+        return Trials(failures, frozenset(stalled), frozenset(self._avoid), late)
+
+    def _late(self, view: ClusterView, now_ms: int) -> frozenset[Key]:
+        """Whose promotion takes too long. Removed for that, a replica is late for as long as its intent stands."""
+        before, self._arrived_ms = self._arrived_ms, {}
+        for intent in view.intents:
+            key = (intent.tablet_id, int(intent.replica_id))
+            since_ms = before.get(key)
+            if _waits_for_promotion(view.tablet(intent.tablet_id), intent):
+                self._arrived_ms[key] = now_ms if since_ms is None else since_ms
+            elif since_ms is not None and now_ms - since_ms >= PROMOTE_MS:
+                self._arrived_ms[key] = since_ms
+        return frozenset(k for k, since_ms in self._arrived_ms.items() if now_ms - since_ms >= PROMOTE_MS)
 
     def _judge(self, course: _Course, copy: CopyView, now_ms: int) -> bool:
         """Count its failures; whether it is found standing still."""
-        if copy.bytes_done != course.bytes_done:
+        if copy.bytes_done != course.bytes_done or not runs(copy):
             course.bytes_done, course.moved_ms = copy.bytes_done, now_ms
         if copy.bytes_done > course.furthest:
             course.furthest, course.failures = copy.bytes_done, 0

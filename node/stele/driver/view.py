@@ -77,7 +77,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """How far a tablet copy is. `state`: Starting, Fetching, Verifying, Installing, Done, Failed."""
+    """How far a tablet copy is. `state`: Waiting (a witness, for its turn), Starting, Fetching, Verifying, Installing, Done,
+    Failed."""
 
     state: str
     bytes_done: int = 0

@@ -110,7 +110,10 @@ class ConsensusService(ConsensusServiceServicer):
             witness_start=opid_from_pb(request.witness_start),
             bytes_per_second=request.bytes_per_second,
             caller_term=request.caller_term,
+            log_only=request.log_only,
         )
+        if order.log_only and not order.witness:
+            raise Rejected("log_only is of a witness; another replica has no log without its rows")
         if not order.replica_id or not order.source_node or not order.source_address:
             raise Rejected("a copy names its replica_id, its source node and the source's address")
         source = self._copy_source(order.source_node, order.source_address)

@@ -422,7 +422,7 @@ class TabletManager:
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         """Begin a copy, or give the one that runs or is done; None: the replica is here and complete. One that still
         fetches goes on at the order's rate, and is begun anew where the order names another source; a witness keeps what has
-        arrived.
+        arrived. One that is to log only fetches nothing; ordered again without that, it does.
 
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
@@ -434,8 +434,10 @@ class TabletManager:
         async with self._lock(order.tablet_id):
             self._here.refuse_unless_open()
             running = self._here.copies.get(key)
-            if running is not None and not running.failed:
-                if running.progress.state not in ("Starting", "Fetching"):
+            if running is not None and running.waits and not order.log_only:
+                await running.cancel()  # it has prepared the witness, or is about to: now its rows are wanted
+            elif running is not None and not running.failed:
+                if order.log_only or running.progress.state not in ("Starting", "Fetching"):
                     return running
                 if running.order.source_node == order.source_node:
                     running.pace(order.bytes_per_second)

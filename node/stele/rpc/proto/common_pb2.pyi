@@ -600,7 +600,7 @@ class CopyProgressPB(_message.Message):
     bytes_done: _builtins.int
     bytes_total: _builtins.int
     state: _builtins.str
-    """"Starting", "Fetching", "Verifying", "Installing", "Done", "Failed" """
+    """"Waiting" (a witness, for its turn to fetch), "Starting", "Fetching", "Verifying", "Installing", "Done", "Failed" """
     error: _builtins.str
     bytes_per_second: _builtins.int
     """what it may move, 0: unbounded; unset: its node does not change it under way"""

@@ -527,6 +527,7 @@ class StartTabletCopyRequest(_message.Message):
     WITNESS_START_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
+    LOG_ONLY_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     replica_id: _builtins.int
     """the new replica's"""
@@ -539,6 +540,8 @@ class StartTabletCopyRequest(_message.Message):
     bytes_per_second: _builtins.int
     """0: unbounded"""
     table_id: _builtins.bytes
+    log_only: _builtins.bool
+    """a witness logs and votes, and fetches no rows before it is told again without this"""
     @_builtins.property
     def witness_start(self) -> _common_pb2.OpIdPB: ...
     def __init__(
@@ -554,10 +557,11 @@ class StartTabletCopyRequest(_message.Message):
         witness_start: _common_pb2.OpIdPB | None = ...,
         bytes_per_second: _builtins.int = ...,
         table_id: _builtins.bytes = ...,
+        log_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["witness_start", b"witness_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "caller_term", b"caller_term", "driver_epoch", b"driver_epoch", "replica_id", b"replica_id", "source_address", b"source_address", "source_node", b"source_node", "table_id", b"table_id", "tablet_id", b"tablet_id", "witness", b"witness", "witness_start", b"witness_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "caller_term", b"caller_term", "driver_epoch", b"driver_epoch", "log_only", b"log_only", "replica_id", b"replica_id", "source_address", b"source_address", "source_node", b"source_node", "table_id", b"table_id", "tablet_id", b"tablet_id", "witness", b"witness", "witness_start", b"witness_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
