@@ -25,7 +25,7 @@ def commands() -> list[str]:
 
 def test_every_command_stands_in_the_document() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
-    named = set(re.findall(r"`stele ((?:[a-z]+)(?: [a-z]+)?)", text))
+    named = set(re.findall(r"`stele ((?:[a-z]+)(?: [a-z-]+)?)", text))
     for group, rest in re.findall(r"`stele (\w+) \w+`((?:, `\w+`)+)", text):
         named |= {f"{group} {each}" for each in re.findall(r"`(\w+)`", rest)}
     assert set(commands()) <= named, set(commands()) - named

@@ -256,6 +256,19 @@ def test_a_start_that_was_not_vetted_judges_nobody() -> None:
     assert refused.value.code is Code.STALE_INCARNATION
 
 
+def test_a_volume_that_was_taken_back_is_asked_for_a_later_number_alone() -> None:
+    life = Liveness(0)
+    proven(life, beat(1, incarnation=4, start=77, log_synced=900, vetted=True), 10)
+    for incarnation in (3, 4):
+        with pytest.raises(Rejected) as refused:
+            life.heard(beat(1, incarnation=incarnation, start=78, log_found=100, taken_back=True), 20)
+        assert refused.value.code is Code.STALE_INCARNATION
+    accepted = beat(1, incarnation=5, start=78, log_found=100, log_synced=150, vetted=True, taken_back=True)
+    proven(life, accepted, 30)
+    assert life.nodes[N1].told == (5, 78, 150)
+    life.heard(beat(1, incarnation=6, start=79, log_found=150), 40)
+
+
 def test_what_no_process_has_confirmed_judges_nobody() -> None:
     """Whoever speaks in a node's name while it is down could have its volume refused for ever."""
     life = Liveness(0)

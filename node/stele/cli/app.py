@@ -69,6 +69,10 @@ _GROUPS = {
         "Replace what was lost.",
         {"run": ("stele.cli.driver:run", "Replace lost replicas until told to stop, or until all is well.")},
     ),
+    "local": (
+        "Work on the volume of a node that is stopped.",
+        {"take-back": ("stele.cli.local:take_back", "Have a volume used that was refused as an older copy.")},
+    ),
 }
 _COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the cluster: is every tablet as it should be?")}
 

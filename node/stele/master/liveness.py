@@ -87,6 +87,9 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
     """
     if request.start == told.start:
         return
+    if request.taken_back:  # what its log lost was accepted; only a later start of the same volume ends it
+        _refuse_earlier(request, told.incarnation + 1)
+        return
     if (
         request.vetted
     ):  # by its log it would be old too; but it may use the very volume that has a later start by now
@@ -107,8 +110,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
 def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) -> None:
     if request.incarnation < incarnation:
         raise Rejected(
-            f"node {id_from_pb(request.node_id)} speaks as incarnation {request.incarnation}, {incarnation} was heard "
-            "before; a later start of it is running, or this one runs on an older copy of its volume",
+            f"node {id_from_pb(request.node_id)} speaks as incarnation {request.incarnation}, expected {incarnation} or more: a "
+            "later start of it is running, or this one runs on an older copy of its volume",
             code=Code.STALE_INCARNATION,
         )
 

@@ -243,6 +243,7 @@ class Heartbeater:
             log_found=self.log_found,
             log_synced=node.log.synced_place,
             vetted=self.vetted,
+            taken_back=node.facts.record.accepting,
         )
         node.wall_clock.tell(request, master)
         return request

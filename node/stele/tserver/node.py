@@ -10,6 +10,7 @@ thread that works on the volume has ended; a log that failed ends the node.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,8 @@ from stele.wal.appender import call_all
 log = structlog.get_logger("stele.tserver")
 
 T = TypeVar("T")
+ACCEPTED_S = 60.0
+"""So long a volume that was taken back goes on saying so once it is vetted: then each master has noted what it tells."""
 VETTING_S = 3.0
 """How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
 
@@ -281,8 +284,12 @@ class Node:
                 await self.in_thread(lambda: self.volume.update(found=0))
         except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
             self.fail(exc)
-        else:
-            self.heartbeater.vetted = True
+            return
+        self.heartbeater.vetted = True
+        if self.volume.record.accepting:
+            await asyncio.sleep(ACCEPTED_S)
+            with contextlib.suppress(OSError):  # said once more at the next start: no harm
+                await self.in_thread(lambda: self.volume.update(accepting=False))
 
     async def _vetted(self) -> None:
         """Before a replica votes or acknowledges anything. Without masters tablets must come back all the same."""
@@ -304,24 +311,18 @@ class Node:
             task.cancel()
         self.heartbeater.vetted = False
         why = str(error.args[0])
-        if not condemned:
-            # A start of an older copy, or beside another one, or somebody spoke in this node's name: the next start has a
-            # higher number than all that the masters heard, and is judged by its log.
-            own = self.volume.record.incarnation
-            later = max(own, min(newest(error), own + INCARNATION_JUMP_MAX))
-            try:
-                await self.in_thread(lambda: self.volume.update(incarnation=later))
-            except OSError as exc:
-                log.error("the newest incarnation could not be noted", error=str(exc))
-            finally:
-                self.fail(Fate("StaleStart", EXIT_TRY_AGAIN, why))
-            return
+        # A start of an older copy, or beside another one, or somebody spoke in this node's name: the next start has a higher
+        # number than all that the masters heard, and is judged by its log.
+        own = self.volume.record.incarnation
+        later = max(own, min(newest(error), own + INCARNATION_JUMP_MAX))
+        refused = why if condemned else self.volume.record.refused
         try:
-            await self.in_thread(lambda: self.volume.update(refused=why))
+            await self.in_thread(lambda: self.volume.update(incarnation=later, refused=refused))
         except OSError as exc:
-            log.error("the volume could not be marked as refused", error=str(exc))
+            log.error("what the masters said of the volume could not be noted", error=str(exc))
         finally:
-            self.fail(volume_old(self.volume.directory, why))
+            stale = Fate("StaleStart", EXIT_TRY_AGAIN, why)
+            self.fail(volume_old(self.volume.directory, why) if condemned else stale)
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Unready, hand leaders over, stop serving, close the log. Idempotent."""

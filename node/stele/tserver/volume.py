@@ -61,7 +61,8 @@ class NodeRecord:
     `given`: the --masters of the start that learned it, empty if that is not known. `adopted`: the volume was copied, or taken
     elsewhere: addresses in its configurations may be another copy's, and are not dialled.
     `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
-    otherwise make it look newer than it is.
+    otherwise make it look newer than it is. `taken_back`: when and why administrators had it used all the same, see `take_back`;
+    `accepting`: until the masters have noted what the newest of those starts tells.
     """
 
     cluster_id: ClusterId
@@ -79,6 +80,8 @@ class NodeRecord:
     fork_id: str = ""
     given: tuple[str, ...] = ()
     adopted: bool = False
+    taken_back: tuple[str, ...] = ()
+    accepting: bool = False
     version: int = FORMAT_VERSION
 
 
@@ -221,6 +224,8 @@ def open_volume(
         before = record.fork_id or "(none)"
         log.warning("the volume is adopted under another fork id", before=before, now=fork_id)
         record = replace(record, fork_id=fork_id, adopted=True, masters=(), given=())
+    if record.taken_back:
+        log.warning("this volume was refused, and taken back by an administrator", when=record.taken_back[-1])
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(
@@ -275,6 +280,38 @@ def format_volume(
     return Volume(directory, record, lock_fd, new=True)
 
 
+def refusal_of(directory: Path) -> str:
+    """Why masters refused this volume as an older copy; "" if they did not.
+
+    Raises:
+        Rejected: no volume stands there.
+        Corrupt: its record is damaged.
+    """
+    if not is_formatted(directory):
+        raise Rejected(f"--data-dir {directory}: no Stele volume is there", code=Code.NOT_FOUND)
+    return _read(directory).refused
+
+
+def take_back(directory: Path, now: str) -> None:
+    """Have a volume used again that masters refused. Its next starts ask them to accept that its log ends too early. `now`:
+    the time, for the record.
+
+    Raises:
+        Fate: Usage, a process uses it.
+        Rejected, Corrupt: as `refusal_of`; or it was not refused.
+    """
+    why = refusal_of(directory)
+    if not why:
+        raise Rejected(f"{directory} was not refused; there is nothing to take back")
+    fd = lock_directory(directory)
+    try:
+        record = _read(directory)
+        taken_back = (*record.taken_back, f"{now}: {why}")
+        _write(directory, replace(record, refused="", accepting=True, taken_back=taken_back))
+    finally:
+        os.close(fd)
+
+
 def volume_empty(directory: Path, why: str) -> Fate:
     """The volume is empty and may not be formatted."""
     return Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, f"{directory} is empty, and {why}")
@@ -286,7 +323,8 @@ def volume_old(directory: Path, why: str) -> Fate:
         "VolumeOld",
         EXIT_VOLUME_OLD,
         f"{directory} is an older copy of this node's volume: {why}; it may have forgotten votes and acknowledged rows "
-        "and is never used again; attach the newest one, or start a new node on an empty one",
+        "and is not used again; attach the newest one, or start a new node on an empty one. If this is the newest that is left: "
+        f"`stele local take-back --data-dir {directory}`",
     )
 
 
@@ -358,6 +396,8 @@ def _read_file(path: Path) -> NodeRecord:
             fork_id=str(raw.get("fork_id", "")),
             given=tuple(str(m) for m in raw.get("given", ())),
             adopted=bool(raw.get("adopted", False)),
+            taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
+            accepting=bool(raw.get("accepting", False)),
             version=version,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:

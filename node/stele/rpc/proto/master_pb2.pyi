@@ -100,6 +100,7 @@ class TSHeartbeatRequest(_message.Message):
     CLOCK_ID_FIELD_NUMBER: _builtins.int
     WALL_BASE_US_FIELD_NUMBER: _builtins.int
     WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
+    TAKEN_BACK_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -129,6 +130,8 @@ class TSHeartbeatRequest(_message.Message):
     """of the sender, on that clock"""
     wall_ahead_us: _builtins.int
     """of what most clocks say, as far as the sender knows"""
+    taken_back: _builtins.bool
+    """an administrator had its volume used though masters refused it as an older copy"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -161,10 +164,11 @@ class TSHeartbeatRequest(_message.Message):
         clock_id: _builtins.int = ...,
         wall_base_us: _builtins.int = ...,
         wall_ahead_us: _builtins.int | None = ...,
+        taken_back: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "taken_back", b"taken_back", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
