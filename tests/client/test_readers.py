@@ -22,6 +22,7 @@ from stele.client.results import WriteResult
 from stele.model.block import RowError
 from stele.model.clock import from_datetime, from_physical_us
 from stele.model.errors import Code, Rejected
+from stele.model.schema import Schema
 from tests.client.small import EIGHT, SCHEMA, small_cluster
 
 ROWS = 20_000
@@ -141,3 +142,23 @@ async def test_notebooks_are_shown_text_and_no_markup(tmp_path: Path) -> None:
     assert "table &lt;t&gt;: 5 rows written, 12 refused, the first 10 of them" in shown
     assert shown.count("<td>&lt;b&gt;</td>") == 10 and "<b>" not in shown
     assert html.of_result("t", 1, ()) == "<div><p>table t: 1 row written</p></div>"
+
+
+async def test_what_a_schema_was_made_of_is_written_as_it_stands(tmp_path: Path) -> None:
+    kinds = pa.array(["a", "b"]).dictionary_encode()
+    data = pa.table(
+        {
+            "id": pa.array([1, 2], pa.uint8()),
+            "kind": kinds,
+            "at": pa.array([0, 1_000], pa.timestamp("ns", "Europe/Paris")),
+            "day": pa.array([86_400_000, 0], pa.date64()),
+            "raw": pa.array([b"ab", b"cd"], pa.binary(2)),
+            "text": pa.array(["x", None], pa.large_string()),
+            "half": pa.array([0.5, 1.5], pa.float32()),
+        }
+    )
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", Schema.from_arrow(data, key=["id", "kind"]))
+        assert (await table.write_arrow(data)).rows_written == 2
+        row = await table.get((1, "a"), ["day", "raw", "text", "half"])
+        assert row == {"day": date(1970, 1, 2), "raw": b"ab", "text": "x", "half": 0.5}

@@ -170,8 +170,12 @@ def type_name(arrow: pa.DataType) -> str:
             return name
     if pa.types.is_decimal(arrow) and arrow.precision <= _DECIMAL_PRECISION_MAX:
         return f"decimal({arrow.precision},{arrow.scale})"
+    if pa.types.is_dictionary(arrow):
+        return type_name(arrow.value_type)
     if pa.types.is_timestamp(arrow):
         return "timestamp"
+    if pa.types.is_date(arrow):
+        return "date"
     if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
         return "string"
     if pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stele.model.column import Column, arrow_type, shown
+from stele.model.column import Column, arrow_type, shown, type_name
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.jsons import parse_json
@@ -98,6 +98,28 @@ class Schema:
             SchemaVersion(version), tuple(made), tuple(ids[n] for n in key), first_column_id + len(made)
         )
 
+    @staticmethod
+    def from_arrow(data: Any, key: Sequence[str]) -> Schema:
+        """A new schema with the columns of Arrow data, of a frame, or of an Arrow schema, and this key.
+
+        `data`: a `pyarrow.Schema`, a Table, a RecordBatch or a reader; a pandas or Polars frame; whatever gives an Arrow schema.
+        A column may be null if Arrow says that it may, unless it is of the key. Types that only differ in width get the next wider
+        one (`uint8` becomes `int16`); times become microseconds.
+
+        Raises:
+            Rejected: columns of types that no column type holds, by their names; and as `make`.
+        """
+        fields, faults, columns = arrow_schema_of(data), [], []
+        keys = [key] if isinstance(key, str) else list(key)
+        for arrow in fields:
+            try:
+                columns.append((arrow.name, type_name(arrow.type), arrow.nullable and arrow.name not in keys))
+            except Rejected as exc:
+                faults.append(f"column {arrow.name}: {exc.args[0]}")
+        if faults:
+            raise Rejected("schema: " + "; ".join(faults))
+        return Schema.make(columns, keys)
+
     def to_arrow(self, column_ids: Sequence[int] | None = None) -> pa.Schema:
         """The Arrow schema of all columns, or of these, in this order.
 
@@ -153,6 +175,29 @@ class Schema:
                 f"{exc.args[0]}; a later program wrote this schema, upgrade this one",
                 code=Code.UNSUPPORTED_VERSION,
             ) from exc
+
+
+def arrow_schema_of(data: Any) -> pa.Schema:
+    """The Arrow schema of a schema, of Arrow data, or of a frame.
+
+    Raises:
+        Rejected: it is none of these.
+    """
+    found = data if isinstance(data, pa.Schema) else getattr(data, "schema", None)
+    if isinstance(found, pa.Schema):
+        return found
+    try:
+        if hasattr(data, "iloc"):  # pandas, which need not be installed
+            return pa.Schema.from_pandas(data, preserve_index=False)
+        if hasattr(data, "__arrow_c_schema__"):
+            return pa.schema(data)
+        if hasattr(data, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(data).schema
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise Rejected(f"schema: {type(data).__name__} has no Arrow schema ({exc})") from exc
+    raise Rejected(
+        f"schema: {shown(data)}: expected a pyarrow.Schema, Arrow data, or a frame of pandas or Polars"
+    )
 
 
 def _faults(schema: Schema) -> list[str]:
