@@ -60,7 +60,7 @@ RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,tar
 
 # What we wrote: layers of a few megabytes, a package each, so that a change to one leaves the other images as they are.
 FROM builder AS package
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY node node
 COPY operator operator
 COPY pipeline pipeline

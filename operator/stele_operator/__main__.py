@@ -13,6 +13,7 @@ import sys
 
 import click
 
+from stele import __version__
 from stele.extras import extra
 from stele.model.errors import SteleError
 from stele.rpc.logging import setup
@@ -49,7 +50,7 @@ def main() -> None:
 )
 @click.option(
     "--image",
-    default="stele/node:0.1.0",
+    default=f"stele/node:{__version__}",
     show_default=True,
     help="Image of masters and nodes where a TabletCluster names none.",
 )

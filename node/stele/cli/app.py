@@ -15,6 +15,7 @@ from typing import Any, TextIO, cast
 
 import click
 
+from stele import __version__
 from stele.cli.errors import BUG, EXIT_CODES, INTERRUPTED, OK, exit_code, exit_code_of_system, listed, told
 from stele.cli.options import early_options, refuse_unused
 from stele.model.errors import SteleError
@@ -153,7 +154,7 @@ class _Lazy(click.Group):
     """,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="stele", prog_name="stele")
+@click.version_option(__version__, prog_name="stele")
 def cli() -> None:
     """The command line."""
 

@@ -9,13 +9,12 @@ import resource
 from collections.abc import Mapping
 from typing import Any
 
+from stele import __version__
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2, tserver_pb2
 from stele.tserver.options import NodeOptions
 from stele.tserver.volume import NodeRecord, Volume
-
-VERSION = "0.1.0"
 
 
 class NodeFacts:
@@ -52,7 +51,7 @@ class NodeFacts:
             http_port=self.http_port,
             machine=self.options.machine,
             zone=self.options.zone,
-            version=VERSION,
+            version=__version__,
             role=self.options.role,
         )
 
@@ -65,7 +64,7 @@ class NodeFacts:
             cluster_id=id_to_pb(self.identity.cluster_id),
             incarnation=self.identity.incarnation,
             address=self.identity.address,
-            version=VERSION,
+            version=__version__,
             machine=self.options.machine,
             zone=self.options.zone,
             role=self.options.role,

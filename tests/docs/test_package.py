@@ -1,0 +1,33 @@
+"""What the distribution says of itself: one version, a licence, types for whoever checks theirs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import stele
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_there_is_one_version() -> None:
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "node/stele/__init__.py"
+    chart = yaml.safe_load((ROOT / "charts/stele/Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == stele.__version__
+
+
+def test_the_licence_is_there_whole_and_named() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "END OF TERMS AND CONDITIONS" in text and len(text.splitlines()) > 190
+    project = PROJECT["project"]
+    assert project["license"] == "Apache-2.0" and project["authors"] == [{"name": "The Stele authors"}]
+    assert all(url.startswith("https://") for url in project["urls"].values())
+
+
+def test_every_package_says_that_it_is_typed() -> None:
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert [name for name in packages if not (ROOT / name / "py.typed").exists()] == []
