@@ -22,7 +22,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import KEEPALIVE_TIME_MS, ChannelPool
 from stele.rpc.errors import error_from_json, error_from_pb, error_to_json, error_to_pb, status_of
 from stele.rpc.identity import Identity, PeerBook
-from stele.rpc.logging import OncePer
+from stele.rpc.logging import SOURCES_MAX, OncePer
 from stele.rpc.proto import master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, MasterServiceStub
 from stele.rpc.proto.master_pb2_grpc import add_MasterServiceServicer_to_server as add_service
@@ -325,10 +325,31 @@ def test_errors_on_streams_and_in_flight() -> None:
 
 def test_a_source_is_logged_once_a_minute() -> None:
     now = 0.0
-    may_log = OncePer(60, clock=lambda: now)
-    assert may_log("a", "x")
-    assert may_log("b", "x")
-    assert not may_log("a", "x") and may_log("a", "y")
+    once, lines = OncePer(60, clock=lambda: now), list[dict[str, Any]]()
+
+    def log(event: str, **fields: Any) -> None:
+        lines.append(fields)
+
+    def tell(source: str, fault: str) -> bool:
+        return once.tell(log, "refused", source, fault, source=source)
+
+    assert tell("a", "x")
+    assert tell("b", "x")
+    assert not tell("a", "x") and tell("a", "y")
+    assert not tell("a", "x")
     now = 61
-    assert may_log("a", "x")
-    assert sum(may_log(f"source {n}", "x") for n in range(5_000)) < 2_000
+    assert tell("a", "x") and tell("b", "x")
+    assert lines[-2:] == [{"source": "a", "left_out": 2}, {"source": "b"}]
+    assert sum(tell(f"source {n}", "x") for n in range(5_000)) < 1_100
+    now = 121.5
+    assert tell("one more", "x") and "left_out" not in lines[-1]
+
+
+def test_many_sources_share_a_line_and_its_count() -> None:
+    """Where each call came from another address, all but 1,024 were left out without a word."""
+    now = 0.0
+    once, lines = OncePer(60, clock=lambda: now), list[dict[str, Any]]()
+    for n in range(SOURCES_MAX + 500):
+        once.tell(lambda event, **fields: lines.append(fields), "refused", f"source {n}", "x", n=n)
+    assert len(lines) == SOURCES_MAX + 1 and once._seen["", "x"][1] == 499
+    assert len(once._seen) == SOURCES_MAX + 1

@@ -55,7 +55,7 @@ class MasterService(MasterServiceServicer):
         self._master = master
         self._confirm = confirm
         self._book = book
-        self._tells = OncePer()
+        self._once = OncePer()
 
     # --- nodes ---
 
@@ -75,10 +75,9 @@ class MasterService(MasterServiceServicer):
         _ensure_own(caller, id_from_pb(request.node_id), request.incarnation)
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
         beyond = bound_heartbeat(request)
-        if beyond and self._tells(caller.from_node, "status"):
-            log.warning(
-                "replicas left out, their status is too large", node=caller.from_node, replicas=beyond
-            )
+        if beyond:
+            event, who = "replicas left out, their status is too large", caller.from_node
+            self._once.tell(log.warning, event, who, "status", node=who, replicas=beyond)
         try:
             await master.starts.ensure_gone(request)
             scene = self._scene()

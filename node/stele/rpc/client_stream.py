@@ -81,7 +81,7 @@ class ClientStreams:
         self._listener = listener
         self._answers = answers
         self._arriving = Arriving(budget.limit_bytes // 4, budget.arrives)
-        self._may_log = OncePer()
+        self._once = OncePer()
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
         """A client wants to open a stream: who we are, where to connect, and the key to begin with.
@@ -96,19 +96,19 @@ class ClientStreams:
 
     def _begin(self, connection: FramedConnection) -> None:
         connection.arriving = self._arriving
-        _Stream(self._budget, self._answers, connection, self._may_log)
+        _Stream(self._budget, self._answers, connection, self._once)
 
 
 class _Stream:
     """One client's stream. Once it has ended, what the client still waits for is given up, not undone."""
 
     def __init__(
-        self, budget: ByteBudget, answers: Answers, connection: FramedConnection, may_log: OncePer
+        self, budget: ByteBudget, answers: Answers, connection: FramedConnection, once: OncePer
     ) -> None:
         self._budget = budget
         self._answers = answers
         self._connection = connection
-        self._may_log = may_log
+        self._once = once
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: dict[asyncio.Future[Any], _Write] = {}
@@ -194,8 +194,11 @@ class _Stream:
     def _error(self, request_id: int, kind: str, exc: Exception) -> tserver_pb2.ClientResponse:
         error = as_stele_error(exc, where=f"client stream, {kind}")
         metrics.client_requests.cell(kind, error.code.name)[0] += 1
-        if error.code is Code.TOO_LARGE and self._may_log(self._connection.source, error.code):
-            log.warning("request refused", source=self._connection.source, error=str(error))
+        if error.code is Code.TOO_LARGE:
+            source = self._connection.source
+            self._once.tell(
+                log.warning, "request refused", source, error.code, source=source, error=str(error)
+            )
         return tserver_pb2.ClientResponse(request_id=request_id, error=error_to_pb(error))
 
     # --- writes

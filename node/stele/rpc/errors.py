@@ -18,6 +18,7 @@ from stele.model.errors import Code, NotLeader, StartRefused, SteleError, error_
 from stele.model.ids import is_id
 from stele.model.jsons import parse_json
 from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.logging import OncePer
 from stele.rpc.proto import common_pb2
 
 log = structlog.get_logger("stele.rpc")
@@ -57,6 +58,7 @@ _STATUS = {
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
+_once = OncePer()
 _KNOWN = frozenset(map(int, Code))
 _PLAINEST = (
     (Code.INVALID_ARGUMENT, Code.UNAVAILABLE),
@@ -127,7 +129,7 @@ def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
     if isinstance(exc, SteleError):
         let_go(exc)
         return exc
-    log.error("request failed unexpectedly", where=where, exc_info=exc)
+    _once.tell(log.error, "request failed unexpectedly", where, type(exc), where=where, exc_info=exc)
     let_go(exc)
     return SteleError(_INTERNAL, code=Code.INTERNAL)
 

@@ -162,7 +162,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self._copies = copies
         self._scan_places = threading.BoundedSemaphore(scans_max)
         self._copy_places = threading.BoundedSemaphore(copies_max)
-        self._may_log = OncePer()
+        self.once = OncePer()
         super().__init__(location)
 
     def stop(self) -> None:
@@ -234,8 +234,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
     def _refused(self, context: Any, exc: BaseException, where: str) -> Exception:
         error = as_stele_error(exc, where=where)
         source = str(context.peer()).rpartition(":")[0]
-        if isinstance(error, Rejected) and self._may_log(source, error.code):
-            log.warning("flight refused", source=source, error=str(error))
+        if isinstance(error, Rejected):
+            self.once.tell(log.warning, "flight refused", source, error.code, source=source, error=str(error))
         return to_flight_error(error)
 
 
@@ -309,7 +309,14 @@ class _Batches(Iterator[pa.RecordBatch]):
             self._close()
         if not self._server.stopping.is_set():
             metrics.flight_stalled.inc()
-            log.warning("reader ended: it took nothing", source=self._source, seconds=self._server.stalled_s)
+            self._server.once.tell(
+                log.warning,
+                "reader ended: it took nothing",
+                self._source,
+                "stalled",
+                source=self._source,
+                seconds=self._server.stalled_s,
+            )
 
     def close(self) -> None:
         """End the stream; a second call does nothing."""

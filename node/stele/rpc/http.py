@@ -116,7 +116,7 @@ class HttpServer:
         # Oldest first. Those of `_asking` have not sent a whole request yet.
         self._asking: dict[asyncio.StreamWriter, None] = {}
         self._answering: dict[asyncio.StreamWriter, None] = {}
-        self._may_log = OncePer()
+        self._once = OncePer()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 picks one. Returns the port.
@@ -149,8 +149,10 @@ class HttpServer:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await self._answer(reader, writer, source)
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, ValueError) as exc:
-            if self._may_log(source, "dropped"):
-                log.info("http connection dropped", source=source, error=str(exc) or type(exc).__name__)
+            error = str(exc) or type(exc).__name__
+            self._once.tell(
+                log.info, "http connection dropped", source, "dropped", source=source, error=error
+            )
             writer.transport.abort()  # closed alone, it would wait until what was answered has been taken
         finally:
             self._asking.pop(writer, None)
@@ -171,8 +173,8 @@ class HttpServer:
         line = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             reply = Reply(400, b"this port speaks HTTP/1.1\n")
-            if self._may_log(source, "not HTTP"):
-                log.warning("not HTTP", source=source, first_line=" ".join(line)[:80])
+            first_line = " ".join(line)[:80]
+            self._once.tell(log.warning, "not HTTP", source, "not HTTP", source=source, first_line=first_line)
         elif line[0] not in ("GET", "HEAD"):
             reply = Reply(405, b"only GET and HEAD\n")
         else:
@@ -191,6 +193,6 @@ class HttpServer:
             return Reply(404, f"no such page; there are {', '.join(sorted(self._routes))}\n".encode())
         try:
             return await route()
-        except Exception as exc:
-            log.error("http route failed", path=path, exc_info=exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is told, and the others are served
+            self._once.tell(log.error, "http route failed", path, "failed", path=path, exc_info=exc)
             return Reply(500, b"failed; the log says why\n")

@@ -42,7 +42,7 @@ class StreamListener:
         self._strangers: dict[FramedConnection, asyncio.TimerHandle] = {}  # connections without a key so far
         self._taken: set[FramedConnection] = set()
         self._closed = False
-        self._may_log = OncePer()
+        self._once = OncePer()
 
     async def listen(self, host: str, port: int) -> None:
         """Take in connections; port 0 picks one.
@@ -139,14 +139,16 @@ class StreamListener:
     def _tell(self, connection: FramedConnection, error: Exception) -> None:
         if isinstance(error, OSError):
             return
-        if not self._may_log(connection.source, error.code if isinstance(error, SteleError) else type(error)):
-            return
+        source = connection.source
         if isinstance(error, Rejected):
-            log.warning("stream refused", source=connection.source, error=str(error))
+            self._once.tell(
+                log.warning, "stream refused", source, error.code, source=source, error=str(error)
+            )
         elif isinstance(error, SteleError):
-            log.info("stream ended", source=connection.source, error=str(error))
+            self._once.tell(log.info, "stream ended", source, error.code, source=source, error=str(error))
         else:
-            log.error("stream ended by a fault of ours", source=connection.source, exc_info=error)
+            event = "stream ended by a fault of ours"
+            self._once.tell(log.error, event, source, type(error), source=source, exc_info=error)
 
 
 class _Stranger(asyncio.Protocol):

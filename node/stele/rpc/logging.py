@@ -66,24 +66,38 @@ def _named_logger(*names: str) -> _NamedLogger:
 
 
 class OncePer:
-    """Says whether something may be logged: each kind of fault once per source in `seconds`."""
+    """Logs each kind of fault once per source in `seconds`; the next line says how many were left out since."""
 
     __slots__ = ("_clock", "_seconds", "_seen")
 
     def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._seen: dict[tuple[str, object], float] = {}
+        self._seen: dict[
+            tuple[str, object], list[float]
+        ] = {}  # when it was told, how many were left out since
 
-    def __call__(self, source: str, fault: object) -> bool:
-        """True for the first call of this source and fault within the period. `fault`: one of a fixed set."""
+    def tell(self, log: Callable[..., Any], event: str, source: str, fault: object, /, **fields: Any) -> bool:
+        """Log `event` with `fields` by `log`, a logger's method, unless that was done within the period. Whether it was.
+
+        `fault`: one of a fixed set. Of more than SOURCES_MAX sources and faults those beyond share a line for each fault.
+        """
         now = self._clock()
-        last = self._seen.get((source, fault))
-        if last is not None and now - last < self._seconds:
-            return False
-        if len(self._seen) >= SOURCES_MAX:
-            self._seen = {key: at for key, at in self._seen.items() if now - at < self._seconds}
+        key = (source, fault)
+        seen = self._seen.get(key)
+        if seen is None and len(self._seen) >= SOURCES_MAX:
+            self._forget(now)
             if len(self._seen) >= SOURCES_MAX:
-                return False
-        self._seen[source, fault] = now
+                key = ("", fault)
+                seen = self._seen.get(key)
+        if seen is not None and now - seen[0] < self._seconds:
+            seen[1] += 1
+            return False
+        if seen is not None and seen[1]:
+            fields["left_out"] = int(seen[1])
+        self._seen[key] = [now, 0]
+        log(event, **fields)
         return True
+
+    def _forget(self, now: float) -> None:
+        self._seen = {key: seen for key, seen in self._seen.items() if now - seen[0] < self._seconds}

@@ -135,7 +135,7 @@ class _Link:
         self._frames = metrics.peer_frames.cell(channel, "sent")
         self._bytes = metrics.peer_bytes.cell(channel, "sent")
         self._log = log.bind(peer=node_id, channel=channel)
-        self._tells = OncePer()
+        self._once = OncePer()
         self._task = self._loop.create_task(self._run())
 
     @property
@@ -203,8 +203,14 @@ class _Link:
                 stood_at = self._loop.time()
                 await self._until_lost(connection)
             except SteleError as exc:
-                if stood_at or self._tells("no stream", exc.code):
-                    self._log.info("no stream to peer", error=str(exc), address=self._address())
+                self._once.tell(
+                    self._log.info,
+                    "no stream to peer",
+                    "it stood" if stood_at else "",
+                    exc.code,
+                    error=str(exc),
+                    address=self._address(),
+                )
             except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
                 self._log.exception("stream to peer failed; it is dialled again")
             self._clear()

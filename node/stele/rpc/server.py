@@ -72,7 +72,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._identity = identity
         self._book = book
         self._budget = budget
-        self._may_log = OncePer()
+        self._once = OncePer()
         # Of what clients may have, and of the nodes' reserve, a quarter is for requests that are under way.
         clients_bytes = budget.limit_bytes - budget.reserve_bytes
         self._of_clients = RequestPlaces(_places(clients_bytes))
@@ -146,8 +146,16 @@ class Guard(grpc.aio.ServerInterceptor):
         error = as_stele_error(exc, where=method)
         metrics.rpc_requests.labels(method, error.code.name).inc()
         source, _ = source_of(context.peer())
-        if isinstance(error, Rejected) and self._may_log(source, error.code):
-            log.warning("request refused", method=method, source=source, error=str(error))
+        if isinstance(error, Rejected):
+            self._once.tell(
+                log.warning,
+                "request refused",
+                source,
+                error.code,
+                method=method,
+                source=source,
+                error=str(error),
+            )
         await abort_with(context, error)
 
 

@@ -124,7 +124,7 @@ class Node:
         # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
         self._encoded: tuple[Message | None, bytes] = None, b""
         self._maintenance: Maintenance | None = None
-        self._tells = OncePer()
+        self._once = OncePer()
 
     # --- Host
 
@@ -155,8 +155,9 @@ class Node:
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
         """A message was dropped: count it, and tell it once."""
         metrics.peer_refused.labels(cause).inc()
-        if self._tells(node_id, cause):
-            log.warning("message dropped", from_node=node_id, cause=cause, error=why)
+        self._once.tell(
+            log.warning, "message dropped", node_id, cause, from_node=node_id, cause=cause, error=why
+        )
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
         self.transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
