@@ -7,13 +7,16 @@ leader. So pings carry a digest of the groups that rest at both ends; where two 
 asks the other group by group and wakes those that do not rest there.
 
 Invariant: a replica rests only while the nodes of all its peers have been heard within an election timeout, and, give
-or take the time of that question, while each of them vouches that its own replica of the group rests in the same term.
+or take the time of that question, while each of them vouches that its own replica of the group rests in the same term. No
+step here takes longer for what other nodes say: questions and answers are worked on a slice with each tick, by turns of
+the nodes that sent them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +26,8 @@ from stele.consensus.replica import Replica
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
+from stele.rpc.fair import FairQueue
+from stele.rpc.logging import OncePer
 from stele.rpc.proto import consensus_pb2
 from stele.tserver.replicas import Replicas
 
@@ -31,7 +36,11 @@ log = structlog.get_logger("stele.tserver")
 _LOOK_MS = 500
 _GROUP = struct.Struct(">16sQ")
 _ASKED_MAX = 16_384
-"""Groups in one question: 384 KiB, well below a frame."""
+"""Groups in one question: 384 KiB, well below a frame. A longer one is none of ours."""
+_SLICE = 2_048
+"""Groups of a question or an answer that one tick works on: a few milliseconds."""
+_SLICES_MAX = 64
+"""Of one node; it asks again for what was dropped."""
 _U64 = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
@@ -65,6 +74,11 @@ class QuietGroups:
         self._sums: dict[NodeId, tuple[int, int]] = {}
         self._differs_since_ms: dict[NodeId, int] = {}
         self._greeted: dict[NodeId, None] = {}
+        self._by_group: dict[bytes, StreamKey] = {}  # of those at rest
+        # What other nodes asked or answered, in slices: the node, whether it asked, the groups.
+        self._said: FairQueue[tuple[NodeId, bool, bytes]] = FairQueue()
+        self._said_by: Counter[NodeId] = Counter()
+        self._once = OncePer()
         self._ping_due_ms = 0
         self._look_due_ms = 0
 
@@ -94,9 +108,9 @@ class QuietGroups:
     def told(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
         """What a node says of its replicas at rest: its digest, a question, or an answer."""
         if resting.asks:
-            self._answer(node_id, resting.asks)
+            self._listen(node_id, True, resting.asks)
         elif resting.awake:
-            self._wake_groups(node_id, resting.awake)
+            self._listen(node_id, False, resting.awake)
         elif (resting.count, resting.digest) == self._sums.get(node_id, (0, 0)):
             self._differs_since_ms.pop(node_id, None)
         elif self._now_ms - self._differs_since_ms.setdefault(node_id, self._now_ms) > (
@@ -106,6 +120,29 @@ class QuietGroups:
             del self._differs_since_ms[node_id]
             self._ask(node_id)
 
+    def _listen(self, node_id: NodeId, asks: bool, groups: bytes) -> None:
+        if len(groups) > _ASKED_MAX * _GROUP.size:
+            event = "question about groups at rest dropped"
+            self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, bytes=len(groups))
+            return
+        step = _SLICE * _GROUP.size
+        for at in range(0, len(groups), step):
+            if self._said_by[node_id] < _SLICES_MAX:
+                self._said_by[node_id] += 1
+                self._said.push((node_id,), (node_id, asks, groups[at : at + step]))
+
+    def _work_on_what_was_said(self) -> None:
+        if not self._said:
+            return
+        node_id, asks, groups = self._said.pop()
+        self._said_by[node_id] -= 1
+        if not self._said_by[node_id]:
+            del self._said_by[node_id]
+        if asks:
+            self._answer(node_id, groups)
+        else:
+            self._wake_groups(node_id, groups)
+
     def lost(self, node_id: NodeId) -> None:
         """The connection to a node was reset: it counts as not heard."""
         self._heard_ms.pop(node_id, None)
@@ -113,6 +150,7 @@ class QuietGroups:
     def tick(self, now_ms: int) -> None:
         """Time has passed."""
         self._now_ms = now_ms
+        self._work_on_what_was_said()
         if now_ms >= self._ping_due_ms:
             self._ping_due_ms = now_ms + self._options.heartbeat_ms
             self._wake_and_ping()
@@ -126,7 +164,16 @@ class QuietGroups:
         tablet = bytes.fromhex(replica.tablet_id)
         digest = (int.from_bytes(tablet[8:], "big") ^ (replica.term * _ODD)) & _U64
         group = _GROUP.pack(tablet, replica.term)
-        self._resting[replica.superblock.key] = _Rest(peer_nodes(replica), group, digest)
+        key = replica.superblock.key
+        self._stirs(key)
+        self._resting[key] = _Rest(peer_nodes(replica), group, digest)
+        self._by_group[group] = key
+
+    def _stirs(self, key: StreamKey) -> None:
+        """It rests no longer, if it did."""
+        rest = self._resting.pop(key, None)
+        if rest is not None and self._by_group.get(rest.group) == key:
+            del self._by_group[rest.group]
 
     def _wake_and_ping(self) -> None:
         sums: dict[NodeId, tuple[int, int]] = {}
@@ -134,11 +181,11 @@ class QuietGroups:
             replica = self._replicas.by_key(key)
             runtime = replica.runtime if replica is not None and replica.running else None
             if runtime is None or not runtime.quiet:
-                del self._resting[key]
+                self._stirs(key)
                 continue
             if not all(self.lives(node_id) for node_id in rest.nodes):
                 runtime.wake()
-                del self._resting[key]
+                self._stirs(key)
             for node_id in rest.nodes:
                 count, total = sums.get(node_id, (0, 0))
                 sums[node_id] = count + 1, (total + rest.digest) & _U64
@@ -163,27 +210,32 @@ class QuietGroups:
             self._ping(node_id, consensus_pb2.RestingPB(asks=asks))
 
     def _answer(self, node_id: NodeId, asked: bytes) -> None:
-        here = {rest.group for rest in self._resting_now() if node_id in rest.nodes}
-        awake = b"".join(group for group in _groups(asked) if group not in here)
+        awake = b"".join(group for group in _groups(asked) if self._rests_here(group, node_id) is None)
         if awake:
             self._ping(node_id, consensus_pb2.RestingPB(awake=awake))
 
     def _wake_groups(self, node_id: NodeId, awake: bytes) -> None:
         """Time goes on for these: a leader's heartbeats show who answers, a follower's silence has it elect."""
-        named = set(_groups(awake))
-        for key, rest in list(self._resting.items()):
-            if node_id in rest.nodes and rest.group in named:
-                del self._resting[key]
-                replica = self._replicas.by_key(key)
-                if replica is not None and replica.runtime is not None:
-                    replica.runtime.wake()
-                    log.info("awake: a peer does not rest", tablet=replica.tablet_id, peer_node=node_id)
+        woken = 0
+        for group in _groups(awake):
+            replica = self._rests_here(group, node_id)
+            if replica is not None and replica.runtime is not None:
+                self._stirs(replica.superblock.key)
+                replica.runtime.wake()
+                woken += 1
+        if woken:
+            event = "awake: a peer does not rest"
+            self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
-    def _resting_now(self) -> Iterator[_Rest]:
-        for key, rest in self._resting.items():
-            replica = self._replicas.by_key(key)
-            if replica is not None and replica.running and replica.runtime and replica.runtime.quiet:
-                yield rest
+    def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
+        """The replica of a group at rest that is shared with a node; None: it does not rest, or the node has none."""
+        key = self._by_group.get(group)
+        if key is None or node_id not in self._resting[key].nodes:
+            return None
+        replica = self._replicas.by_key(key)
+        if replica is not None and replica.running and replica.runtime and replica.runtime.quiet:
+            return replica
+        return None
 
 
 def _groups(data: bytes) -> list[bytes]:
