@@ -18,6 +18,7 @@ import click
 from stele import __version__
 from stele.cli.errors import BUG, EXIT_CODES, INTERRUPTED, OK, exit_code, exit_code_of_system, listed, told
 from stele.cli.options import early_options, refuse_unused
+from stele.cli.output import say
 from stele.model.errors import SteleError
 
 _GROUPS = {
@@ -179,20 +180,20 @@ def run(arguments: Sequence[str] | None = None) -> None:
         exc.show()
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
-        click.echo(f"stele: {_usage(exc)}", err=True)
+        say(f"stele: {_usage(exc)}", err=True)
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SteleError as exc:
-        click.echo(f"stele: {told(exc)}", err=True)
+        say(f"stele: {told(exc)}", err=True)
         sys.exit(exit_code(exc))
     except OSError as exc:
         _drop_output()
-        click.echo(f"stele: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
+        say(f"stele: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
         sys.exit(exit_code_of_system(exc))
     except Exception:  # noqa: BLE001 - Python would end with 1, which says no
         traceback.print_exc()
-        click.echo("stele: this is a bug of ours; please report it with the lines above", err=True)
+        say("stele: this is a bug of ours; please report it with the lines above", err=True)
         sys.exit(BUG)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -11,6 +11,7 @@ import click
 
 from stele.cli.errors import INTERRUPTED
 from stele.cli.options import masters_option
+from stele.cli.output import say
 
 if TYPE_CHECKING:
     from stele.driver.progress import Progress
@@ -93,4 +94,4 @@ def _show(progress: Progress) -> None:
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     left = f", {progress.eta_s:.0f} s left" if progress.eta_s is not None else ""
     trouble = f" ({progress.error})" if progress.error else ""
-    click.echo(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{trouble}")
+    say(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{trouble}")

@@ -12,7 +12,7 @@ import click
 
 from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import short, show_json, show_table, size
+from stele.cli.output import say, short, show_json, show_table, size
 from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 from stele.model.ids import CATALOG_TABLET_ID
 
@@ -58,7 +58,7 @@ def show(health: ClusterHealth, *, as_json: bool = False) -> int:
 def _print(health: ClusterHealth) -> None:
     by_id = {node.node_id: node for node in health.nodes}
     leader = by_id.get(health.leader_master)
-    click.echo(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
+    say(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
     tell_unsettled(health)
     columns: dict[str, Callable[[NodeHealth], str]] = {
         "node": lambda node: short(node.node_id),
@@ -79,23 +79,23 @@ def _print(health: ClusterHealth) -> None:
     show_table(tuple(shown), rows, all_shown_by="--json")
     show_ailing(health.tablets)
     for node in health.silent:
-        click.echo(f"{node.role} {node.label} is silent: {node.heard}")
+        say(f"{node.role} {node.label} is silent: {node.heard}")
     for node in health.low_on_disk:
-        click.echo(f"{node.role} {node.label} {_want_of_space(node)}")
+        say(f"{node.role} {node.label} {_want_of_space(node)}")
     for node in health.wrong_clocks:
-        click.echo(f"{node.role} {node.label}: {node.clock_fault}; set it right, with NTP")
+        say(f"{node.role} {node.label}: {node.clock_fault}; set it right, with NTP")
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
-        click.echo(
+        say(
             f"{node.role} {node.label} is on record and has never started: no tablet counts on it, so it is no fault{pod}"
         )
     for intent in health.intents:
-        click.echo(f"under way: {intent}")
+        say(f"under way: {intent}")
     states = ("healthy", "under-replicated", "unavailable", "creating")
     counts = ", ".join(f"{health.count(s)} {s}" for s in states if health.count(s) or s == "healthy")
-    click.echo(f"{_counted(health)}: {counts}")
+    say(f"{_counted(health)}: {counts}")
     if not health.healthy:
-        click.echo("NOT HEALTHY")
+        say("NOT HEALTHY")
     elif health.silent or health.low_on_disk or health.wrong_clocks:
         of = f"of {len(nodes)} nodes and masters"
         warnings = (
@@ -104,9 +104,9 @@ def _print(health: ClusterHealth) -> None:
             ("with a wrong clock", health.wrong_clocks),
         )
         told = [f"{len(found)} {of} {fault}" for fault, found in warnings if found]
-        click.echo(f"WARNING: {', '.join(told)}, all tablets healthy")
+        say(f"WARNING: {', '.join(told)}, all tablets healthy")
     else:
-        click.echo("OK")
+        say("OK")
 
 
 def _counted(health: ClusterHealth) -> str:

@@ -9,6 +9,7 @@ import click
 
 from stele.cli.errors import NO
 from stele.cli.options import masters_option, replication_option, timeout_option, with_client
+from stele.cli.output import raw_output, say
 
 
 @click.command()
@@ -23,7 +24,7 @@ def create(keyspace: str, replication_factor: int, masters: str) -> None:
     with_client(
         masters, lambda client: client.create_keyspace(keyspace, replication_factor=replication_factor)
     )
-    click.echo(f"created key space {keyspace}")
+    say(f"created key space {keyspace}")
 
 
 @click.command()
@@ -43,9 +44,9 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 
     value = with_client(masters, work, timeout_s)
     if value is None:
-        click.echo(f"stele: no key {key} in {keyspace}", err=True)
+        say(f"stele: no key {key} in {keyspace}", err=True)
         sys.exit(NO)
-    sys.stdout.buffer.write(value + b"\n")
+    raw_output().write(value + b"\n")
 
 
 @click.command()
@@ -120,7 +121,7 @@ def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> Non
         return await (await client.keyspace(keyspace)).list(prefix)
 
     for key, value in with_client(masters, work, timeout_s):
-        sys.stdout.buffer.write(key + b"\t" + value + b"\n")
+        raw_output().write(key + b"\t" + value + b"\n")
 
 
 @click.command()
@@ -144,12 +145,12 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
         space = await client.keyspace(keyspace)
         while True:
             holder = await space.elect(name, me)
-            click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+            say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
             if once:
                 return
             known = holder.encode()  # not what stands there, where that is no UTF-8; then it is told twice
             while value := await space.changed(name, known):
                 known, holder = value, value.decode("utf-8", "replace")
-                click.echo(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+                say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
 
     with_client(masters, work)

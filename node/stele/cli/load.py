@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.options import masters_option, timeout_option, with_client
+from stele.cli.output import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +94,7 @@ def load(
     finally:  # also of what was written before a file could not be read, or no leader be found
         if opened:  # else nothing was tried
             seconds = time.monotonic() - started
-            click.echo(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
+            say(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
         faults.tell()
     faults.refuse(written)
 
@@ -124,9 +125,9 @@ class Faults:
     def tell(self) -> None:
         """One line for each of the first rows."""
         for line in self._told:
-            click.echo(line, err=True)
+            say(line, err=True)
         if self._count > len(self._told):
-            click.echo(f"... and {self._count - len(self._told)} more", err=True)
+            say(f"... and {self._count - len(self._told)} more", err=True)
 
     def refuse(self, written: int) -> None:
         """Raises Rejected if there was one; with their number."""

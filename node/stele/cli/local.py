@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from stele.cli.output import say
+
 FLAG = "--may-lose-acknowledged-writes"
 
 
@@ -42,4 +44,4 @@ def take_back(data_dir: Path, accepted: bool) -> None:
         volume.take_back(data_dir, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     except volume.Fate as exc:
         raise click.UsageError(str(exc)) from None
-    click.echo(f"{data_dir} is used again at its next start; it was refused: {refused}")
+    say(f"{data_dir} is used again at its next start; it was refused: {refused}")

@@ -8,7 +8,7 @@ import time
 import click
 
 from stele.cli.options import Shared, json_option, masters_option, with_client
-from stele.cli.output import show_json, show_table
+from stele.cli.output import say, show_json, show_table
 
 
 @click.command()
@@ -47,7 +47,7 @@ def form(masters: str, cluster_id: str, wait_s: float) -> None:
             await asyncio.sleep(0.2)
 
     formed, fork_id = asyncio.run(run())
-    click.echo(f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""))
+    say(f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""))
 
 
 @click.command()

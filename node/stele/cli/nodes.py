@@ -7,7 +7,7 @@ import sys
 import click
 
 from stele.cli.options import masters_option, with_client
-from stele.cli.output import printable
+from stele.cli.output import say
 
 
 @click.command()
@@ -34,4 +34,4 @@ def forget(node: str, yes: bool, masters: str) -> None:
     async def work(client: AsyncClient) -> str:
         return await forget_node(client.masters, node)
 
-    click.echo(f"forgot {printable(with_client(masters, work))}")
+    say(f"forgot {with_client(masters, work)}")

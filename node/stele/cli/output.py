@@ -1,18 +1,24 @@
-"""What commands print: tables for people, JSON for programs. Writes to standard output only."""
+"""What commands print: tables and lines for people, JSON for programs, bytes for files. All of it goes through here.
+
+Invariant: a terminal is given no control character that came from elsewhere: names, rows, errors and reasons are written by
+other processes and other people.
+"""
 
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import math
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import click
 
 from stele.cli.width import fitted
+from stele.model.texts import printable
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -20,6 +26,28 @@ _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 def show_json(value: Any) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2, default=str))
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print one line, on standard error with `err`. Parts of it may come from other processes."""
+    click.echo(printable(str(text)), err=err)
+
+
+def raw_output() -> BinaryIO:
+    """Where bytes go that are to leave as they are. A terminal gets what does not print in them as escapes."""
+    return cast(BinaryIO, _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+class _Terminal(io.RawIOBase):
+    """Standard output, for bytes of whatever kind."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        text = bytes(data).decode("utf-8", "backslashreplace")
+        click.echo("".join(c if c in "\n\t" else printable(c) for c in text), nl=False)
+        return len(data)
 
 
 def show_table(
@@ -36,12 +64,7 @@ def show_table(
     for line in table.lines:
         click.echo(line)
     if table.left_out:
-        click.echo(f"not shown: {', '.join(table.left_out)}; {all_shown_by} shows all")
-
-
-def printable(text: str) -> str:
-    """A line is a row, and the terminal takes no orders from names or rows: what does not print, as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        say(f"not shown: {', '.join(table.left_out)}; {all_shown_by} shows all")
 
 
 def short(identifier: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import json_value, show_table
+from stele.cli.output import json_value, raw_output, say, show_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,12 +81,12 @@ def scan(
             timeout_s=timeout_s,
         )
         if only_count:
-            click.echo(await scanner.count())
+            say(await scanner.count())
             return
         if form == "table":
             _print_table(await _head(scanner))
             return
-        sink: BinaryIO = open(output, "wb") if output else sys.stdout.buffer  # noqa: SIM115, ASYNC230
+        sink: BinaryIO = open(output, "wb") if output else raw_output()  # noqa: SIM115, ASYNC230
         try:
             writer = _writer(form, sink, scanner.plan.arrow_schema)
             async with aclosing(scanner.batches()) as batches:
@@ -108,14 +107,14 @@ async def _head(scanner: Any) -> list[pa.RecordBatch]:
             found.append(batch.slice(0, _TABLE_ROWS_MAX - rows))
             rows += batch.num_rows
             if rows >= _TABLE_ROWS_MAX:
-                click.echo(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
+                say(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
                 break
     return found
 
 
 def _print_table(batches: list[pa.RecordBatch]) -> None:
     if not batches:
-        click.echo("no rows")
+        say("no rows")
         return
     from stele.model.rows import python_rows
 

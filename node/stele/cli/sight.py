@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import click
-
-from stele.cli.output import printable, short
+from stele.cli.output import say, short
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -33,14 +31,14 @@ def names_of_nodes(health: ClusterHealth) -> dict[str, str]:
 def tell_unsettled(health: ClusterHealth) -> None:
     """One line if what is told of nodes and tablets may still be wrong."""
     if not health.settled:
-        click.echo("the leader master is new and has not heard from all nodes yet; ask again in a second")
+        say("the leader master is new and has not heard from all nodes yet; ask again in a second")
 
 
 def show_ailing(tablets: Iterable[TabletHealth]) -> None:
     """A line for each tablet that is not healthy, with the reasons."""
     for tablet in tablets:
         if tablet.state != "healthy":
-            click.echo(
-                f"tablet {short(tablet.tablet_id)} of {printable(tablet.table_name)} is {tablet.state}: "
+            say(
+                f"tablet {short(tablet.tablet_id)} of {tablet.table_name} is {tablet.state}: "
                 f"{'; '.join(tablet.reasons)}"
             )

@@ -15,7 +15,7 @@ from stele.cli.options import (
     timeout_option,
     with_client,
 )
-from stele.cli.output import json_value, printable, short, show_json, show_table
+from stele.cli.output import json_value, say, short, show_json, show_table
 from stele.cli.sight import cluster_health, names_of_nodes, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
@@ -73,23 +73,21 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         show_json(_as_json(info, ready))
         return
     tell_unsettled(health)
-    click.echo(
-        f"{printable(info.name)}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}"
-    )
+    say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
     if info.schema is not None:
         key = [column.name for column in info.schema.key_columns]
-        click.echo(f"schema version {info.schema.version}, key {', '.join(key)}")
+        say(f"schema version {info.schema.version}, key {', '.join(key)}")
         show_table(
             ("column", "type", "null", "default"),
             [(c.name, c.type, "yes" if c.nullable else "no", c.default or "") for c in info.schema.columns],
         )
         for part in info.partitioning.hash:
             names = [info.schema.by_id[i].name for i in part.column_ids]
-            click.echo(f"hash of {', '.join(names)} into {part.buckets} buckets")
+            say(f"hash of {', '.join(names)} into {part.buckets} buckets")
         if info.partitioning.range is not None:
             names, splits = _split(info.schema, info.partitioning.range)
-            click.echo(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
-    click.echo(f"{ready} of {info.tablets} tablets have a leader and a majority")
+            say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
+    say(f"{ready} of {info.tablets} tablets have a leader and a majority")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
     called = names_of_nodes(health)
@@ -161,7 +159,7 @@ def create(
         )
 
     with_client(masters, work, timeout_s)
-    click.echo(f"created table {table.name}: {table.partitioning.tablets} tablets")
+    say(f"created table {table.name}: {table.partitioning.tablets} tablets")
 
 
 @click.command()
@@ -178,7 +176,7 @@ def delete(name: str, yes: bool, masters: str) -> None:
             raise click.UsageError(f"Nobody can be asked whether to delete {name}: say --yes")
         click.confirm(f"Delete {name} and all its rows, for good?", abort=True)
     with_client(masters, lambda client: client.delete_table(name))
-    click.echo(f"deleted {name}")
+    say(f"deleted {name}")
 
 
 def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any] | dict[str, str]]]:

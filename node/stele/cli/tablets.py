@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import printable, short, show_json, show_table
+from stele.cli.output import say, short, show_json, show_table
 from stele.cli.sight import cluster_health, names_of_nodes, tell_unsettled
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
     (whole,) = (t for t in health.tablets if t.tablet_id == view.tablet_id.hex())
     leader = known[whole.leader].label if whole.led else "-"
     tell_unsettled(health)
-    click.echo(
-        f"tablet {whole.tablet_id} of {printable(view.table_name)}: {whole.state}, term {view.term}, leader {leader}, "
+    say(
+        f"tablet {whole.tablet_id} of {view.table_name}: {whole.state}, term {view.term}, leader {leader}, "
         f"configuration {view.committed_config.opid_index}"
     )
     faults = member_faults(view, known)

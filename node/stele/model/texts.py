@@ -1,4 +1,5 @@
-"""Values that people write as text: times and numbers. Shared by conditions, options and defaults. Pure.
+"""Values that people write as text: times and numbers; and text that people are shown. Shared by conditions, options,
+defaults, commands and logs. Pure.
 
 Invariant: no digit that stands there is dropped in silence, but for the precision of a `double`.
 """
@@ -17,6 +18,14 @@ _NO_SECONDS = re.compile(r"(?<![0-9]{2}:[0-9]{2}:[0-9]{2})(?<![0-9]{6})[.,]")
 
 class Inexact(ValueError):
     """A text that would become another value than it says; the message is why."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, as a terminal may be given it: control characters (C0, C1, line ends, overrides of direction) and
+    whatever else does not print are escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def moment(text: str) -> datetime.datetime:

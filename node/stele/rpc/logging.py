@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+from stele.model.texts import printable
+
 SOURCES_MAX = 1_024
 
 
@@ -28,6 +30,7 @@ def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str =
         renderer = structlog.processors.JSONRenderer(default=str)
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=terminal and not os.environ.get("NO_COLOR"))
+    escaped = [] if json_lines else [_escaped]
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         *([_naming(node_id)] if node_id else []),
@@ -38,12 +41,20 @@ def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str =
         processors.append(structlog.processors.format_exc_info)
     numeric = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=[*processors, *escaped, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(numeric),
         logger_factory=_named_logger,
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=max(numeric, logging.WARNING), stream=sys.stderr)
+
+
+def _escaped(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What other processes sent gives no orders to the terminal that shows it, and ends no line."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = printable(value)
+    return event
 
 
 def _naming(node_id: str) -> Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]:
