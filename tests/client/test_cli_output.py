@@ -202,11 +202,11 @@ async def test_what_cannot_be_written_or_read_is_one_line(
             ),
             ("table scan wide --format csv > /dev/full", 75, "No space left on device"),
             ("table list > /dev/full", 75, "No space left on device"),
-            ("table scan wide -o x", 2, "--output goes with --format csv, json or arrow"),
+            ("table scan wide -o x", 2, "--output takes .csv, .json, .arrow or .parquet"),
             (
                 "table scan wide --count -o x --format csv",
                 2,
-                "--output goes with --format csv, json or arrow",
+                "--count prints a number and takes no --output",
             ),
             (f"table load wide {damaged_file}", 2, "damaged.parquet: "),
             (f"table load wide {cut}", 2, "cut.parquet: "),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from stele.cli.new_file import check_new, new_file
 from stele.cli.options import masters_option, timeout_option, with_client
 from stele.cli.output import json_value, raw_output, say, show_table
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient
 
 _TABLE_ROWS_MAX = 1_000
+_GROUP_ROWS, _GROUP_BYTES = 128 << 10, 64 << 20
+"""A row group of Parquet: small ones are slow to read, large ones are held in memory."""
 
 
 @click.command()
@@ -35,11 +39,18 @@ _TABLE_ROWS_MAX = 1_000
 @click.option(
     "--format",
     "form",
-    type=click.Choice(("table", "csv", "json", "arrow")),
-    default="table",
-    show_default=True,
+    type=click.Choice(("table", "csv", "json", "arrow", "parquet")),
+    default=None,
+    help="[default: by the output's suffix, else table]",
 )
-@click.option("--output", "-o", type=click.Path(dir_okay=False), default=None, help="Write to a file.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False),
+    default=None,
+    help="Write to a file: .csv, .json, .arrow (a stream) or .parquet. It is there once it is whole.",
+)
+@click.option("--force", is_flag=True, help="Replace the output if it is there.")
 @click.option("--count", "only_count", is_flag=True, help="Print only how many rows there are.")
 @masters_option
 @timeout_option
@@ -50,8 +61,9 @@ def scan(
     limit: int | None,
     ordered: bool,
     snapshot: str,
-    form: str,
+    form: str | None,
     output: str | None,
+    force: bool,
     only_count: bool,
     masters: str,
     timeout_s: float,
@@ -61,13 +73,24 @@ def scan(
     \b
     Examples:
       stele table scan flights --where "carrier = 'UA' AND arr_delay > 120" --columns flight,arr_delay --limit 10
-      stele table scan flights --format csv -o flights.csv
+      stele table scan flights -o flights.parquet
       stele table scan flights --count
     """
     from stele.client.where import parse_where
 
-    if output and (only_count or form == "table"):
-        raise click.UsageError("--output goes with --format csv, json or arrow")
+    form = form or _form_of(output)
+    if output and only_count:
+        raise click.UsageError("--count prints a number and takes no --output")
+    if output and form == "table":
+        raise click.UsageError(
+            "--output takes .csv, .json, .arrow or .parquet; say --format for another suffix"
+        )
+    if form == "parquet" and not output:
+        raise click.UsageError("Parquet goes into a file: give --output")
+    if output:
+        check_new(output, force=force)
+    elif force:
+        raise click.UsageError("--force goes with --output")
     at = _snapshot(snapshot)
 
     async def work(client: AsyncClient) -> None:
@@ -86,18 +109,21 @@ def scan(
         if form == "table":
             _print_table(await _head(scanner))
             return
-        sink: BinaryIO = open(output, "wb") if output else raw_output()  # noqa: SIM115, ASYNC230
-        try:
-            writer = _writer(form, sink, scanner.plan.arrow_schema)
+        with new_file(output) if output else nullcontext(raw_output()) as sink:
+            write = _writer(form, sink, scanner.plan.arrow_schema)
             async with aclosing(scanner.batches()) as batches:
                 async for batch in batches:
-                    writer(batch)
-            writer(None)
-        finally:
-            if output:
-                sink.close()
+                    write(batch)
+            write(None)
 
     with_client(masters, work, timeout_s)
+
+
+def _form_of(output: str | None) -> str:
+    """What a file's suffix says."""
+    suffixes = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+    arrow = dict.fromkeys((".arrow", ".arrows", ".ipc"), "arrow")
+    return (suffixes | arrow).get(Path(output).suffix, "table") if output else "table"
 
 
 async def _head(scanner: Any) -> list[pa.RecordBatch]:
@@ -144,7 +170,8 @@ def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
                 sink.write(json.dumps(values, allow_nan=False).encode() + b"\n")
 
         return write_json
-    return _arrow_writer(sink, schema) if form == "arrow" else _csv_writer(sink, schema)
+    makers = {"arrow": _arrow_writer, "parquet": _parquet_writer, "csv": _csv_writer}
+    return makers[form](sink, schema)
 
 
 def _arrow_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
@@ -152,6 +179,26 @@ def _arrow_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
 
     writer = pa.ipc.new_stream(sink, schema)
     return lambda batch: writer.close() if batch is None else writer.write_batch(batch)
+
+
+def _parquet_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    writer = parquet.ParquetWriter(sink, schema, compression="zstd")
+    waiting: list[pa.RecordBatch] = []
+
+    def write(batch: pa.RecordBatch | None) -> None:
+        if batch is not None:
+            waiting.append(batch)
+        rows, taken = (sum(part.num_rows for part in waiting), sum(part.nbytes for part in waiting))
+        if waiting and (batch is None or rows >= _GROUP_ROWS or taken >= _GROUP_BYTES):
+            writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_GROUP_ROWS)
+            waiting.clear()
+        if batch is None:
+            writer.close()
+
+    return write
 
 
 def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
