@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +76,7 @@ async def serve(kube: Kube, options: Options) -> None:
     Raises:
         BadKubeconfig, Rejected: as `run`.
     """
+    _prepare_interpreter()
     fleet = Fleet(kube, Reporter(kube, options.identity), options.namespaces, options.image)
     introduced = asyncio.Event()
     server = HttpServer(_routes(fleet, introduced))
@@ -85,6 +88,15 @@ async def serve(kube: Kube, options: Options) -> None:
         await _lead(kube, fleet, options)
     finally:
         await server.close()
+
+
+def _prepare_interpreter() -> None:
+    """Plans are made in threads beside the loop, which is to have its turn soon; and what is here by now stays, so it need
+    not be looked through for garbage."""
+    sys.setswitchinterval(0.001)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 async def _introduce(kube: Kube, options: Options) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -21,7 +21,7 @@ from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.heals import Heals, News, works
+from stele_operator.heals import Heals, News, Work, works
 from stele_operator.masters import MasterLink
 
 log = structlog.get_logger("stele.operator.heal")
@@ -77,7 +77,7 @@ class Healer:
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                self._take(report, policy, names)
+                self._take(report, await asyncio.to_thread(works, report, policy), names)
                 await on_round()
                 # What is blocked stays so until something else changes: the next pass is soon enough.
                 if all(record.kind == Blocked.__name__ for record in report.progress):
@@ -88,12 +88,12 @@ class Healer:
             return str(exc)
         return ""
 
-    def _take(self, report: Report, policy: Policy, names: Mapping[str, str]) -> None:
+    def _take(self, report: Report, done: Sequence[Work], names: Mapping[str, str]) -> None:
         """Take up what a round of the driver did and met."""
         for record in report.progress:
             if record.kind not in _WAITS:
                 metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
-        self._news += self._heals.note(works(report, policy), names, self._now_s())
+        self._news += self._heals.note(done, names, self._now_s())
         # Records without a tablet are about nodes, which stand with the members.
         self.progress = tuple(named(r, names) for r in report.progress if r.tablet_id)
 

@@ -26,7 +26,8 @@ config: Any = untyped_config  # the package says it is typed; these functions ar
 Json = dict[str, Any]
 _TIMEOUT_S = 15.0
 _MERGE = "application/merge-patch+json"
-_PAGE = 500
+_PAGE = 100
+"""Objects in one answer: to read the JSON of more holds the loop for longer than 5 ms."""
 UNREACHABLE = "Unreachable"
 
 

@@ -83,12 +83,7 @@ class MasterLink:
             SteleError: no master leads, or none answers.
         """
         answer = await self._masters.call("GetClusterView", master_pb2.GetClusterViewRequest(), rounds=1)
-        return Catalog(
-            view=view_from_pb(answer),
-            tables=tuple(_table(t) for t in answer.tables),
-            formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
-            names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
-        )
+        return await asyncio.to_thread(_catalog, answer)
 
     async def register(self, node_id: str, role: str, name: str) -> None:
         """Make a node known before its pod starts."""
@@ -142,6 +137,15 @@ class MasterLink:
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise
+
+
+def _catalog(answer: master_pb2.GetClusterViewResponse) -> Catalog:
+    return Catalog(
+        view=view_from_pb(answer),
+        tables=tuple(_table(t) for t in answer.tables),
+        formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
+        names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
+    )
 
 
 def _table(pb: master_pb2.TableInfoPB) -> Table:

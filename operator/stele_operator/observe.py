@@ -351,24 +351,25 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
         kube.list("TabletGroup", namespace),
         machines_if_allowed(kube),
     )
-    mine = [g for g in groups if cluster_of(g) == cluster.name]
-    seen = Observation(
-        now_s=kube.now_s(),
-        cluster=cluster,
-        default_image=default_image,
-        identity=parse_identity(identity) if identity is not None else None,
-        claims=_claims(claims, cluster.name),
-        pods=tuple(p for p in map(parse_pod, pods) if p is not None),
-        machines=machines,
-        existing=tuple(
-            parse_existing(kind, item)
-            for kind, items in (("Service", services), ("PodDisruptionBudget", budgets))
-            for item in items
-        ),
-        groups=tuple(parse_group(g) for g in mine),
-        fresh_ids=tuple(new_id() for _ in range(_FRESH_IDS)),
-    )
-    return seen, mine
+    now_s, existing = kube.now_s(), (("Service", services), ("PodDisruptionBudget", budgets))
+
+    def parsed() -> tuple[Observation, list[Json]]:
+        mine = [g for g in groups if cluster_of(g) == cluster.name]
+        seen = Observation(
+            now_s=now_s,
+            cluster=cluster,
+            default_image=default_image,
+            identity=parse_identity(identity) if identity is not None else None,
+            claims=_claims(claims, cluster.name),
+            pods=tuple(p for p in map(parse_pod, pods) if p is not None),
+            machines=machines,
+            existing=tuple(parse_existing(kind, item) for kind, items in existing for item in items),
+            groups=tuple(parse_group(g) for g in mine),
+            fresh_ids=tuple(new_id() for _ in range(_FRESH_IDS)),
+        )
+        return seen, mine
+
+    return await asyncio.to_thread(parsed)
 
 
 def cluster_of(group: Json) -> str:

@@ -44,13 +44,13 @@ from stele_operator.plan.actions import (
     SetFinalizers,
 )
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Kind
+from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import patience_s
 from stele_operator.plan.observation import GroupObject
 from stele_operator.plan.planner import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
 from stele_operator.plan.tables import let_go
-from stele_operator.report import Reporter, timestamp
+from stele_operator.report import Reporter, at_once, timestamp
 
 log = structlog.get_logger("stele.operator")
 Json = dict[str, Any]
@@ -164,16 +164,18 @@ class ClusterTask:
             self._led_s = o.now_s
         if self._must_settle(o):
             return _SETTLE_S
-        plan = make_plan(o)
+        # Thousands of tablets take seconds to judge. Each such step is pure, and has a thread of its own: the Lease, probes
+        # and watches live in this loop.
+        plan = await asyncio.to_thread(make_plan, o)
         outcomes = await self._act(o, plan.actions)
         self._growth.learn(outcomes, o.now_s)
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)
         if refused:  # what there is to tell has changed, not what there is to do
             o = replace(o, refused=refused)
-            plan = make_plan(o)
+            plan = await asyncio.to_thread(make_plan, o)
         await self._tell(raw, o, outcomes)
-        resting = self._healer.rests(view, plan.policy)
+        resting = await asyncio.to_thread(self._healer.rests, view, plan.policy)
         # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
         # beside it: they may be hundreds, and rows are in danger.
         told = await self._try_report(raw, o, partial(self._report_cluster, raw, o, plan))
@@ -288,16 +290,18 @@ class ClusterTask:
             for x in outcomes
             if isinstance(x.action, CreateTable) and x.error and not (x.refused or x.changed_under)
         }
-        for group, there in zip(o.groups, groups, strict=True):
-            if self._stands(o, group):
-                continue
-            # One that is being deleted and of which there is something to say is still held by its finalizer.
-            if not group.deleting or plan.about(group.name):
-                status = group_status(o, plan, group, now, refusals.get(group.name, ""))
-                await self._reporter.status("TabletGroup", there, status, o.now_s)
-                await asyncio.sleep(
-                    0
-                )  # a status that is as it was is not waited for: Lease, probes and watches live here
+
+        async def report(group: GroupObject, there: Json) -> None:
+            status = group_status(o, plan, group, now, refusals.get(group.name, ""))
+            await self._reporter.status("TabletGroup", there, status, o.now_s)
+
+        # One that is being deleted and of which there is something to say is still held by its finalizer.
+        told = (
+            (group, there)
+            for group, there in zip(o.groups, groups, strict=True)
+            if not self._stands(o, group) and (not group.deleting or plan.about(group.name))
+        )
+        await at_once(report(group, there) for group, there in told)
 
     def _stands(self, o: Observation, group: GroupObject) -> bool:
         """Whether what was last said of a TabletGroup still stands: masters elect a leader within seconds, mostly, and
@@ -342,14 +346,16 @@ class ClusterTask:
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
         """Events: what was found, when it comes up."""
         found = {f.about for f in plan.findings if f.kind in _WORDS}
-        for finding in plan.findings:
-            if finding.kind not in _WORDS or finding.about in self._told:
-                continue
+
+        async def tell(finding: Finding) -> None:
             group = o.group(finding.group)
             kind, about = (
                 ("TabletGroup", _group_raw(o, group.name, group.uid)) if group else ("TabletCluster", raw)
             )
             await self._reporter.event(kind, about, finding.reason, finding.message, o.now_s, True)
+
+        fresh = (f for f in plan.findings if f.kind in _WORDS and f.about not in self._told)
+        await at_once(tell(finding) for finding in fresh)
         self._told = found
 
     async def _say(

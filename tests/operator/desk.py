@@ -6,6 +6,7 @@ with another resourceVersion, so a status that is written again and again is see
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +29,17 @@ class Desk(Kube):
         self.world = world
         self.written: list[tuple[str, str]] = []
         self.events: dict[str, Json] = {}
+        self._ready: dict[tuple[str, str], list[Json]] = {}
 
     def now_s(self) -> float:
         return self.world.now_s
+
+    async def prepare(self) -> None:
+        """Have the lists ready that the next pass asks for, so that to make them is no part of it."""
+        selector = "stele.dev/cluster=flights"
+        for kind in ("Pod", "PersistentVolumeClaim", "Service", "PodDisruptionBudget"):
+            self._ready[kind, selector] = await self.list(kind, "data", selector)
+        self._ready["TabletGroup", ""] = await self.list("TabletGroup", "data")
 
     def told(self, kind: str = "") -> list[Json]:
         """The events about a kind, or all."""
@@ -47,6 +56,8 @@ class Desk(Kube):
         return copy.deepcopy(self.world.objects.get((kind, name)))
 
     async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        if (kind, selector) in self._ready:
+            return self._ready.pop((kind, selector))
         if kind == "Node":
             return [_machine(m.name, m.ready, m.zone) for m in self.world.machines]
         key, _, value = selector.partition("=")
@@ -91,7 +102,7 @@ class Kept(ClusterTask):
         )
 
     async def _with_masters(self, o: Observation) -> Observation:
-        seen = self.world.observe()
+        seen = await asyncio.to_thread(self.world.observe)
         told = (seen.master_reports, seen.catalog, seen.catalog_problem)
         return replace(o, master_reports=told[0], catalog=told[1], catalog_problem=told[2])
 

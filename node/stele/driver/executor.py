@@ -132,22 +132,14 @@ class Executor:
         """The masters' view, freshened by asking the nodes of those tablets that something happens to, or is to happen to: a
         replica that is to be made needs room for what there is by now, which nodes do not tell the masters unasked."""
         answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
-        view = view_from_pb(answer)
+        # To judge thousands of tablets takes a second. It is pure, and has a thread of its own: this loop may hold a Lease.
+        view = await asyncio.to_thread(view_from_pb, answer)
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
-        wanted: dict[str, list[bytes]] = {}
-        nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
-        for tablet in view.tablets:
-            intent = view.intent(tablet.tablet_id)
-            situation = judge(tablet, view, policy, nodes)
-            well = situation.needed <= 0 and all(m.live and m.answers for m in situation.members)
-            # Of one that is not heard yet nothing is done before it is.
-            if intent is None and (well or any(m.unheard for m in situation.members)):
-                continue
-            for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
-                wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
+        wanted = await asyncio.to_thread(_to_ask, view, policy)
         found = await asyncio.gather(*(self._ask(view, node, ids) for node, ids in wanted.items()))
-        return freshen(view, {node: statuses for node, statuses in found if statuses})
+        told = {node: statuses for node, statuses in found if statuses}
+        return await asyncio.to_thread(freshen, view, told) if told else view
 
     async def _ask(
         self, view: ClusterView, node_id: str, tablet_ids: list[bytes]
@@ -182,7 +174,7 @@ class Executor:
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"epoch {claim.epoch} is not the one in force: {view.claim}"))
         trials = self._copies.look(view, self._now_ms())
-        steps = tuple(self._patience(s) for s in plan(view, policy, trials))
+        steps = tuple(self._patience(s) for s in await asyncio.to_thread(plan, view, policy, trials))
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         gate = asyncio.Semaphore(STEPS_AT_ONCE)
         outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))
@@ -240,3 +232,19 @@ class Executor:
             return error
         self.claim = None
         return error if isinstance(error, StaleEpoch) else StaleEpoch(str(error.args[0]))
+
+
+def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[bytes]]:
+    """By node, the tablets of which it knows more than the masters, and that matter now."""
+    wanted: dict[str, list[bytes]] = {}
+    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
+    for tablet in view.tablets:
+        intent = view.intent(tablet.tablet_id)
+        situation = judge(tablet, view, policy, nodes)
+        well = situation.needed <= 0 and all(m.live and m.answers for m in situation.members)
+        # Of one that is not heard yet nothing is done before it is.
+        if intent is None and (well or any(m.unheard for m in situation.members)):
+            continue
+        for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
+            wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
+    return wanted
