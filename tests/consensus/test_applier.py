@@ -86,11 +86,16 @@ async def test_what_a_late_store_holds_already_is_not_applied_again(tmp_path: Pa
     store, told, failed = KeySpace.create(tmp_path / "k"), list[int](), list[Exception]()
     for entry in entries(1, 5):
         store.apply(entry)
+
+    def ended(error: Exception) -> None:
+        failed.append(error)
+        work.stop(error)
+
     work = Applier(
         slice_ms=4.0,
         in_thread=asyncio.to_thread,
         applied=lambda entry, _: told.append(entry.index),
-        failed=failed.append,
+        failed=ended,
     )
     work.committed_index = 3
 

@@ -91,6 +91,13 @@ def test_dates_and_timestamps_as_python_values_encode_like_their_numbers() -> No
     assert key.hex() == "80060dedc04dd34680004d0c"
 
 
+def test_of_many_numbers_the_negative_ones_come_first() -> None:
+    numbers = list(range(-500, 500))
+    for type_ in (pa.int16(), pa.int32(), pa.int64()):
+        encoded = keys.encode_arrays([pa.array(numbers, type_)]).to_pylist()
+        assert sorted(encoded) == encoded and len(set(encoded)) == 1_000
+
+
 def test_golden_bytes_of_a_key() -> None:
     key = keys.encode_tuple(("a\x00b", -1, b"\x00z"), (pa.string(), pa.int32(), pa.binary()))
     assert key == b"a\x00\x01b\x00\x00" + b"\x7f\xff\xff\xff" + b"\x00z"
