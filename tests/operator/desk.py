@@ -14,7 +14,7 @@ from typing import Any
 
 from stele_operator.act import Outcome
 from stele_operator.kube import Kube, NotFound
-from stele_operator.plan import Action, Observation
+from stele_operator.plan import Action, Observation, make_plan
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter
 from tests.operator.world import World, merged
@@ -111,10 +111,12 @@ class Kept(ClusterTask):
             self.world.apply(action)
         return [Outcome(action) for action in actions]
 
-    async def seconds(self, count: int) -> None:
-        """A pass, and a second of the world, so many times."""
+    async def seconds(self, count: int, *, heals: bool = False) -> None:
+        """A pass, and a second of the world, so many times. `heals`: in each a driver does all that it may."""
         for _ in range(count):
             await self.run_pass()
+            if heals:
+                self.world.heal(make_plan(self.world.observe()))
             self.world.settle()
             self.world.now_s += 1
 

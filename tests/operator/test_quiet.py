@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -114,3 +115,18 @@ def cut_off(tablet: TabletView, silent_ms: int) -> TabletView:
     leader, other = tablet.config.peers[:2]
     unreached = {other.replica_id: silent_ms}
     return replace(tablet, replicas=(ReplicaView(leader.node_id, leader.replica_id, unreached_ms=unreached),))
+
+
+async def test_a_machine_lost_for_good_is_a_handful_of_events() -> None:
+    """Of eight tablets in two tables; what the driver does beside it is HealBegan and HealEnded of a node
+    (test_heals.py). Each table is told of once."""
+    task = await at_rest(2)
+    world = task.world
+    world.kill("n2")
+    await task.seconds(660, heals=True)
+    told = [e["reason"] for e in task.desk.told("TabletCluster")]
+    assert len(told) <= 16, told
+    assert {"NodeLost", "MasterLost", "PodDeleted", "ClaimReleased"} <= set(told)
+    assert Counter(told)["Healed"] == 1, told
+    assert Counter(e["reason"] for e in task.desk.told("TabletGroup")) == {"VoterLost": 2}
+    assert len(groups_written(task)) <= 6
