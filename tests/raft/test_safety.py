@@ -25,6 +25,7 @@ from stele.raft.effects import (
     ReadRefused,
     Role,
     Send,
+    TransferDone,
     TransferFailed,
 )
 from stele.raft.events import (
@@ -459,3 +460,41 @@ def test_what_is_proposed_while_leadership_is_handed_over_waits_for_the_end_of_i
     accept(core, 3, 2, preceding=1, now=600)
     effects = core.step(Tick(700))
     assert [e.context for e in effects if isinstance(e, Proposed)] == [3, 4]
+
+
+def test_a_hand_over_that_its_target_took_up_is_not_told_as_failed() -> None:
+    """A tick and the target's vote request in one turn: TimeoutNow was due again, and so was taken for not sent."""
+    core = leader_in_step()
+    sent = core.step(TransferLeadership(7, ReplicaId(2), 7))
+    assert any(isinstance(e, Send) and isinstance(e.message, TimeoutNow) for e in sent)
+    asks = VoteRequest(core.term + 1, core.log.last_opid, ignore_live_leader=True)
+    effects = core.step_many([Tick(80), Received(ReplicaId(2), asks, 81)])
+    assert not any(isinstance(e, TransferFailed) for e in effects) and core.role is not Role.LEADER
+    leads = UpdateRequest(core.term, core.log.last_opid, (), core.commit_index)
+    effects = core.step(Received(ReplicaId(2), leads, 90))
+    assert any(isinstance(e, TransferDone) for e in effects)
+
+
+def heir(core: RaftCore, *leads: tuple[int, int], now: int = 7) -> list[int]:
+    """To whom leadership goes where nobody is named."""
+    known = tuple((ReplicaId(n), count) for n, count in leads)
+    effects = core.step(TransferLeadership(1, None, now, known))
+    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)]
+
+
+@pytest.mark.parametrize(
+    ("leads", "to"), [((), 2), (((2, 4), (3, 4)), 2), (((2, 5), (3, 4)), 3), (((3, 1),), 2), (((2, 1),), 3)]
+)
+def test_leadership_goes_to_the_voter_that_leads_least(leads: tuple[tuple[int, int], ...], to: int) -> None:
+    """It went to the first of the configuration: three restarts moved the leaders of 12 tablets to one node."""
+    assert heir(leader_in_step(), *leads) == [to]
+
+
+def test_a_voter_that_lags_is_not_handed_leadership_however_little_it_leads() -> None:
+    core = leader_in_step()
+    settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
+    for now in range(75, 600, 75):  # it answers each heartbeat, and has nothing new on its disk
+        core.step(Tick(now))
+        accept(core, 3, core.log.last_index, now=now)
+        accept(core, 2, 1, now=now)
+    assert heir(core, (2, 0), (3, 9), now=601) == [3]

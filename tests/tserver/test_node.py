@@ -13,7 +13,7 @@ from stele.client.health import examine
 from stele.consensus.replica import Replica
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId, new_id
-from stele.model.partition import PartitionSchema
+from stele.model.partition import HashPartition, PartitionSchema
 from stele.tserver.node import Node
 from stele.tserver.options import (
     NodeOptions,
@@ -113,3 +113,35 @@ async def test_a_port_in_use_is_one_line_that_says_what_to_do(cluster: LocalClus
     with pytest.raises(Rejected) as refused:
         await Node(NodeOptions(tmp_path / "x", NodeId(new_id()), cluster.cluster_id, options.listen)).start()
     assert "in use" in str(refused.value)
+
+
+async def test_leaders_do_not_pile_up_where_nodes_restart_one_after_another(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 tablets the first node of each configuration got all: 4/5/3 leaders became 12/0/0."""
+    monkeypatch.setattr("stele.tserver.node.HAND_OVER_S", 60.0)
+    many = PartitionSchema((HashPartition((0,), 12),))
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, many)
+        await fill(client, 100)
+        names = ["node-0", "node-1", "node-2"]
+
+        def leaders() -> dict[str, int]:
+            return {
+                n: sum(r.is_leader for r in cluster.running[n].replicas)
+                for n in names
+                if n in cluster.running
+            }
+
+        def all_follow() -> bool:
+            replicas = [r for n in names for r in cluster.running[n].replicas]
+            return len(replicas) == 36 and all(r.running and r.leader_peer() is not None for r in replicas)
+
+        for name in names:
+            await wait_until(all_follow)
+            await cluster.stop(name, hand_over=True)
+            await wait_until(lambda: sum(leaders().values()) == 12)
+            assert max(leaders().values()) <= 8, f"without {name}: {leaders()}"
+            await cluster.launch(name)
+        await fill(client, 120)
+        assert await count(client) == 120

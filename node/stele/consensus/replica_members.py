@@ -8,6 +8,7 @@ ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,10 @@ class MemberPart(LogPart):
         )
         return config
 
-    async def transfer_leadership(self, target: ReplicaId | None = None) -> None:
-        """Hand leadership to `target`, or to the most advanced voter.
+    async def transfer_leadership(
+        self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None
+    ) -> None:
+        """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep up.
 
         Raises:
             Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
@@ -60,7 +63,9 @@ class MemberPart(LogPart):
         self.check_leader()
         context = next(self._contexts)
         now_ms = self._runtime.now_ms() if self._runtime is not None else 0
-        await self._ask(context, TransferLeadership(context, target, now_ms))
+        known = leads or {}
+        led = tuple((p.replica_id, known.get(p.node_id, 0)) for p in self.config.peers)
+        await self._ask(context, TransferLeadership(context, target, now_ms, led))
 
     async def _ask(self, context: int, event: ProposeChange | TransferLeadership) -> Any:
         if self._runtime is None:

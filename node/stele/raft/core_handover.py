@@ -24,17 +24,20 @@ from stele.raft.effects import (
 from stele.raft.events import Propose, RequestRead, TransferLeadership
 from stele.raft.messages import TimeoutNow
 from stele.raft.progress import Progress
+from stele.raft.status import PeerState
 
 
 class _Transfer:
-    """A hand-over under way. `context` is None where the leader began it by itself."""
+    """A hand-over under way. `context` is None where the leader began it by itself. `sent`: TimeoutNow needs not be sent again
+    now; `asked`: it was sent, so that the target may lead by it."""
 
-    __slots__ = ("context", "due_ms", "sent", "target")
+    __slots__ = ("asked", "context", "due_ms", "sent", "target")
 
     def __init__(self, context: int | None, target: ReplicaId, due_ms: int) -> None:
         self.context = context
         self.target = target
         self.due_ms = due_ms
+        self.asked = False
         self.sent = False
 
 
@@ -127,7 +130,7 @@ class HandoverPart(ChangePart):
         elif self._transfer is not None:
             refused = Code.CHANGE_IN_PROGRESS, f"already handing over to {self._transfer.target}"
         elif target is None:
-            target = self._best_successor()
+            target = self._best_successor(event.leads)
             if target is None:
                 refused = Code.UNSAFE_CHANGE, "no other sound voter can be reached"
         elif not self._may_succeed(target):
@@ -155,15 +158,26 @@ class HandoverPart(ChangePart):
             return False
         return progress.has_data and progress.reachable(self._now_ms - self.options.election_max_ms)
 
-    def _best_successor(self) -> ReplicaId | None:
-        """The most advanced sound voter; the first in the configuration among equals."""
-        best: Progress | None = None
+    def _best_successor(self, leads: tuple[tuple[ReplicaId, int], ...] = ()) -> ReplicaId | None:
+        """Of the sound voters that keep up, the one that leads least; if none does, the most advanced. Among equals the most
+        advanced, then the first in the configuration. A few entries make no difference: writes are held until it has them."""
+        led = dict(leads)
+        best: ReplicaId | None = None
+        best_rank = (False, 0, 0)
         for peer in self.config.peers:
-            if self._may_succeed(peer.replica_id):
-                progress = self._progress[peer.replica_id]
-                if best is None or progress.match > best.match:
-                    best = progress
-        return None if best is None else best.replica_id
+            if not self._may_succeed(peer.replica_id):
+                continue
+            progress = self._progress[peer.replica_id]
+            keeps_up = self._keeps_up(progress)
+            rank = (keeps_up, -led.get(peer.replica_id, 0) if keeps_up else 0, progress.match)
+            if best is None or rank > best_rank:
+                best, best_rank = peer.replica_id, rank
+        return best
+
+    def _keeps_up(self, progress: Progress) -> bool:
+        """Whether it was sent all that is committed, and acknowledges what it is sent."""
+        stalled = progress.stuck(self._now_ms - self.options.election_min_ms)
+        return progress.state is PeerState.REPLICATE and progress.next > self.commit_index and not stalled
 
     def _consider_transfer(self) -> None:
         if self._transfer is None and self.is_witness:
@@ -173,7 +187,7 @@ class HandoverPart(ChangePart):
             return
         progress = self._progress.get(transfer.target)
         if progress is not None and progress.match == self.log.last_index:
-            transfer.sent = True
+            transfer.sent = transfer.asked = True
             self._send(transfer.target, TimeoutNow(self.term), 0)
 
     def _end_transfer(self, code: Code | None, message: str) -> None:
@@ -215,5 +229,5 @@ class HandoverPart(ChangePart):
             self._refuse_proposal(event, code, f"leadership ended before it was proposed: {cause}")
         for context in self._reads.abandon():
             self._out.append(ReadRefused(context, code, f"leadership ended: {cause}"))
-        if self._transfer is not None and not self._transfer.sent:
+        if self._transfer is not None and not self._transfer.asked:
             self._end_transfer(code, f"leadership ended: {cause}")

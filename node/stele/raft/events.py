@@ -100,11 +100,13 @@ class ProposeChange:
 
 @record
 class TransferLeadership:
-    """Hand over to `target`, or to the most advanced voter. Answered by TransferDone or TransferFailed."""
+    """Hand over to `target`, or to the voter that leads least among those that keep up, else to the most advanced. Answered by
+    TransferDone or TransferFailed. `leads`: how many groups the nodes of peers lead, as far as the owner knows."""
 
     context: int
     target: ReplicaId | None
     now_ms: int
+    leads: tuple[tuple[ReplicaId, int], ...] = ()
 
 
 @record

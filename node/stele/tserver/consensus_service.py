@@ -78,7 +78,7 @@ class ConsensusService(ConsensusServiceServicer):
                 raise Rejected(f"node {id_from_pb(request.target_node)} is no peer of this tablet")
             target = peer.replica_id
         with order:
-            await replica.transfer_leadership(target)
+            await self._replicas.transfer(replica, target)
             await order.carried_out()
         return pb.LeaderStepDownResponse()
 

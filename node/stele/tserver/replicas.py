@@ -9,6 +9,7 @@ replica that it fills.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, KeysView
 
 import structlog
@@ -17,7 +18,7 @@ from stele.consensus.copy_target import TabletCopy
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import Superblock
 from stele.model.errors import Code, Rejected, Retryable, SteleError
-from stele.model.ids import NodeId, StreamKey
+from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.rpc.convert import id_from_pb
 
 log = structlog.get_logger("stele.tserver")
@@ -45,6 +46,7 @@ class Replicas:
         self.copies: dict[StreamKey, TabletCopy] = {}
         self.held: dict[StreamKey, Superblock] = {}
         self.opened = False
+        self._heirs: dict[StreamKey, NodeId] = {}  # of tablets that are being handed over
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(list(self._by_key.values()))
@@ -135,7 +137,7 @@ class Replicas:
                 async with asyncio.timeout(timeout_s):
                     for target in (None, *others) if to_any else (None,):
                         try:
-                            await replica.transfer_leadership(target)
+                            await self.transfer(replica, target, leads)
                             return
                         except SteleError as exc:
                             log.info("leadership kept", tablet=replica.tablet_id, error=str(exc))
@@ -143,7 +145,41 @@ class Replicas:
                 log.info("leadership kept", tablet=replica.tablet_id, error="timed out")
 
         leaders = [r for r in self if r.is_leader and len(r.config.voters) > 1]
+        leads = self.leads()
         await asyncio.gather(*(hand_over(r) for r in leaders))
+
+    def leads(self) -> Counter[NodeId]:
+        """How many tablets each node leads, of those that have a replica here and as far as these know. A tablet that is being
+        handed over counts for whom it is to go to."""
+        known: Counter[NodeId] = Counter(self._heirs.values())
+        for replica in self._by_key.values():
+            leader = replica.leader_peer()
+            if leader is not None and replica.superblock.key not in self._heirs:
+                known[leader.node_id] += 1
+        return known
+
+    async def transfer(
+        self, replica: Replica, target: ReplicaId | None = None, leads: Counter[NodeId] | None = None
+    ) -> None:
+        """Hand one leadership to `target`, or to the voter whose node leads least. `leads`: as `leads` gave it, kept up by this.
+
+        Raises:
+            As `Replica.transfer_leadership`.
+        """
+        known = self.leads() if leads is None else leads
+        heirs = [p for p in replica.config.voters if p.replica_id != replica.replica_id]
+        named = [p for p in heirs if target in (None, p.replica_id)]
+        heir = min(named, key=lambda p: known[p.node_id], default=None)
+        told = {p.node_id: known[p.node_id] for p in heirs}
+        if heir is None:
+            return await replica.transfer_leadership(target, told)
+        key = replica.superblock.key
+        self._heirs[key] = heir.node_id
+        known[heir.node_id] += 1
+        try:
+            await replica.transfer_leadership(target, told)
+        finally:
+            self._heirs.pop(key, None)
 
     def add_listener(self, listener: ReplicaListener) -> None:
         """Call `listener(replica)` for every replica that starts, and now for those that run."""
