@@ -159,7 +159,7 @@ wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", reg
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
 flight_stalled = Counter(
     "stele_flight_stalled_total",
-    "Scans and pieces of copies that were ended because their reader took nothing for a minute.",
+    "Scans and pieces of copies that were ended because their reader took nothing: for a minute, or for a second while others waited.",
     registry=REGISTRY,
 )
 copy_sessions = Gauge(

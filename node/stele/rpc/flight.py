@@ -1,8 +1,9 @@
 """Arrow Flight in front of a node's tablets, in threads of its own; and how a Flight error becomes a `SteleError`.
 
 The node gives a ScanProvider and a CopyProvider, which are called on Flight's threads and may block. Invariant: no row
-and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once,
-and a reader that takes nothing for STALLED_S is none of them any more.
+and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once, shared
+out to callers (`Places`); and a reader that takes nothing for STALLED_S, or while others wait for YIELD_S, is none of them
+any more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
 from stele.rpc.identity import Identity, ensure_same_fork
 from stele.rpc.logging import OncePer
+from stele.rpc.places import YIELD_S, Place, Places
 from stele.rpc.resolve import join_address
 from stele.rpc.stall import Watchdog
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
@@ -41,8 +43,6 @@ STALLED_S = 60.0
 """A reader that takes nothing for so long loses its place and its view; if it goes on, an error tells it to come again,
 which our readers do, behind the last row. Its thread stays in gRPC, where no call ends it, until it goes on or is gone."""
 _CLOSE_S = 5.0
-
-_Places = threading.BoundedSemaphore
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self._identity = identity
         self._scans = scans
         self._copies = copies
-        self._scan_places = threading.BoundedSemaphore(scans_max)
-        self._copy_places = threading.BoundedSemaphore(copies_max)
+        self._scan_places = Places(scans_max)
+        self._copy_places = Places(copies_max)
         self.once = OncePer()
         super().__init__(location)
 
@@ -204,25 +204,28 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
                     code=Code.WRONG_CLUSTER,
                 )
             ensure_same_fork(self._identity, ticket.fork_id, of_node=isinstance(ticket, CopyTicket))
-            schema, batches, places = self._open(ticket)
+            source = str(context.peer()).rpartition(":")[0]
+            schema, batches, place = self._open(ticket, source)
         except Exception as exc:  # noqa: BLE001 - the border, as above
             raise self._refused(context, exc, "DoGet") from None
-        source = str(context.peer()).rpartition(":")[0]
-        return fl.GeneratorStream(schema, _Batches(self, context, batches, places, source))
+        return fl.GeneratorStream(schema, _Batches(self, context, batches, place))
 
-    def _open(self, ticket: Ticket | CopyTicket) -> tuple[pa.Schema, Iterable[pa.RecordBatch], _Places]:
+    def _open(
+        self, ticket: Ticket | CopyTicket, source: str
+    ) -> tuple[pa.Schema, Iterable[pa.RecordBatch], Place]:
         places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
-        if not places.acquire(blocking=False):
+        place = places.take(source)
+        if place is None:
             metrics.flight_throttled.labels("place").inc()
             what = "copies are read from" if isinstance(ticket, CopyTicket) else "scans run on"
             raise Retryable(f"too many {what} this node; try another replica", code=Code.THROTTLED)
         try:
             if isinstance(ticket, CopyTicket):
-                return FRAMES, self._copies.fetch(ticket), places
+                return FRAMES, self._copies.fetch(ticket), place
             schema, batches = self._scans.scan(ticket)
-            return schema, batches, places
+            return schema, batches, place
         except BaseException:
-            places.release()
+            place.release()
             raise
 
     def _not_served(self, context: Any, *arguments: Any) -> Any:
@@ -247,31 +250,35 @@ class _Batches(Iterator[pa.RecordBatch]):
         server: _Server,
         context: Any,
         batches: Iterable[pa.RecordBatch],
-        places: _Places,
-        source: str,
+        place: Place,
     ) -> None:
         self._server = server
-        self._places = places
+        self._place = place
         self._context = context
-        self._source = source
         self._batches = iter(batches)
         self._lock = threading.Lock()
         self._open = True
         self._making = False
-        self._stalled = False
+        self._stalled_s = 0.0  # it was ended, as its reader took nothing for so long
         me = weakref.ref(self)  # gRPC lets go of a stream whose client has left, and that must end it at once
 
         def stall() -> None:
             stream = me()
             if stream is not None:
-                stream._stall()
+                stream._stall(server.stalled_s)
 
+        def give_way() -> None:
+            stream = me()
+            if stream is not None and time.monotonic() - place.idle_since_s >= YIELD_S:
+                stream._stall(YIELD_S)
+
+        place.give_way = give_way
         self._watched = server.watchdog.watch(stall)
 
     def __next__(self) -> pa.RecordBatch:
         with self._lock:
             self._making = True
-            self._watched.due = math.inf
+            self._watched.due = self._place.idle_since_s = math.inf
         try:
             self._go_on()
             if not self._open:
@@ -285,7 +292,8 @@ class _Batches(Iterator[pa.RecordBatch]):
             raise to_flight_error(as_stele_error(exc, where="DoGet")) from None
         with self._lock:
             self._making = False
-            self._watched.due = time.monotonic() + self._server.stalled_s
+            self._place.idle_since_s = time.monotonic()
+            self._watched.due = self._place.idle_since_s + self._server.stalled_s
         return batch
 
     def _go_on(self) -> None:
@@ -293,29 +301,29 @@ class _Batches(Iterator[pa.RecordBatch]):
             raise Retryable("the node is stopping; go on at another replica", code=Code.UNAVAILABLE)
         if self._context.is_cancelled():
             raise Retryable("the client has left", code=Code.UNAVAILABLE)
-        if self._stalled:
+        if self._stalled_s:
             raise Retryable(
-                f"the reader took nothing for {self._server.stalled_s:g} s, and its place was given to others; "
+                f"the reader took nothing for {self._stalled_s:g} s, and its place was given to others; "
                 "scan again behind the last row",
                 code=Code.TIMED_OUT,
             )
 
-    def _stall(self) -> None:
-        """The reader lets the last batch wait; called by the watchdog's thread."""
+    def _stall(self, after_s: float) -> None:
+        """The reader lets the last batch wait for so long; called by another thread."""
         with self._lock:
-            self._stalled = True
             if self._making or not self._open:
                 return
+            self._stalled_s = after_s
             self._close()
         if not self._server.stopping.is_set():
             metrics.flight_stalled.inc()
             self._server.once.tell(
                 log.warning,
                 "reader ended: it took nothing",
-                self._source,
+                self._place.source,
                 "stalled",
-                source=self._source,
-                seconds=self._server.stalled_s,
+                source=self._place.source,
+                seconds=after_s,
             )
 
     def close(self) -> None:
@@ -330,7 +338,7 @@ class _Batches(Iterator[pa.RecordBatch]):
             close = getattr(self._batches, "close", None)
             if close is not None:
                 close()
-            self._places.release()
+            self._place.release()
 
     def __del__(self) -> None:
         self.close()
