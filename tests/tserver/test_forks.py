@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from stele.client import AsyncClient
 from stele.model.errors import Code, Rejected
 from stele.model.ids import new_id
 from stele.rpc.proto import master_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.tserver.options import NodeOptions
 from tests.consensus.cluster import wait_until
+from tests.harness import Cluster
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill
 
 
@@ -137,3 +139,62 @@ async def test_a_copy_that_is_led_to_the_original_is_refused_and_harms_nobody(tm
         await restart(original, "node-0")
     finally:
         await asyncio.gather(original.close(), copy.close())
+
+
+class Masters(Cluster):
+    """Three masters; where `original` is given, on copies of its volumes."""
+
+    def __init__(self, directory: Path, original: Cluster | None = None) -> None:
+        super().__init__(directory, masters=3, nodes=0)
+        if original is not None:
+            shutil.copytree(original.directory, directory, ignore=shutil.ignore_patterns("*.log"))
+            self.cluster_id = original.cluster_id
+            for own, theirs in zip(self.masters, original.masters, strict=True):
+                own.node_id = theirs.node_id
+
+
+def spoken_of(cluster: Cluster, other: Cluster) -> list[str]:
+    """What its processes logged of the other's addresses, beside that they do not ask there."""
+    lines = [line for m in cluster.masters for line in m.log_path.read_text().splitlines()]
+    told = [line for line in lines if "none of the masters given before" not in line]
+    return [line for line in told if any(address in line for address in other.master_addresses)]
+
+
+async def listed(cluster: Cluster) -> set[str]:
+    """Where the masters are, by their leader's word."""
+    async with AsyncClient(cluster.master_addresses, timeout_s=60, first_contact_s=60) as client:
+        answer = await client.masters.call("ListMasters", master_pb2.ListMastersRequest())
+        return {m.address for m in answer.masters}
+
+
+async def test_masters_of_a_copy_started_by_hand_find_each_other_and_not_the_originals(
+    tmp_path: Path,
+) -> None:
+    """Their catalog's configuration and rows name the originals' addresses, where a later start of a peer shut the first out."""
+    original = Masters(tmp_path / "original")
+    copy: Masters | None = None
+    try:
+        await original.start()
+        for master in original.masters:
+            await original.stop(master)
+        copy = Masters(tmp_path / "copy", original)
+        for cluster, members in ((original, original.masters), (copy, copy.masters[:2])):
+            for master in members:
+                cluster.restart(master)
+            await cluster.wait_ready(*members)
+        missing = copy.masters[2]
+        assert not await listed(copy) & set(original.master_addresses)
+        copy.restart(missing)
+        await copy.wait_ready(missing)
+        assert await listed(copy) == set(copy.master_addresses)
+        for master in original.masters:
+            original.kill(master)
+            original.restart(master)
+            await original.wait_ready(master)
+        assert await listed(original) == set(original.master_addresses)
+        assert all(m.running for m in (*original.masters, *copy.masters))
+        assert not spoken_of(copy, original) and not spoken_of(original, copy)
+    finally:
+        original.kill_all()
+        if copy is not None:
+            copy.kill_all()

@@ -168,7 +168,7 @@ def test_a_start_with_none_of_the_masters_of_before_asks_only_those_given(
     volume.update(masters=("10.0.0.1:1",), given=given)
     volume.close()
     volume = _opened(directory, cluster, node, *now)
-    assert volume.adopted is adopted
+    assert volume.adopted is adopted and volume.record.given == (given or now)
     # Nothing is forgotten before masters answer: a mistyped --masters is mended by the right one.
     assert volume.record.masters == ("10.0.0.1:1",) and not volume.record.adopted
     assert not _opened(directory, cluster, node, *given).adopted
@@ -182,4 +182,16 @@ def test_a_record_of_a_release_without_fork_ids_is_read(tmp_path: Path) -> None:
         for new in ("fork_id", "given", "adopted", "crc32c"):
             del fields[new]
         (directory / name).write_text(json.dumps(fields))
-    assert replace(_opened(directory, cluster, node, "a:1").record, incarnation=record.incarnation) == record
+    opened = _opened(directory, cluster, node, "a:1")
+    assert not opened.adopted and opened.record.given == ("a:1",)
+    assert replace(opened.record, incarnation=record.incarnation, given=()) == record
+    assert _opened(directory, cluster, node, "b:1").adopted, (
+        "noted at the first start, though no master answered"
+    )
+
+
+def test_a_new_volume_notes_the_masters_that_were_given(tmp_path: Path) -> None:
+    """A copy of one that had stopped before a master answered dialled the original's peers."""
+    directory, cluster, node = tmp_path / "data", ClusterId(new_id()), NodeId(new_id())
+    format_volume(directory, lock_directory(directory), cluster, node, "node", masters=("a:1",)).close()
+    assert _opened(directory, cluster, node, "b:1").adopted

@@ -172,8 +172,10 @@ class Liveness:
             life.registration = None
             life.reports.clear()
 
-    def heard(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> NodeLife:
-        """Take note that a node is alive.
+    def heard(
+        self, request: master_pb2.TSHeartbeatRequest, now_ms: int, *, on_record: bool = False
+    ) -> NodeLife:
+        """Take note that a node is alive. Of those that are not `on_record` a bounded number is heard.
 
         Raises:
             Rejected: as refuse_older; then it counts as silent.
@@ -186,7 +188,7 @@ class Liveness:
             if known.told is not None:
                 refuse_older(request, known.told)
             _refuse_earlier(request, known.incarnation)
-        elif len(self.nodes) >= bounds.NODES_HEARD_MAX:
+        elif not on_record and len(self.nodes) >= bounds.NODES_HEARD_MAX:
             raise Retryable(f"{len(self.nodes)} nodes are heard already, no more", code=Code.THROTTLED)
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if (request.incarnation, request.start) != (life.incarnation, life.start):
@@ -205,7 +207,7 @@ class Liveness:
         return life
 
     def forget_strangers(self, known: Container[str]) -> None:
-        """Forget the nodes that the catalog does not know. They were heard before this master had one."""
+        """Forget the nodes that the catalog does not know. They were heard before this master led."""
         for node_id in [n for n in self.nodes if n not in known]:
             self._forget_reports(self.nodes[node_id])
             del self.nodes[node_id]

@@ -25,7 +25,7 @@ from stele.master.cluster_view import (
 from stele.master.liveness import NodeLife, Told, refuse_older
 from stele.master.master import Master
 from stele.master.told import bound_heartbeat
-from stele.model.errors import Code, Rejected, Retryable, StartRefused, SteleError
+from stele.model.errors import Code, Rejected, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Caller, PeerBook, caller_from_metadata
@@ -68,7 +68,7 @@ class MasterService(MasterServiceServicer):
         Raises:
             StartRefused: an earlier start, one of an older copy of the volume, or one beside another that runs.
             Rejected: WRONG_NODE, it speaks for another node; NOT_FOUND, nobody registered the node.
-            Retryable: this master does not know the node yet.
+            Retryable: THROTTLED, too many are heard that are not on record.
         """
         master = self._master
         caller = caller_from_metadata(context.invocation_metadata())
@@ -120,21 +120,21 @@ class MasterService(MasterServiceServicer):
             return None
 
     def _hear(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> NodeLife:
-        """Take note of a node that is on record; before there is a catalog, of any, but of a bounded number."""
-        liveness, now_ms = self._master.liveness, self._master.now_ms()
-        if scene is None:
-            return liveness.heard(request, now_ms)
-        nodes = scene.catalog.nodes
-        if len(liveness.nodes) > len(nodes):
-            liveness.forget_strangers(nodes)
-        node_id = NodeId(id_from_pb(request.node_id))
+        """Take note of a node. A leader knows all that are on record, and hears no other. The rest may lack rows, all of them
+        after a restart: they hear a bounded number of others, as masters that start find each other by heartbeats alone."""
+        liveness, node_id = self._master.liveness, NodeId(id_from_pb(request.node_id))
+        nodes = scene.catalog.nodes if scene is not None else {}
         row = nodes.get(node_id)
+        if self._leads():
+            if row is None:
+                raise Rejected(
+                    f"node {node_id} is not on record; it has to register first", code=Code.NOT_FOUND
+                )
+            if len(liveness.nodes) > len(nodes):
+                liveness.forget_strangers(nodes)
         if row is not None:
             refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
-            return liveness.heard(request, now_ms)
-        if not self._leads():
-            raise Retryable(f"node {node_id} is not on record here yet", code=Code.NOT_READY)
-        raise Rejected(f"node {node_id} is not on record; it has to register first", code=Code.NOT_FOUND)
+        return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
 
     def _leads(self) -> bool:
         master = self._master

@@ -83,7 +83,7 @@ PEERS_MAX = 1_000
 PEERS_HEARD_MAX = 4_096
 """Nodes whose own word a process remembers beside the masters' word; of more, the one that was heard first is forgotten."""
 NODES_HEARD_MAX = 16_384
-"""Nodes that a master remembers before it has a catalog, which then tells who is one. Clusters have hundreds."""
+"""Nodes that a master remembers until it leads, and knows all that are on record. Clusters have hundreds."""
 NODES_UNFORMED_MAX = 1_000
 """Nodes on record that never came. An operator registers each just before its pod."""
 MASTERS_MAX = 16

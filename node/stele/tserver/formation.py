@@ -101,6 +101,7 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
         options.role,
         first_masters=first,
         fork_id=fork_id,
+        masters=options.masters,
     )
 
 

@@ -58,7 +58,7 @@ class NodeRecord:
     `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
     `found`: where the log ended at the first of those starts that no majority of masters has vetted yet; 0 if it has.
     `fork_id`: which copy of the cluster's volumes this is; "": as the cluster was formed. `masters`: the newest list of them;
-    `given`: the --masters of the start that learned it, empty if that is not known. `adopted`: the volume was copied, or taken
+    `given`: the --masters of the start that learned it, or of the first one; empty if that is not known. `adopted`: the volume was copied, or taken
     elsewhere: addresses in its configurations may be another copy's, and are not dialled.
     `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
     otherwise make it look newer than it is. `taken_back`: when and why administrators had it used all the same, see `take_back`;
@@ -234,7 +234,8 @@ def open_volume(
             now=masters,
         )
         volume.adopted = True
-    volume.update(incarnation=record.incarnation + 1)
+    # A record that does not say is compared with nothing; from here on it says, also if no master ever answers.
+    volume.update(incarnation=record.incarnation + 1, given=record.given or masters)
     return volume
 
 
@@ -253,6 +254,7 @@ def format_volume(
     *,
     first_masters: tuple[tuple[str, str], ...] = (),
     fork_id: str = "",
+    masters: tuple[str, ...] = (),
 ) -> Volume:
     """Make an empty volume this node's.
 
@@ -275,6 +277,7 @@ def format_volume(
         formed=not first_masters,
         first_masters=first_masters,
         fork_id=fork_id,
+        given=masters,
     )
     _write(directory, record)
     return Volume(directory, record, lock_fd, new=True)
