@@ -18,6 +18,7 @@ from stele.raft.effects import (
     Committed,
     ConfigChanged,
     Effect,
+    PeerForgot,
     PeerNeedsCopy,
     PeerReached,
     PeerSound,
@@ -193,6 +194,8 @@ class Group:
                 say(f"{me} has handed over")
             case PeerNeedsCopy(replica_id, cause):
                 say(f"{me} finds that n{replica_id} needs a copy: {cause}")
+            case PeerForgot(replica_id, cause):
+                say(f"{me} finds that n{replica_id} forgot: {cause}")
             case PeerReached(replica_id, reached):
                 say(f"{me} finds that n{replica_id} {'answers again' if reached else 'does not answer'}")
             case PeerSound(replica_id, sound):

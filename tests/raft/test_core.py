@@ -17,6 +17,7 @@ from stele.raft.effects import (
     Committed,
     Effect,
     HardState,
+    PeerForgot,
     PeerNeedsCopy,
     PeerReached,
     PeerSound,
@@ -429,3 +430,30 @@ def test_a_peer_that_is_sound_again_counts_with_what_it_held_before() -> None:
     assert core.commit_index == 1
     accept(core, 3, 2, preceding=2)
     assert core.commit_index == 2
+
+
+def refuse(core: RaftCore, peer: int, at: int, last: OpId, *, asked: int, now: int) -> list[Effect]:
+    """A peer whose log ends at `last` does not hold entry `at`, as it was asked at `asked`."""
+    answer = UpdateResponse(core.term, False, last, last.index + 1, sent_ms=asked, preceding_index=at)
+    return core.step(Received(ReplicaId(peer), answer, now))
+
+
+def test_a_peer_that_lost_what_it_acknowledged_is_told_of_and_sent_it_again() -> None:
+    """Its newest volume was put back after an older copy of it had acknowledged entries in its name."""
+    core = leader_in_step()
+    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(3)]))
+    accept(core, 3, 4, now=100)
+    assert core.commit_index == 4
+    stale = refuse(
+        core, 3, 4, OpId(0, 0), asked=100, now=150
+    )  # sent before the leader knew: it proves nothing
+    assert not [e for e in stale if isinstance(e, PeerForgot)]
+    found = refuse(core, 3, 4, OpId(0, 0), asked=160, now=170)
+    assert [e.replica_id for e in found if isinstance(e, PeerForgot)] == [3]
+    assert [e.index for m in updates(found, 3) for e in m.entries] == [1, 2, 3, 4]
+    assert core.commit_index == 4
+    core.step(Propose(9, EntryKind.WRITE, b"w"))  # until it acknowledges again its copy makes no majority
+    accept(core, 3, 4, preceding=0, now=190)
+    assert {p.replica_id: p.match_index for p in core.status().peers} == {2: 1, 3: 4}
+    again = refuse(core, 3, 9, OpId(core.term, 4), asked=200, now=210)
+    assert not [e for e in again if isinstance(e, PeerForgot)]

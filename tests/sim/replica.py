@@ -21,6 +21,7 @@ from stele.raft.effects import (
     ConfigChanged,
     Effect,
     MessageIgnored,
+    PeerForgot,
     PeerNeedsCopy,
     PeerReached,
     PeerSound,
@@ -415,6 +416,8 @@ class SimReplica:
                     del self._told_failed[replica_id]
                 else:
                     self._told_failed[replica_id] = True
+            case PeerForgot(replica_id, cause):
+                ensure(False, f"{self.replica_id} says that {replica_id}, which is sound, forgot: {cause}")
             case MessageIgnored(sender, cause):
                 ensure(False, f"{self.replica_id} ignores a message of {sender}, which is sound: {cause}")
             case PeerNeedsCopy(replica_id):

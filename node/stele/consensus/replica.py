@@ -256,6 +256,8 @@ class Replica(MemberPart):
                 self._answer(context, None, self._error(code, message))
             case fx.PeerNeedsCopy(replica_id, cause):
                 self._needs_copy(replica_id, cause)
+            case fx.PeerForgot(replica_id, cause):
+                self._log.error("peer forgot what it acknowledged", peer=replica_id, cause=cause)
             case fx.MessageIgnored(sender, cause):
                 self.host.dropped(self._node_of.get(sender, NodeId("")), "log", f"replica {sender}: {cause}")
             case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):

@@ -12,7 +12,7 @@ from stele.model.errors import Code
 from stele.model.ids import ReplicaId
 from stele.raft.core_base import NEVER_MS
 from stele.raft.core_election import ElectionPart
-from stele.raft.effects import PeerNeedsCopy, PeerReached, PeerSound, ReadLog, Role
+from stele.raft.effects import PeerForgot, PeerNeedsCopy, PeerReached, PeerSound, ReadLog, Role
 from stele.raft.events import LogRead, PeerFailed
 from stele.raft.messages import ENTRY_MESSAGE_BYTES, UpdateRequest, UpdateResponse
 from stele.raft.progress import Progress
@@ -259,9 +259,14 @@ class LeaderPart(ElectionPart):
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
         """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
         at = response.preceding_index
-        if at <= progress.match or progress.state is PeerState.SNAPSHOT:
-            return
-        if progress.state is PeerState.PROBE and at != progress.next - 1:
+        if at <= progress.match:
+            if response.sent_ms <= progress.moved_ms:
+                return
+            # It was asked after it had acknowledged this. Within a term no sound replica drops what it acknowledged.
+            self._forgot(progress, response)
+        elif progress.state is PeerState.SNAPSHOT or (
+            progress.state is PeerState.PROBE and at != progress.next - 1
+        ):
             return
         next_index = min(response.conflict_index, at)
         if response.conflict_term:
@@ -269,6 +274,14 @@ class LeaderPart(ElectionPart):
             if mine is not None:
                 next_index = max(next_index, mine + 1)
         progress.probe_from(max(next_index, 1))
+
+    def _forgot(self, progress: Progress, response: UpdateResponse) -> None:
+        cause = (
+            f"it acknowledged entries up to {progress.match}, and refuses what follows {response.preceding_index}: its log "
+            f"ends at {response.last_received}"
+        )
+        self._out.append(PeerForgot(progress.replica_id, cause))
+        progress.forgot(self._now_ms)
 
     # Commit
 

@@ -199,6 +199,15 @@ class PeerSound:
 
 
 @record
+class PeerForgot:
+    """A peer refuses, in this leader's term, what it acknowledged before: it runs on less than it once had, as an older copy of
+    its volume. It is sent again what it lacks, and until it acknowledges that its copy counts for nothing."""
+
+    replica_id: ReplicaId
+    cause: str
+
+
+@record
 class MessageIgnored:
     """A message that no sound replica sends; it has changed nothing."""
 
@@ -225,5 +234,6 @@ Effect = (
     | PeerNeedsCopy
     | PeerReached
     | PeerSound
+    | PeerForgot
     | MessageIgnored
 )

@@ -122,6 +122,11 @@ class Progress:
         self.probe_from(next_index)
         self.state = PeerState.SNAPSHOT
 
+    def forgot(self, now_ms: int) -> None:
+        """It has lost what it acknowledged."""
+        self.match = 0
+        self.moved_ms = now_ms
+
     def sent(self, last_index: int, size: int, now_ms: int) -> None:
         """A message with entries up to `last_index` is out."""
         if self.state is PeerState.REPLICATE:
