@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stele.cli.csv_rows import Lines, read_csv
-from stele.cli.load import Faults, Source
+from stele.cli.csv_rows import Form, Lines, read_csv
+from stele.cli.faults import Faults
+from stele.cli.source import Input, Source
 from stele.model.block import RowError
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
@@ -19,7 +20,9 @@ SCHEMA = Schema.make([("id", "int64"), ("n", "int8", True), ("s", "string", True
 
 def read(path: Path, schema: Schema = SCHEMA) -> tuple[list[dict[str, object]], Lines]:
     lines = Lines()
-    rows = [row for batch in read_csv(str(path), schema, ("", "NA"), lines) for row in batch.to_pylist()]
+    rows = [
+        row for batch in read_csv(str(path), str(path), schema, Form(), lines) for row in batch.to_pylist()
+    ]
     return rows, lines
 
 
@@ -138,7 +141,7 @@ def test_lines_are_those_of_the_file_where_values_hold_ends_of_lines(
     )
     path = tmp_path / "t.csv"
     path.write_bytes((begin + end.join(text)).encode())
-    source, faults = Source(str(path), SCHEMA, ("",)), Faults()
+    source, faults = Source(Input.of(str(path)), SCHEMA, Form(("",))), Faults()
     ids = [row["id"] for batch in source.batches() for row in batch.to_pylist()]
     faults.add(source, [RowError(ids.index(9), Code.NOT_FOUND, "no")])
     faults.tell()

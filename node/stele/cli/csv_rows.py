@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,8 +26,9 @@ from stele.model.schema import Schema
 
 _VALUE_BYTES_MAX = 32 << 20
 """Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""
+_LOOK_BYTES = 16 << 20
 _VALUE_CHARS_SHOWN = 40
-_QUOTED_OR_END = re.compile(
+_END = re.compile(
     rb"""
     "(?: (?<=[,\r\n]") | (?<=\A") | (?<=\A\xef\xbb\xbf") )  # a quote where a value begins: elsewhere it is text
     (?: [^"]++ | "" )*+ "?
@@ -46,7 +48,7 @@ _EXPECTED = {
 class Lines:
     """Which line of the file a row came from, and which lines hold none. Lines count from 1, the header's.
 
-    A line here is one to CSV: in quotes it may be several of the file (`lines_of_file`).
+    A line here is one to CSV: in quotes it may be several of the file (`spans`).
     """
 
     errors: list[tuple[int, str]] = field(default_factory=list)
@@ -79,58 +81,126 @@ class Lines:
         return _nth_absent(self._unread, row + 2)
 
 
-def read_csv(path: str, schema: Schema, nulls: Sequence[str], lines: Lines) -> Iterator[pa.RecordBatch]:
-    """The good rows of a CSV file with a header; `lines` gets to know the others. A line without any value is no row.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a file of CSV is written. `nulls`: what null is; `delimiter`: one character."""
+
+    nulls: Sequence[str] = ("", "NA")
+    delimiter: str = ","
+
+    def parsing(self, lines: Lines) -> pa_csv.ParseOptions:
+        """What Arrow is told; lines with a wrong number of values go to `lines`."""
+        return pa_csv.ParseOptions(
+            delimiter=self.delimiter,
+            ignore_empty_lines=False,
+            newlines_in_values=True,
+            invalid_row_handler=lines.skip,
+        )
+
+    def converting(self, types: dict[str, pa.DataType]) -> pa_csv.ConvertOptions:
+        """What Arrow is told; columns that `types` does not name are of the type that their values look like."""
+        return pa_csv.ConvertOptions(
+            column_types=types,
+            null_values=list(self.nulls),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+
+def read_csv(source: Any, name: str, schema: Schema, form: Form, lines: Lines) -> Iterator[pa.RecordBatch]:
+    """The good rows of CSV with a header; `lines` gets to know the others. A line without any value is no row. `source`: a path or
+    a file; `name`: what messages call it.
 
     Raises:
-        pa.ArrowInvalid: no CSV file at all.
+        pa.ArrowInvalid: no CSV at all.
         Rejected: the first line names other columns than the table's, as where it is no header.
     """
     reader = pa_csv.open_csv(
-        path,
-        read_options=pa_csv.ReadOptions(
-            use_threads=False,  # else bad lines come without their number
-            block_size=_VALUE_BYTES_MAX,
-        ),
-        parse_options=pa_csv.ParseOptions(
-            ignore_empty_lines=False, newlines_in_values=True, invalid_row_handler=lines.skip
-        ),
-        convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(schema.by_name, pa.binary()),
-            null_values=list(nulls),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
+        source,
+        read_options=_reading(_VALUE_BYTES_MAX),
+        parse_options=form.parsing(lines),
+        convert_options=form.converting(dict.fromkeys(schema.by_name, pa.binary())),
     )
-    _check_header(path, reader, schema)
-    spelt = pa.array([word.encode() for word in nulls], pa.binary())
+    _check_header(name, reader, schema)
+    spelt = pa.array([word.encode() for word in form.nulls], pa.binary())
     for batch in reader:
         yield _convert(batch, schema, spelt, lines)
 
 
-def lines_of_file(path: str, wanted: Collection[int]) -> dict[int, tuple[int, int]]:
-    """(first, last) line of the file for each of the lines of CSV: a value in quotes may hold ends of lines.
+def _reading(block_bytes: int) -> pa_csv.ReadOptions:
+    return pa_csv.ReadOptions(
+        use_threads=False,  # else bad lines come without their number
+        block_size=block_bytes,
+    )
 
-    Reads the file up to the last of them. A file that cannot be read again, as a pipe, has every row on one line.
-    """
-    found = {line: (line, line) for line in wanted}
-    if not wanted or not os.path.isfile(path):
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a line of CSV stands: its first and last line of the file, and its bytes."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def spans(path: str, wanted: Collection[int], form: Form) -> dict[int, Span]:
+    """Where each of the lines of CSV stands in a file: a value in quotes may hold ends of lines. Reads it up to the last of them.
+    A line that is not there is at its own number."""
+    found = {line: Span(line, line, 0, 0) for line in wanted}
+    if not wanted or not os.path.getsize(path):
         return found
+    quoted_or_end = _quoted_or_end(form.delimiter)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        row, first, last, rows = 1, 1, 1, max(wanted)
-        for token in _QUOTED_OR_END.finditer(text):
+        row, first, last, start, rows = 1, 1, 1, 0, max(wanted)
+        for token in quoted_or_end.finditer(text):
             if token[0].startswith(b'"'):
                 last += len(_END.findall(token[0]))
                 continue
             if row in found:
-                found[row] = first, last
+                found[row] = Span(first, last, start, token.start())
             if row == rows:
                 break
-            row, first, last = row + 1, last + 1, last + 1
+            row, first, last, start = row + 1, last + 1, last + 1, token.end()
         else:  # the last row has no end
             if row in found:
-                found[row] = first, last
+                found[row] = Span(first, last, start, len(text))
     return found
+
+
+def _quoted_or_end(delimiter: str) -> re.Pattern[bytes]:
+    sign = re.escape(delimiter.encode())
+    begins = rb'(?<=[%b\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf")' % sign  # a quote elsewhere is text
+    return re.compile(rb'"(?:%b)(?:[^"]++|"")*+"?|\r\n?|\n' % begins)
+
+
+def schema_of_csv(path: str, form: Form) -> pa.Schema:
+    """What the columns of a file look like, by its first _LOOK_BYTES. Numbers with leading zeros are text, as zip codes are, and so is
+    what has no type of ours.
+
+    Raises:
+        pa.ArrowInvalid: no CSV at all.
+    """
+    with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), form.converting({})) as looked:
+        guessed = looked.schema
+    integers = [field.name for field in guessed if pa.types.is_integer(field.type)]
+    texts = form.converting(dict.fromkeys(guessed.names, pa.binary()))
+    with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), texts) as reader:
+        first = next(iter(reader), None)
+    padded = set()
+    for name in integers:
+        if first is not None and pc.any(pc.match_substring_regex(first[name], "^[+-]?0[0-9]")).as_py():
+            padded.add(name)
+    return pa.schema(
+        [
+            pa.field(f.name, pa.string() if f.name in padded or _is_no_column(f.type) else f.type)
+            for f in guessed
+        ]
+    )
+
+
+def _is_no_column(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_null(type_) or pa.types.is_time(type_) or pa.types.is_duration(type_))
 
 
 def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) -> None:

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from stele.cli.options import masters_option, timeout_option, with_client
+from stele.cli.options import masters_option, replication_option, timeout_option, with_client
 from stele.cli.output import say
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
+    from stele.cli.csv_rows import Form
+    from stele.cli.schema_file import TableDefinition
+    from stele.cli.source import Input, Source
     from stele.client import AsyncClient, AsyncTable
     from stele.model.block import RowError
-    from stele.model.schema import Schema
 
-_ERRORS_SHOWN = 20
-_SUFFIXES = (".csv", ".parquet", ".arrow", ".arrows", ".feather", ".ipc")
-_ARROW_FILE = b"ARROW1"
-"""An Arrow file begins with it, a stream never."""
+_TAB = ("tab", "\\t")
 
 
 @click.command()
 @click.argument("name")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--op", type=click.Choice(("upsert", "insert", "insert_ignore")), default="upsert", show_default=True
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("csv", "parquet", "arrow")),
+    default=None,
+    help="What the files are [default: by their suffix; standard input is CSV].",
+)
+@click.option(
+    "--delimiter", default=",", show_default=True, help="Between the values of CSV; tab is one, too."
 )
 @click.option(
     "--null",
@@ -40,205 +49,168 @@ _ARROW_FILE = b"ARROW1"
     show_default=True,
     help="What null is in CSV; in columns of text only where it stands without quotes.",
 )
+@click.option(
+    "--rejects",
+    type=click.Path(dir_okay=False),
+    default=None,
+    help="A new file for the rows that are refused.",
+)
+@click.option("--create", is_flag=True, help="Make the table first, with the columns of the first file.")
+@click.option("--key", default="", metavar="NAME,...", help="With --create: columns of the primary key.")
+@click.option(
+    "--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="With --create: hash partitions."
+)
+@replication_option(default=None)
 @masters_option
 @timeout_option
 def load(
-    name: str, files: tuple[str, ...], op: str, nulls: tuple[str, ...], masters: str, timeout_s: float
+    name: str,
+    files: tuple[str, ...],
+    op: str,
+    form: str | None,
+    delimiter: str,
+    nulls: tuple[str, ...],
+    rejects: str | None,
+    create: bool,
+    key: str,
+    hashes: tuple[str, ...],
+    replication_factor: int | None,
+    masters: str,
+    timeout_s: float,
 ) -> None:
-    """Write CSV, Parquet or Arrow files (by their suffix) into a table; columns are found by name.
+    """Write CSV (also .csv.gz), Parquet or Arrow files into a table; columns are found by name. - is standard input.
 
-    A row with a bad value is told with its line, the others are written; then the exit code is 2.
+    A row with a bad value is told with its line, the others are written; then the exit code is 2. --rejects keeps each such row
+    with its reason, as a JSON object on a line of its own.
 
     \b
     Examples:
       stele table load flights flights.parquet
-      stele table load users users.csv --op insert
+      stele table load users users.csv.gz --op insert --rejects refused.json
+      psql -c "COPY users TO STDOUT CSV HEADER" | stele table load users - --create --key id
     """
+    from stele.cli.csv_rows import Form
+    from stele.cli.new_file import check_new, new_file
     from stele.cli.progress import rows_progress
+    from stele.cli.source import opened
 
-    _check_suffixes(files)
-    started = time.monotonic()
-    faults = Faults()
-    written = 0
-    opened = False
+    if not create and (key or hashes or replication_factor is not None):
+        raise click.UsageError("--key, --hash and --replication-factor go with --create")
+    if create and not key:
+        raise click.UsageError("--create needs --key")
+    csv = Form(nulls, _delimiter(delimiter))
+    if rejects is not None:
+        check_new(rejects, force=False)
+    with ExitStack() as stack:
+        inputs = stack.enter_context(opened(files, form or "", again=create or rejects is not None))
+        table = _definition(name, inputs[0], csv, key, hashes, replication_factor) if create else None
+        sink = stack.enter_context(new_file(rejects)) if rejects is not None else None
+        job = _Load(inputs, csv, op, timeout_s, sink)
+        try:
+            with rows_progress() as job.progress:
+                with_client(masters, lambda client: job.run(client, name, table), timeout_s)
+        finally:  # also of what was written before a file could not be read, or no leader be found
+            job.tell()
+    job.faults.refuse(job.written, rejects)
 
-    async def work(client: AsyncClient) -> None:
-        nonlocal opened
-        table = await client.open_table(name)
-        opened = True
-        for path in files:
-            await write(
-                table,
-                Source(path, table.schema, nulls),
-                progress.add_task(Path(path).name, total=_rows(path)),
+
+def _delimiter(given: str) -> str:
+    found = "\t" if given in _TAB else given
+    if len(found) != 1 or not found.isascii() or found in '"\r\n':
+        raise click.UsageError(f"--delimiter {given}: expected one character of ASCII, or tab")
+    return found
+
+
+def _definition(
+    name: str, first: Input, csv: Form, key: str, hashes: Sequence[str], replication_factor: int | None
+) -> TableDefinition:
+    """The table that --create asks for.
+
+    Raises:
+        Rejected: columns of the file that a table cannot have, or a key or hash that names none.
+    """
+    from stele.cli.schema_file import TableDefinition, hash_options
+    from stele.cli.source import columns_of
+    from stele.model.errors import Rejected
+    from stele.model.named_parts import with_ids
+    from stele.model.partition import HashPartition, PartitionSchema
+    from stele.model.schema import Schema
+
+    try:
+        schema = Schema.from_arrow(columns_of(first, csv), [part for part in key.split(",") if part])
+    except Rejected as exc:
+        raise Rejected(f"{first.name}: {str(exc.args[0]).removeprefix(f'{first.name}: ')}") from None
+    faults: list[str] = []
+    parts = hash_options(hashes, set(schema.by_name), faults)
+    hashed = PartitionSchema(
+        tuple(HashPartition(columns=part["columns"], buckets=part["buckets"]) for part in parts)
+    )
+    if not faults:
+        hashed = with_ids(hashed, schema)
+        faults = hashed.faults(schema)
+    if faults:
+        raise Rejected("; ".join(faults))
+    return TableDefinition(name, schema, hashed, replication_factor or 3)
+
+
+class _Load:
+    """One load, and what became of it so far."""
+
+    def __init__(
+        self, inputs: Sequence[Input], csv: Form, op: str, timeout_s: float, rejects: BinaryIO | None
+    ) -> None:
+        from stele.cli.faults import Faults
+
+        self.faults = Faults(rejects)
+        self.written = 0
+        self.progress: Progress
+        self._inputs = inputs
+        self._csv = csv
+        self._op = op
+        self._timeout_s = timeout_s
+        self._started = time.monotonic()
+        self._opened = False
+
+    async def run(self, client: AsyncClient, name: str, definition: TableDefinition | None) -> None:
+        """Make the table if a definition is given, and write all inputs, one after another."""
+        from stele.cli.source import Source, rows_of
+
+        if definition is None:
+            table = await client.open_table(name)
+        else:
+            table = await client.create_table(
+                name,
+                definition.schema,
+                definition.partitioning,
+                replication_factor=definition.replication_factor,
+                timeout_s=self._timeout_s,
             )
+        self._opened = True
+        for each in self._inputs:
+            task = self.progress.add_task(Path(each.name).name, total=rows_of(each))
+            await self._write(table, Source(each, table.schema, self._csv), task)
 
-    async def write(table: AsyncTable, source: Source, task: TaskID) -> None:
+    async def _write(self, table: AsyncTable, source: Source, task: TaskID) -> None:
         def acknowledged(rows: int) -> None:
-            nonlocal written
-            written += rows
-            progress.advance(task, rows)
+            self.written += rows
+            self.progress.advance(task, rows)
 
         refused: Sequence[RowError] = ()
         try:
             result = await table.write_arrow(
-                source.batches(), op, timeout_s=timeout_s, on_rows=acknowledged, raise_row_errors=False
+                source.batches(),
+                self._op,
+                timeout_s=self._timeout_s,
+                on_rows=acknowledged,
+                raise_row_errors=False,
             )
             refused = result.row_errors
         finally:  # a file that breaks off has bad lines before that
-            faults.add(source, refused)
-
-    try:
-        with rows_progress() as progress:
-            with_client(masters, work, timeout_s)
-    finally:  # also of what was written before a file could not be read, or no leader be found
-        if opened:  # else nothing was tried
-            seconds = time.monotonic() - started
-            say(f"{written} rows written in {seconds:.1f} s ({written / seconds:,.0f} rows/s)")
-        faults.tell()
-    faults.refuse(written)
-
-
-class Faults:
-    """Why rows were not written, file by file."""
-
-    def __init__(self) -> None:
-        self._told: list[str] = []
-        self._count = 0
-
-    def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
-        """What became of one file."""
-        from stele.model.errors import Code
-
-        refused = [(source.place(e.row), f"{e.code.name} {e.message}") for e in row_errors]
-        refused += [(line, f"{Code.INVALID_ARGUMENT} {why}") for line, why in source.lines.errors]
-        shown = sorted(refused)[: _ERRORS_SHOWN - len(self._told)]
-        unread = {line for line, _ in source.lines.errors}
-        found = source.lines_of_file({place for place, _ in shown})
-        for place, why in shown:
-            first, last = found[place]
-            hint = f" (lines {first} to {last} are one row by their quotes: is one not closed?)"
-            also = hint if last > first and place in unread else ""
-            self._told.append(f"{Path(source.path).name} {source.unit} {first}: {why}{also}")
-        self._count += len(refused)
+            self.faults.add(source, refused)
 
     def tell(self) -> None:
-        """One line for each of the first rows."""
-        for line in self._told:
-            say(line, err=True)
-        if self._count > len(self._told):
-            say(f"... and {self._count - len(self._told)} more", err=True)
-
-    def refuse(self, written: int) -> None:
-        """Raises Rejected if there was one; with their number."""
-        from stele.model.errors import Rejected
-
-        if not self._count:
-            return
-        raise Rejected(f"{self._count} of {written + self._count} rows were refused, the others are written")
-
-
-class Source:
-    """A file of rows."""
-
-    def __init__(self, path: str, schema: Schema, nulls: Sequence[str]) -> None:
-        from stele.cli.csv_rows import Lines
-
-        self.path = path
-        self.lines = Lines()
-        self._csv = path.endswith(".csv")
-        self.unit = "line" if self._csv else "row"
-        self._schema = schema
-        self._nulls = nulls
-
-    def place(self, row: int) -> int:
-        """Where a row stands, by its position among those given out: its line of CSV, its number from 1 elsewhere."""
-        return self.lines.line_of(row) if self._csv else row + 1
-
-    def lines_of_file(self, places: Collection[int]) -> dict[int, tuple[int, int]]:
-        """(first, last) line of the file for each place in CSV; elsewhere a place is what it is."""
-        from stele.cli.csv_rows import lines_of_file
-
-        return lines_of_file(self.path, places) if self._csv else {place: (place, place) for place in places}
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches of the file.
-
-        Raises:
-            Rejected: a file that is not what its suffix says.
-        """
-        import pyarrow as pa
-
-        from stele.cli.csv_rows import read_csv
-        from stele.model.errors import Rejected
-
-        try:
-            if self._csv:
-                yield from read_csv(self.path, self._schema, self._nulls, self.lines)
-            else:
-                yield from _batches(self.path)
-        except (pa.ArrowException, OSError) as exc:
-            raise Rejected(f"{self.path}: {str(exc).splitlines()[0]}") from exc
-
-
-def _check_suffixes(paths: Sequence[str]) -> None:
-    """Before anything is written, or anybody asked.
-
-    Raises:
-        Rejected: a suffix that is not known.
-    """
-    from stele.model.errors import Rejected
-
-    for path in paths:
-        if Path(path).suffix not in _SUFFIXES:
-            raise Rejected(f"{path}: expected .csv, .parquet, or .arrow (a file or a stream)")
-
-
-def _rows(path: str) -> int | None:
-    """How many rows a file has, where it says so.
-
-    Raises:
-        Rejected: a file that is not what its suffix says.
-    """
-    if not path.endswith(".parquet"):
-        return None
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    from stele.model.errors import Rejected
-
-    try:
-        return int(parquet.read_metadata(path).num_rows)
-    except (pa.ArrowException, OSError) as exc:
-        raise Rejected(f"{path}: {str(exc).splitlines()[0]}") from exc
-
-
-def _batches(path: str) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    if path.endswith(".parquet"):
-        import pyarrow.parquet as parquet
-
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(65_536)
-    else:
-        with pa.memory_map(path) as source:
-            yield from _arrow_batches(source)
-
-
-def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """Of an Arrow file or stream: `table scan` writes a stream, other programs files, both under any of the suffixes."""
-    import pyarrow as pa
-
-    from stele.model.foreign import ensure_safe
-
-    is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
-    source.seek(0)
-    try:
-        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-    except pa.ArrowException as exc:
-        raise pa.ArrowInvalid(f"neither an Arrow file nor an Arrow stream ({exc})") from exc
-    batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
-    for batch in batches:
-        ensure_safe(batch)  # values that are none of their columns are refused by their rows
-        yield batch
+        """How many rows were written, and the first that were not."""
+        if self._opened:  # else nothing was tried
+            seconds = time.monotonic() - self._started
+            say(f"{self.written} rows written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)")
+        self.faults.tell()

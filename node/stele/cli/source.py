@@ -1,0 +1,260 @@
+"""Where `table load` takes its rows from: files of CSV, Parquet and Arrow, gzip and standard input. Writes nothing but copies of
+what cannot be read twice, which go with the command.
+
+Invariant: each row that is given out has a place by which it is found again: a line of CSV, a number elsewhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from stele.cli.csv_rows import Form, Lines, Span, read_csv, schema_of_csv, spans
+from stele.model.errors import Rejected
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stele.model.schema import Schema
+
+STANDARD_INPUT = "-"
+FORMATS = ("csv", "parquet", "arrow")
+_SUFFIXES = {
+    ".csv": "csv",
+    ".csv.gz": "csv",
+    ".parquet": "parquet",
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+}
+_ARROW_FILE = b"ARROW1"
+"""An Arrow file begins with it, a stream never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file to read, or standard input. `name`: what messages call it; `path`: of the file, "" for standard input as it comes."""
+
+    name: str
+    path: str
+    form: str
+
+    @staticmethod
+    def of(path: str, form: str = "") -> Input:
+        """A file, of `form` or what its suffix says; standard input is CSV unless something else is said.
+
+        Raises:
+            Rejected: a suffix that is not known.
+        """
+        if path == STANDARD_INPUT:
+            return Input("standard input", "", form or "csv")
+        found = form or next((f for suffix, f in _SUFFIXES.items() if path.endswith(suffix)), "")
+        if not found:
+            raise Rejected(
+                f"{path}: expected .csv, .csv.gz, .parquet, or .arrow (a file or a stream); or say --format"
+            )
+        if not os.path.isfile(path) and not os.path.exists(path):
+            raise Rejected(f"{path}: no such file")
+        return Input(path, path, found)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is gzip."""
+        return self.path.endswith(".gz")
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        """What Arrow reads CSV from."""
+        if not self.path:
+            yield sys.stdin.buffer
+        elif self.packed:
+            with gzip.open(self.path, "rb") as file:
+                yield file
+        else:
+            yield self.path
+
+    @contextmanager
+    def plain(self) -> Iterator[str]:
+        """The path of a file that holds its text, of broken gzip what comes before the break; "" where it cannot be read again."""
+        if not self.packed:
+            yield self.path if os.path.isfile(self.path) else ""
+            return
+        with self.stream() as file, _copied(file) as path:
+            yield path
+
+
+@contextmanager
+def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Input]]:
+    """The inputs. `again`: they are read more than once, so standard input is copied to a file first, as it is for formats that are not
+    read from front to back.
+
+    Raises:
+        Rejected: a suffix that is not known, or standard input twice.
+    """
+    if paths.count(STANDARD_INPUT) > 1:
+        raise Rejected("standard input (-) is named twice")
+    inputs = [Input.of(path, form) for path in paths]
+    with ExitStack() as stack:
+        for n, each in enumerate(inputs):
+            if not each.path and (again or each.form != "csv"):
+                copy = stack.enter_context(_copied(sys.stdin.buffer))
+                inputs[n] = Input(each.name, copy, each.form)
+        yield inputs
+
+
+@contextmanager
+def _copied(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(prefix="stele-load-") as copy:
+        with suppress(EOFError, gzip.BadGzipFile, zlib.error):  # whoever reads the rows is told
+            shutil.copyfileobj(file, copy, 64 << 10)
+        copy.flush()
+        yield copy.name
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Within: what is wrong with a file is told by its name, in one line."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as exc:
+        raise Rejected(f"{name}: {(str(exc).splitlines() or [type(exc).__name__])[0]}") from exc
+
+
+def columns_of(source: Input, form: Form) -> pa.Schema:
+    """The Arrow schema of a file; of CSV, what its columns look like.
+
+    Raises:
+        Rejected: a file that is not what its suffix says.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with _told(source.name):
+        if source.form == "csv":
+            with source.plain() as path:
+                return schema_of_csv(path, form)
+        if source.form == "parquet":
+            return parquet.read_schema(source.path)
+        with pa.memory_map(source.path) as file:
+            return _arrow_reader(file)[0].schema
+
+
+def rows_of(source: Input) -> int | None:
+    """How many rows a file has, where it says so.
+
+    Raises:
+        Rejected: a file that is not what its suffix says.
+    """
+    if source.form != "parquet":
+        return None
+    import pyarrow.parquet as parquet
+
+    with _told(source.name):
+        return int(parquet.read_metadata(source.path).num_rows)
+
+
+class Source:
+    """The rows of one input for a table."""
+
+    def __init__(self, source: Input, schema: Schema, form: Form) -> None:
+        self.input = source
+        self.lines = Lines()
+        self._csv = source.form == "csv"
+        self.unit = "line" if self._csv else "row"
+        self._schema = schema
+        self._form = form
+
+    def place(self, row: int) -> int:
+        """Where a row stands, by its position among those given out: its line of CSV, its number from 1 elsewhere."""
+        return self.lines.line_of(row) if self._csv else row + 1
+
+    def spans(self, places: Collection[int]) -> dict[int, Span]:
+        """Where each place of CSV is in the file; elsewhere, and where it cannot be read again, a place is what it is."""
+        if self._csv:
+            with self.input.plain() as path:
+                if path:
+                    return spans(path, places, self._form)
+        return {place: Span(place, place, 0, 0) for place in places}
+
+    def rows(self, places: Collection[int]) -> dict[int, Any]:
+        """What stands at each place: the text of a line of CSV, elsewhere the values by their columns."""
+        if not self._csv:
+            return self._values(places)
+        with self.input.plain() as path:
+            found = spans(path, places, self._form)
+            with open(path, "rb") as file:
+                texts = {}
+                for place in sorted(found):
+                    file.seek(found[place].start)
+                    raw = file.read(found[place].end - found[place].start)
+                    texts[place] = raw.decode("utf-8", "backslashreplace")
+                return texts
+
+    def _values(self, places: Collection[int]) -> dict[int, Any]:
+        from stele.cli.output import json_value
+        from stele.model.rows import python_rows
+
+        found, before, wanted = {}, 0, sorted(places)
+        for batch in self.batches():
+            here = [p for p in wanted if before < p <= before + batch.num_rows]
+            for place in here:
+                (row,) = python_rows(batch.slice(place - 1 - before, 1))
+                found[place] = {name: json_value(value) for name, value in row.items()}
+            before += batch.num_rows
+        return found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Record batches of the input.
+
+        Raises:
+            Rejected: a file that is not what its suffix says.
+        """
+        with _told(self.input.name):
+            if self._csv:
+                with self.input.stream() as stream:
+                    yield from read_csv(stream, self.input.name, self._schema, self._form, self.lines)
+            else:
+                yield from _batches(self.input)
+
+
+def _batches(source: Input) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if source.form == "parquet":
+        import pyarrow.parquet as parquet
+
+        with parquet.ParquetFile(source.path) as file:
+            yield from file.iter_batches(65_536)
+    else:
+        with pa.memory_map(source.path) as mapped:
+            yield from _arrow_batches(mapped)
+
+
+def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    from stele.model.foreign import ensure_safe
+
+    reader, is_file = _arrow_reader(source)
+    batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+    for batch in batches:
+        ensure_safe(batch)  # values that are none of their columns are refused by their rows
+        yield batch
+
+
+def _arrow_reader(source: pa.MemoryMappedFile) -> tuple[Any, bool]:
+    """Of an Arrow file or stream: `table scan` writes a stream, other programs files, both under any of the suffixes."""
+    import pyarrow as pa
+
+    is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
+    source.seek(0)
+    try:
+        return (pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)), is_file
+    except pa.ArrowException as exc:
+        raise pa.ArrowInvalid(f"neither an Arrow file nor an Arrow stream ({exc})") from exc
