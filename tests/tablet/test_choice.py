@@ -15,8 +15,8 @@ from stele.tablet.compaction import FILES_MAX, choose
 MIB = 1 << 20
 
 
-def _file(size: int, *, deletes: int = 0, unique: bool = True) -> FileMeta:
-    return FileMeta(f"f{size}", size, 0, 10, deletes, unique, 5, 6)
+def _file(size: int, *, deletes: int = 0, unique: bool = True, rows: int = 0) -> FileMeta:
+    return FileMeta(f"f{size}", size, 0, rows, deletes, unique, 5, 6)
 
 
 class Model:
@@ -28,7 +28,7 @@ class Model:
         self.flushed = self.merged = self.most = 0
 
     def _file(self, size: int) -> FileMeta:
-        return FileMeta(f"rows-{next(self._names)}", size, 0, 10, 0, True, 5, 6)
+        return FileMeta(f"rows-{next(self._names)}", size, 0, 0, 0, True, 5, 6)
 
     def flush(self, size: int, *, room_bytes: int | None = None) -> None:
         """A file more, and all merges that are worth it then."""
@@ -121,5 +121,9 @@ def test_a_merge_that_does_not_fit_is_not_begun() -> None:
     assert choose(files[:2], 9, full=True, room_bytes=22) == files[:2]
     assert not choose(files[:2], 9, full=True, room_bytes=21)
     assert not choose(files[:3], 9, full=False, room_bytes=1 << 40)
+    # Beside the merged rows there is a hash of each key meanwhile.
+    both = [_file(10, rows=2), _file(12, rows=1)]
+    assert choose(both, 9, full=True, room_bytes=46) == both
+    assert not choose(both, 9, full=True, room_bytes=45)
     # Older ones may fit where the newest do not.
     assert choose([_file(900), *files], 9, full=False, room_bytes=46) == files[:4]

@@ -65,7 +65,7 @@ class Story:
     def merge_begins(self) -> None:
         """Of all files, of those that are worth it, or of the newest four."""
         if self.merge is None:
-            newest = sum(file.size for file in self.store._contents.state.files[:4])
+            newest = sum(file.merge_bytes for file in self.store._contents.state.manifest.files[:4])
             full, room = self.rng.choice([(True, None), (False, None), (True, newest), (True, newest)])
             self.merge = self.store.plan_compaction(full=full, room_bytes=room)
 
@@ -144,7 +144,7 @@ def test_a_merge_of_the_newest_files_keeps_the_deletes_that_older_ones_need(tmp_
     ):
         store.apply(twin.write([{"k": "k", "n": n, "v": None, "w": n, "d": None}], op)[0])
         flush(store)
-    newest = sum(file.size for file in store._contents.state.files[:4])
+    newest = sum(file.merge_bytes for file in store._contents.state.manifest.files[:4])
     job = store.plan_compaction(full=True, room_bytes=newest)
     assert job is not None and len(job.inputs) == 4
     store.install_compaction(run_job(job))

@@ -7,6 +7,8 @@ Invariant: a key that was added is always found; at 10 bits a key about one othe
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,14 +24,35 @@ _SALT_INTS = tuple(int(s) for s in _SALTS)
 _STEP = 1 << 18
 
 
-def build(hashes: U64) -> bytes:
-    """The filter that holds `hashes`."""
-    blocks = max(1, (len(hashes) * _BITS_PER_KEY + _BLOCK_BITS - 1) // _BLOCK_BITS)
+def block_count(keys: int) -> int:
+    """How many blocks the filter of so many keys has."""
+    return max(1, (keys * _BITS_PER_KEY + _BLOCK_BITS - 1) // _BLOCK_BITS)
+
+
+def build(keys: int, ranges: Iterable[tuple[int, U64]]) -> Iterator[bytes]:
+    """The filter that holds the hashes of `keys` keys, piece by piece. `ranges`: (end, hashes whose upper 32 bits are below
+    `end` and not below the end before), up to 2^32: a hash's upper bits tell its block, so blocks follow on each other, too.
+    """
+    blocks, first = block_count(keys), 0
+    left = np.zeros(0, np.uint64)
+    for upper_end, found in ranges:
+        hashes = np.concatenate((left, found)) if len(left) else found
+        end = blocks if upper_end == 1 << 32 else upper_end * blocks >> 32
+        of_block = _block(hashes, blocks)
+        # A block on the bound gets hashes of the next range as well.
+        inside = of_block < end
+        left = hashes[~inside]
+        if end > first:
+            yield _filled(hashes[inside], of_block[inside] - first, end - first)
+        first = end
+
+
+def _filled(hashes: U64, of_block: npt.NDArray[np.int64], blocks: int) -> bytes:
     bits = np.zeros(blocks * _BLOCK_BITS, bool)
     for start in range(0, len(hashes), _STEP):
-        part = hashes[start : start + _STEP]
-        base = _block(part, blocks) * _BLOCK_BITS
-        low = part.astype(np.uint32)
+        part = slice(start, start + _STEP)
+        base = of_block[part] * _BLOCK_BITS
+        low = hashes[part].astype(np.uint32)
         for word, salt in enumerate(_SALTS):
             bits[base + word * 32 + ((low * salt) >> np.uint32(27)).astype(np.int64)] = True
     return np.packbits(bits, bitorder="little").tobytes()

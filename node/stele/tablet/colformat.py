@@ -44,6 +44,8 @@ _FOOTER_SMALL = 1 << 20
 _PEEK = 32
 Read = Callable[[int, int], bytes]
 """Gives so many bytes (second) from an offset (first) on."""
+HASH_BYTES = 8
+"""Of a key, for the bloom filter."""
 KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
 
 
@@ -59,6 +61,11 @@ class FileMeta:
     unique: bool
     min_time: int
     max_time: int
+
+    @property
+    def merge_bytes(self) -> int:
+        """What a merge of its rows may take of the disk: the hashes of their keys wait there, too."""
+        return self.size + HASH_BYTES * self.rows
 
     def to_json(self) -> list[Any]:
         """As the manifest holds it."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
@@ -26,7 +25,6 @@ from stele.tablet.colformat import (
     HEADER_BYTES,
     KEY_SCHEMA,
     MAGIC,
-    PART,
     PART_BLOOM,
     PART_DELETED,
     PART_KEYS,
@@ -39,6 +37,10 @@ from stele.tablet.colformat import (
 )
 from stele.tablet.files import Files
 from stele.tablet.runs import Mask, Run
+from stele.tablet.spool import HashSpool
+
+_ENTRY = struct.Struct("<IIQQII")
+"""Of the part table, as `PART` reads it."""
 
 
 def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[Run]) -> FileMeta:
@@ -48,8 +50,9 @@ def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[R
         Retryable: DISK_FULL.
         Corrupt: IO_ERROR.
     """
-    writer = _Writer(schema)
-    size = files.write_new(path, writer.parts(runs))
+    with HashSpool(path.parent) as spool:
+        writer = _Writer(schema, spool)
+        size = files.write_new(path, writer.parts(runs))
     return FileMeta(
         path.name,
         size,
@@ -80,13 +83,14 @@ def write_layers(
 
 
 class _Writer:
-    """Turns runs into the bytes of a file, one part at a time."""
+    """Turns runs into the bytes of a file, one part at a time. Of rows that were written it keeps what the footer says of them,
+    and their keys' hashes in `spool`."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, spool: HashSpool) -> None:
         self._schema = schema
         self._offset = 0
-        self._table: list[tuple[int, int, int, int, int, int]] = []
-        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._table = bytearray()
+        self._spool = spool
         self._groups: list[list[Any]] = []
         self._last_key = b""
         self.rows = self.deletes = self.footer_crc = self.max_time = 0
@@ -99,8 +103,7 @@ class _Writer:
         yield head + CRC.pack(google_crc32c.value(head))
         for run in runs:
             yield from self._run(run)
-        hashes = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
-        yield from self._part(PART_BLOOM, 0, bloom.build(hashes))
+        yield from self._long_part(PART_BLOOM, 0, bloom.build(self._spool.rows, self._spool.ranges()))
         yield from self._footer()
 
     def _run(self, run: Run) -> Iterator[bytes | memoryview]:
@@ -129,7 +132,7 @@ class _Writer:
         self.deletes += deletes
         self.unique = self.unique and unique
         self.min_time, self.max_time = min(self.min_time, low), max(self.max_time, high)
-        self._hashes.append(hash_binary(run.keys))
+        self._spool.add(hash_binary(run.keys))
         yield from self._part(PART_KEYS, group, _message(run.keys, KEY_SCHEMA))
         yield from self._part(PART_TIMES, group, np.ascontiguousarray(run.times).view(np.uint8).data)
         if deletes and run.deleted is not None:
@@ -139,16 +142,25 @@ class _Writer:
             yield from self._part(int(column.id), group, _message(array, column_schema(column)))
 
     def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        return self._long_part(part, group, (data,))
+
+    def _long_part(
+        self, part: int, group: int, pieces: Iterable[bytes | memoryview]
+    ) -> Iterator[bytes | memoryview]:
         start = padded(self._offset)
-        raw = np.frombuffer(data, np.uint8)
-        raw.flags.writeable = False  # or its checksum wants a copy
-        padding = bytes(padded(len(raw)) - len(raw))
-        crc = google_crc32c.extend(google_crc32c.value(raw), padding)
-        self._table.append((part, group, start, len(raw), crc, 0))
         yield bytes(start - self._offset)
-        yield raw.data
+        length = crc = 0
+        for piece in pieces:
+            raw = np.frombuffer(piece, np.uint8)
+            raw.flags.writeable = False  # or its checksum wants a copy
+            length += len(raw)
+            crc = google_crc32c.extend(crc, raw)
+            yield raw.data
+        padding = bytes(padded(length) - length)
+        crc = google_crc32c.extend(crc, padding)
+        self._table += _ENTRY.pack(part, group, start, length, crc, 0)
         yield padding
-        self._offset = start + len(raw) + len(padding)
+        self._offset = start + length + len(padding)
 
     def _footer(self) -> Iterator[bytes]:
         about = {
@@ -162,7 +174,7 @@ class _Writer:
             "max_time": self.max_time,
         }
         text = json.dumps(about, separators=(",", ":")).encode()
-        body = struct.pack("<I", len(text)) + text + np.array(self._table, PART).tobytes()
+        body = struct.pack("<I", len(text)) + text + bytes(self._table)
         self.footer_crc = google_crc32c.value(body)
         yield body + TAIL.pack(len(body), self.footer_crc, MAGIC)
 

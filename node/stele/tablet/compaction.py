@@ -100,19 +100,19 @@ def _all_that_fit(files: Sequence[FileMeta], mark: int, room_bytes: int | None) 
     """All files; where they do not fit, the newest that do, unless they are too few."""
     if len(files) == 1:
         files = [f for f in files if (f.deletes or not f.unique) and f.min_time <= mark]
-    ends = itertools.accumulate(file.size for file in files)
+    ends = itertools.accumulate(file.merge_bytes for file in files)
     fitting = files[: sum(1 for end in ends if room_bytes is None or end <= room_bytes)]
     return fitting if len(fitting) >= min(FILES_MIN, len(files)) else ()
 
 
 def _run(files: Sequence[FileMeta], start: int, least: int, room_bytes: int | None) -> Sequence[FileMeta]:
     """The longest run of files from `start` on that is worth a merge and fits; empty if there is none."""
-    total = largest = 0
+    total = largest = room = 0
     end = start
     for at in range(start, len(files)):
         size = files[at].size
-        total, largest = total + size, max(largest, size)
-        if room_bytes is not None and total > room_bytes:
+        total, largest, room = total + size, max(largest, size), room + files[at].merge_bytes
+        if room_bytes is not None and room > room_bytes:
             break
         if at - start + 1 >= least and 2 * total >= 3 * largest:
             end = at + 1
@@ -120,7 +120,7 @@ def _run(files: Sequence[FileMeta], start: int, least: int, room_bytes: int | No
 
 
 def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
-    """Carry the merge out. Memory is bounded by a few row groups of each input. Blocks. The names of the files may not
+    """Carry the merge out. Memory is bounded by a few row groups of each input, however many rows there are. Blocks. The names of the files may not
     survive power loss yet: whoever installs them sees to that.
 
     Raises:

@@ -84,7 +84,7 @@ def worth(files: Sequence[FileMeta], found: Judgement, room_bytes: int | None) -
     names = {file.name for file in files}
     if found.share < SHARE_MIN or not found.names or not found.names <= names:
         return False
-    size = sum(file.size for file in files)
+    size = sum(file.merge_bytes for file in files)
     left = size * min(1.0, 1 - found.share + SHARE_MIN)  # the share is that of some parts
     return room_bytes is None or left <= room_bytes
 

@@ -1,0 +1,108 @@
+"""Key hashes of a file that is being written, however many, in bounded memory. Called by colwriter.py.
+
+What is more than a buffer waits in a file without a name, in the directory of the file that is written: 8 bytes a key. It goes with
+the process. Invariant: what was added is given back once, in ranges that follow on each other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from stele.tablet.colformat import HASH_BYTES
+
+U64 = npt.NDArray[np.uint64]
+
+BUFFER_ROWS = 1 << 20
+_RANGE_BITS = 12
+_RANGES = 1 << _RANGE_BITS
+_BEGINS = np.arange(_RANGES, dtype=np.uint64) << np.uint64(64 - _RANGE_BITS)
+_RANGE_ROWS_MAX = 1 << 20
+"""Given back at a time, unless one range has more: of evenly spread hashes, from 4 billion on."""
+
+
+class HashSpool:
+    """Hashes, to be given back by rising ranges. Used as a context; one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rows = 0
+        self._directory = directory
+        self._waiting: list[U64] = []
+        self._waiting_rows = 0
+        self._file: BinaryIO | None = None
+        self._bounds: list[npt.NDArray[np.int64]] = []
+        """Of each part of the file: at which row of it each range begins, and the last ends."""
+
+    def add(self, hashes: U64) -> None:
+        """Take in hashes.
+
+        Raises:
+            OSError: the disk.
+        """
+        self._waiting.append(hashes)
+        self._waiting_rows += len(hashes)
+        self.rows += len(hashes)
+        if self._waiting_rows >= BUFFER_ROWS:
+            self._spill()
+
+    def _spill(self) -> None:
+        part, bounds = _by_range(self._waiting)
+        self._waiting, self._waiting_rows = [], 0
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - closed by `close`
+        view = part.view(np.uint8).data
+        while view:
+            view = view[self._file.write(view) or 0 :]
+        begin = int(self._bounds[-1][-1]) if self._bounds else 0
+        self._bounds.append(bounds + begin)
+
+    def ranges(self) -> Iterator[tuple[int, U64]]:
+        """(end, hashes) of one range after the other: the hashes, in any order, whose upper 32 bits are below `end` and not
+        below the end before. The last end is 2^32. Once.
+
+        Raises:
+            OSError: the disk.
+        """
+        waiting, bounds = _by_range(self._waiting)
+        self._waiting = []
+        counts = np.diff(bounds) + sum(np.diff(b) for b in self._bounds)
+        ends = np.cumsum(counts)
+        low = 0
+        while low < _RANGES:
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + _RANGE_ROWS_MAX, "right")))
+            parts = [self._read(int(b[low]), int(b[high])) for b in self._bounds]
+            parts.append(waiting[bounds[low] : bounds[high]])
+            yield high << (32 - _RANGE_BITS), np.concatenate(parts)
+            low = high
+
+    def _read(self, begin: int, end: int) -> U64:
+        assert self._file is not None
+        found = np.empty(end - begin, np.uint64)
+        view, at = found.view(np.uint8).data, begin * HASH_BYTES
+        while view:
+            read = os.preadv(self._file.fileno(), [view], at)
+            if not read:
+                raise OSError(f"hashes of keys end at byte {at} of a file that nobody else has")
+            view, at = view[read:], at + read
+        return found
+
+    def __enter__(self) -> HashSpool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _by_range(parts: list[U64]) -> tuple[U64, npt.NDArray[np.int64]]:
+    """(all hashes, rising; where each range begins, and the last ends)."""
+    hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+    return hashes, np.append(np.searchsorted(hashes, _BEGINS), len(hashes))
