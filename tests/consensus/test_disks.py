@@ -147,3 +147,29 @@ async def test_who_waits_for_its_disk_does_not_campaign_however_long_it_lasts(tm
     finally:
         files.go.set()
         await node.stop()
+
+
+async def test_a_follower_whose_disk_hangs_knows_that_what_it_has_applied_is_old(tmp_path: Path) -> None:
+    """It hears its leader on: that was taken for being up to date."""
+    network, files = Network(), StallingFiles()
+    nodes = [TestNode(network, tmp_path / f"n{number}") for number in range(3)]
+    nodes[2].files = files
+    try:
+        for node in nodes:
+            await node.start()
+        group = await Group(nodes).create()
+        await group.write(rows([1]))
+        follower = nodes[2].replicas.get(group.tablet_id)
+        await group.caught_up(follower)
+        await wait_until(lambda: (follower.staleness_ms or 0) < 200 and follower.staleness_ms is not None)
+        files.go.clear()
+        await group.led(lambda leader: leader.propose(rows([2])))
+        await wait_until(lambda: (follower.staleness_ms or 0) > 500)
+        assert follower.leader is not None and len(table(follower)) == 1
+        files.go.set()
+        await wait_until(lambda: follower.staleness_ms is not None and follower.staleness_ms < 200)
+        assert len(table(follower)) == 2
+    finally:
+        files.go.set()
+        for node in nodes:
+            await node.stop()

@@ -58,6 +58,8 @@ class MemoryLog:
         self._listeners: list[Callable[[], None]] = []
         self.key_space: KeySpace | None = key_space
         self.cut_off: tuple[int, str] | None = None
+        self.behind_ms: int | None = 0
+        """How long ago its leader was heard, and all applied that was committed then."""
 
     def tell(self) -> None:
         for listener in self._listeners:
@@ -74,6 +76,10 @@ class MemoryLog:
     @property
     def leader_node(self) -> str:
         return self.cut_off[1] if self.cut_off is not None else self._group.leader
+
+    @property
+    def staleness_ms(self) -> int | None:
+        return self.behind_ms if self.leader_node else None
 
     @property
     def committed_config(self) -> Configuration:

@@ -166,6 +166,7 @@ async def test_facts(log: CatalogLog) -> None:
     assert heard == [True]
     assert log.leader_node == ID and log.term >= 1
     assert [p.node_id for p in log.committed_config.peers] == [ID]
+    await until(lambda: log.staleness_ms is not None)  # what is committed is applied within moments
 
 
 @pytest.fixture
@@ -190,6 +191,7 @@ async def test_who_listens_hears_that_the_replica_has_ended(lone: tuple[Node, Ca
 async def test_a_log_without_a_replica_is_not_ready() -> None:
     log = ReplicaCatalogLog(lambda: None)
     assert not log.is_leader and log.key_space is None and log.leader_node == ""
+    assert log.staleness_ms is None
     assert await code_of(log.propose([put(FIRST)])) is Code.NOT_READY
 
 

@@ -49,6 +49,26 @@ async def test_followers_refuse_and_hint(tmp_path: Path) -> None:
         assert hex_of(stale.leader) == MASTERS[0] and not stale.settled
 
 
+async def test_a_follower_answers_what_is_no_older_than_its_caller_allows(tmp_path: Path) -> None:
+    """One whose disk hung heard its leader on, and answered what was 15 s old where 2 s were allowed."""
+    async with world(tmp_path) as w:
+        follower, log = w.services[MASTERS[1]], w.group.members[MASTERS[1]]
+        for behind_ms, allowed_ms, answers in (
+            (15_000, 2_000, False),
+            (2_001, 2_000, False),
+            (2_000, 2_000, True),
+            (15_000, 20_000, True),
+            (100, 50, False),
+            (None, 1 << 31, False),
+        ):
+            log.behind_ms = behind_ms
+            call = follower.GetClusterView(pb.GetClusterViewRequest(max_staleness_ms=allowed_ms), None)
+            if answers:
+                assert hex_of((await call).leader) == MASTERS[0]
+            else:
+                assert isinstance(await refused(call), NotLeader), (behind_ms, allowed_ms)
+
+
 async def test_a_leadership_begins_behind_a_barrier_and_ends_with_its_term(tmp_path: Path) -> None:
     """Its memory may lack what another leader wrote before, or between."""
     async with world(tmp_path) as w:

@@ -98,6 +98,19 @@ class ReplicaBase:
         return self._applier.applied_index if self._applier is not None else 0
 
     @property
+    def staleness_ms(self) -> int | None:
+        """How old what is applied here is at the most, by when the leader's last word came; None: not known."""
+        runtime, applier = self._runtime, self._applier
+        if runtime is None or applier is None or not self.running:
+            return None
+        if runtime.quiet:  # it had everything, and its leader's node was heard within an election timeout
+            return self.options.raft.election_max_ms
+        caught_up_ms = runtime.core.caught_up_ms
+        if caught_up_ms is None or applier.applied_index < applier.committed_index:
+            return None
+        return max(0, runtime.now_ms() - caught_up_ms)
+
+    @property
     def is_leader(self) -> bool:
         """Whether it leads and holds rows."""
         return self.role is Role.LEADER and self._serves and self.state in _TAKES_PART

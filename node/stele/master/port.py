@@ -33,6 +33,10 @@ class CatalogLog(Protocol):
         """The node that leads, as far as known; empty if none."""
 
     @property
+    def staleness_ms(self) -> int | None:
+        """How old what is applied here is at the most, by when the leader's last word came; None: not known."""
+
+    @property
     def committed_config(self) -> Configuration:
         """The newest configuration known committed here."""
 

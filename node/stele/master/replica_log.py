@@ -65,6 +65,12 @@ class ReplicaCatalogLog:
         return peer.node_id if peer is not None else ""
 
     @property
+    def staleness_ms(self) -> int | None:
+        """See CatalogLog."""
+        replica = self._find()
+        return replica.staleness_ms if replica is not None else None
+
+    @property
     def committed_config(self) -> Configuration:
         """See CatalogLog."""
         replica = self._find()

@@ -35,9 +35,6 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
 
 log = structlog.get_logger("stele.master")
 
-FOLLOWER_STALENESS_MS = 2_000
-"""A follower that knows its leader has heard from it within an election timeout, and applies within moments."""
-
 ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
 
 
@@ -239,9 +236,9 @@ class MasterService(MasterServiceServicer):
     async def GetClusterView(
         self, request: pb.GetClusterViewRequest, context: Any
     ) -> pb.GetClusterViewResponse:
-        """From the leader; from a follower that knows its leader, if the caller allows FOLLOWER_STALENESS_MS."""
-        stale = request.max_staleness_ms >= FOLLOWER_STALENESS_MS and bool(self._master.log.leader_node)
-        if not stale:
+        """From the leader; from a follower whose rows are no older than the caller allows."""
+        age_ms = self._master.log.staleness_ms
+        if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
             # Else a driver might be shown nodes that only this master cannot hear.
             await self._master.confirmed_lead()
         return cluster_view(self._master.scene(), self._master.cluster_id)

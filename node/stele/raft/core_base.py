@@ -71,6 +71,10 @@ class CoreBase:
         self._hint = initial.leader_hint
         self._now_ms = 0
         self._heard_ms: int | None = None  # last word of a live leader
+        self._told_commit = 0  # what that leader said last is committed
+        self._caught_up_ms: int | None = (
+            None  # all that was committed then, by the leader's word, was handed out
+        )
         self._lost_leader: ReplicaId | None = None  # whose end was seen; None once another leads
         self._term_leader: ReplicaId | None = None  # who has led in this term, as far as it was seen
         self._election_due_ms = NEVER_MS

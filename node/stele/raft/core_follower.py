@@ -22,6 +22,7 @@ class FollowerPart(CoreBase):
     def _adopt_term(self, term: int, cause: str) -> None:
         super()._adopt_term(term, cause)
         self._verified_index = 0
+        self._told_commit = 0
 
     def _on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
         if request.term > self.term:
@@ -38,6 +39,10 @@ class FollowerPart(CoreBase):
                 return
         elif self._term_leader is None:
             self._term_leader = sender  # named to lead, and does
+        if self.log.handed_index >= self._told_commit and self.term_committed:
+            self._caught_up_ms = self._heard_ms
+        if request.commit_index > self._told_commit:
+            self._told_commit = request.commit_index
         self._heard_ms = self._now_ms
         self._election_due_ms = self._now_ms + self._patience_ms
         log = self.log
@@ -70,6 +75,16 @@ class FollowerPart(CoreBase):
             self._answer(sender, request, verified, self._log_barrier())
         else:
             self._answer(sender, request, min(verified, log.durable_index), self._hard_barrier())
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """Up to when all that was committed is handed out, on the owner's clock. None: not known since the start. A leader was not
+        replaced before an election timeout ago."""
+        if self.role is Role.LEADER:
+            return self._now_ms - self.options.election_max_ms if self.term_committed else None
+        if self.log.handed_index >= self._told_commit and self.term_committed and self._heard_ms is not None:
+            return self._heard_ms
+        return self._caught_up_ms
 
     def _follow(self, leader: ReplicaId) -> bool:
         """Another one leads; whether it may, as nobody else has led in this term. As long as a leader is known no campaign is

@@ -964,7 +964,7 @@ class GetClusterViewRequest(_message.Message):
 
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     max_staleness_ms: _builtins.int
-    """0: from the leader"""
+    """how old the catalog's rows may be that any master answers from; 0: from the leader"""
     def __init__(
         self,
         *,
