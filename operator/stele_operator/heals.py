@@ -206,7 +206,8 @@ class Heals:
             record = work.record
             where, why = with_names(record.where, names), with_names(record.reason, names)
             if record.kind == Blocked.__name__:
-                why = f"{_name(work.node, names)}: {why}" if work.node else why
+                node = _name(work.node, names)
+                why = f"{node}: {why}" if work.node and node not in why else why
                 waiting.setdefault((record.step, _same(why)), []).append(f"{where}: {why}")
             elif not record.tablet_id:
                 why += f" (not yet: {with_names(record.error, names)})" if record.error else ""

@@ -180,7 +180,8 @@ class RaftCore(HandoverPart):
         self._commit_turn()
         if self._promote_due:
             self._consider_promotion()
-            self._commit_turn()  # a new voter may make a majority of what was held already
+            # A new voter may make a majority of what was held already.
+            self._commit_turn()
         if self._transfer is not None or self._witness:
             self._consider_transfer()
         reads = self._reads
