@@ -8,10 +8,14 @@ from dataclasses import replace
 import pytest
 
 from stele.consensus import quiet
+from stele.consensus.ports import ReplicaOptions
 from stele.consensus.quiet import begin_quiet, follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
-from stele.model.ids import OpId
+from stele.model import bounds
+from stele.model.ids import NodeId, OpId, new_id
 from stele.raft.messages import UpdateRequest
+from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
 from tests.consensus.cluster import WAIT_S, Group, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import resting
@@ -151,3 +155,14 @@ async def test_a_follower_rests_only_with_a_leader_that_it_agrees_with(group_of:
         assert not follow_quiet(follower, sender.replica_id, message, lambda node_id: True), message
     assert not follow_quiet(follower, leader.replica_id, good, lambda node_id: node_id != third.host.node_id)
     assert follow_quiet(follower, leader.replica_id, good, lambda node_id: True)
+
+
+def test_frames_in_many_names_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "PEERS_HEARD_MAX", 4)
+    groups = QuietGroups(Replicas(), ReplicaOptions().raft, lambda node_id, resting: None, 0)
+    first, *others = (NodeId(new_id()) for _ in range(20))
+    for node_id in (first, *others):
+        groups.heard(node_id)
+    assert len(groups._heard_ms) == 4 and not groups.lives(first) and groups.lives(others[-1])
+    groups.heard(first)
+    assert groups.lives(first)

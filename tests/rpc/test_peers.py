@@ -15,6 +15,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stele.model import bounds
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
@@ -225,6 +226,16 @@ async def test_a_peer_of_another_copy_of_the_volumes_gets_nothing(here: bool) ->
         (first if here else second).identity.fork_id = new_id()
         assert "two copies of a cluster never speak" in await refused(first, second.identity.node_id)
         assert not second.got and not second.book.incarnation(first.identity.node_id)
+
+
+async def test_introductions_in_many_names_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "PEERS_HEARD_MAX", 4)
+    async with pair() as (_, second):
+        assert second.inbound is not None
+        for _ in range(20):
+            hello = Identity(CLUSTER, NodeId(new_id()), 1).hello(second.identity.node_id, channel="control")
+            second.inbound.introduce(common_pb2.OpenStreamRequest(hello=hello))
+        assert len(second.inbound._keys) == 4
 
 
 async def test_another_node_at_the_address_gets_nothing() -> None:

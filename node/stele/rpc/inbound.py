@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from stele import metrics
+from stele.model import bounds
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId
 from stele.rpc.arriving import Arriving
@@ -54,6 +55,8 @@ class PeerInbound:
         self._listener.forget(self._keys.pop((node_id, channel), b""))
         key = self._listener.expect(lambda connection: self._begin(connection, node_id, channel), peer=True)
         self._keys[node_id, channel] = key
+        if len(self._keys) > bounds.PEERS_HEARD_MAX:  # of whom nobody came any more
+            del self._keys[next(iter(self._keys))]
         hello = identity.hello(caller.from_node, caller.from_incarnation)
         return common_pb2.OpenStreamResponse(hello=hello, port=self._listener.port, key=key)
 

@@ -23,6 +23,7 @@ import structlog
 
 from stele.consensus.quiet import begin_quiet, follow_quiet, peer_nodes
 from stele.consensus.replica import Replica
+from stele.model import bounds
 from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
@@ -90,6 +91,10 @@ class QuietGroups:
     def heard(self, node_id: NodeId) -> None:
         """Messages from a node have come in."""
         self._heard_ms[node_id] = self._now_ms
+        if (
+            len(self._heard_ms) > bounds.PEERS_HEARD_MAX
+        ):  # names that anybody may give; one that lives is back with its next word
+            del self._heard_ms[next(iter(self._heard_ms))]
 
     def lives(self, node_id: NodeId) -> bool:
         """Whether a node was heard within an election timeout."""
