@@ -105,7 +105,7 @@ def read(directory: Path) -> Manifest:
             None if once_crc is None else int(once_crc),
             tuple(FileMeta.from_json(f) for f in raw["files"]),
         )
-    except (ValueError, TypeError, KeyError, IndexError, Rejected) as exc:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, Rejected) as exc:
         if of_later_program(exc):
             raise
         raise Corrupt(f"{NAME}: {exc!r}; expected what a flush wrote; copy the replica from a peer") from exc
