@@ -38,6 +38,12 @@ is within seconds, or it hands over; a machine in a wrong time zone is off by 14
 refused for this, and none is where nobody knows what most clocks say."""
 CLAIM_TTL_MAX_MS = 30 * 86_400_000
 """How long a driver's claim lasts unrenewed: a month. Drivers renew theirs each few seconds."""
+SCAN_WAIT_MAX_MS = 86_400_000
+"""How long a scan may wait for its snapshot; longer waits are cut to it. Clients wait for seconds and ask again."""
+ROWS_MAX = (1 << 63) - 1
+"""A limit of rows. Arrow counts no further."""
+BATCH_ROWS_MAX = 1 << 20
+"""Rows of a batch that a scan asks for; ours ask for 32,768."""
 WALL_US_MAX = 1 << 52
 """A wall clock's time, in µs since 1970: in the year 2112, as hybrid times end there."""
 TIME_MAX = (1 << 64) - (1 << 58)

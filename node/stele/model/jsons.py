@@ -40,6 +40,14 @@ def parse_next_json(text: str, at: int) -> tuple[Any, int]:
         raise too_deep() from None
 
 
+def whole(value: Any, most: int, least: int = 0) -> int:
+    """The whole number in a parsed JSON. Raises ValueError or TypeError for anything else, and beyond its bounds."""
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"number {str(number)[:_SHOWN]}; expected {least} to {most}")
+    return number
+
+
 def too_deep() -> ValueError:
     """For values nested in each other more deeply than any of ours."""
     return ValueError("values are nested too deeply")

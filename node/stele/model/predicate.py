@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from stele.model.bounds import BATCH_ROWS_MAX, COLUMNS_MAX, ROWS_MAX
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.foreign import read_batch
-from stele.model.jsons import parse_json
+from stele.model.jsons import parse_json, whole
 from stele.model.rows import python_values
 from stele.model.schema import Schema
 
@@ -115,6 +116,8 @@ class ScanSpec:
         """
         try:
             raw = parse_json(text)
+            if max(len(raw["columns"]), len(raw["predicates"])) > COLUMNS_MAX:
+                raise ValueError(f"more than {COLUMNS_MAX} columns, or predicates")
             predicates = tuple(
                 _predicate(int(c), str(op), packed, schema) for c, op, packed in raw["predicates"]
             )
@@ -123,10 +126,10 @@ class ScanSpec:
                 predicates,
                 bytes.fromhex(raw["lower"]),
                 bytes.fromhex(raw["upper"]),
-                None if raw["limit"] is None else int(raw["limit"]),
+                None if raw["limit"] is None else whole(raw["limit"], ROWS_MAX),
                 bool(raw["ordered"]),
                 bytes.fromhex(raw["resume_after"]),
-                int(raw["batch_rows"]),
+                whole(raw["batch_rows"], BATCH_ROWS_MAX, 1),
             )
         except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
             raise Rejected(f"scan: {exc!r}; expected what ScanSpec.to_json wrote") from exc

@@ -25,6 +25,8 @@ COLUMNS_MAX = 1000
 """Bounded so that a block header and a footer stay small."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_CHOICES_MAX = 1_024
+"""Choices of columns whose Arrow schema is remembered."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -134,6 +136,8 @@ class Schema:
                 raise Rejected(f"column ids {unknown} are not in schema version {self.version}")
             chosen = [self.by_id[i] for i in wanted]
             found = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in chosen])
+            if len(self._arrow) >= _CHOICES_MAX:  # whoever asks chooses
+                self._arrow.clear()
             self._arrow[wanted] = found
         return found
 

@@ -30,7 +30,7 @@ REFUSAL_KEY = "stele-refusal"
 RETRY_KEY = "stele-retry-after-ms"
 RETRY_AFTER_MS_MAX = 60_000
 """What a caller believes of a hint when to try again."""
-_MESSAGE_CHARS_MAX = 2_000  # trailing metadata is limited to 8 KiB by every HTTP/2 library
+_MESSAGE_BYTES_MAX = 2_000  # trailing metadata is limited to 8 KiB by every HTTP/2 library
 _INTERNAL = "the server failed to answer; its log says why"
 
 _STATUS = {
@@ -143,7 +143,7 @@ async def abort_with(context: Any, exc: SteleError) -> NoReturn:
         trailing.append((REFUSAL_KEY, f"{exc.master} {exc.masters} {exc.newest}"))
     if exc.retry_after_ms:
         trailing.append((RETRY_KEY, str(exc.retry_after_ms)))
-    await context.abort(status_of(exc.code), _message(exc), tuple(trailing))
+    await context.abort(status_of(exc.code), message_of(exc), tuple(trailing))
     raise exc
 
 
@@ -186,7 +186,7 @@ def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
     hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
     return common_pb2.ErrorPB(
         code=int(exc.code),
-        message=_message(exc),
+        message=message_of(exc),
         leader_hint=id_to_pb(hint),
         retry_after_ms=min(exc.retry_after_ms, RETRY_AFTER_MS_MAX),
     )
@@ -200,7 +200,7 @@ def error_from_pb(pb: common_pb2.ErrorPB) -> SteleError:
 def error_to_json(exc: SteleError) -> bytes:
     """An error as Arrow Flight carries it (the extra info of its status)."""
     hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
-    return json.dumps({"code": int(exc.code), "message": _message(exc), "leader": hint}).encode()
+    return json.dumps({"code": int(exc.code), "message": message_of(exc), "leader": hint}).encode()
 
 
 def error_from_json(raw: bytes) -> SteleError | None:
@@ -224,5 +224,6 @@ def _plain(status: grpc.StatusCode, details: str) -> str:
     return details
 
 
-def _message(exc: SteleError) -> str:
-    return str(exc.args[0])[:_MESSAGE_CHARS_MAX]
+def message_of(exc: SteleError) -> str:
+    """Its message as far as it travels: headers are bounded, and a byte that does not print takes three there."""
+    return str(exc.args[0]).encode("utf-8", "replace")[:_MESSAGE_BYTES_MAX].decode("utf-8", "ignore")

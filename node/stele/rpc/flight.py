@@ -27,7 +27,7 @@ from stele.model.errors import Code, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import ClusterId
 from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
-from stele.rpc.errors import as_stele_error, error_from_json, error_to_json
+from stele.rpc.errors import as_stele_error, error_from_json, error_to_json, message_of
 from stele.rpc.identity import Identity, ensure_same_fork
 from stele.rpc.logging import OncePer
 from stele.rpc.places import YIELD_S, Place, Places
@@ -347,7 +347,7 @@ class _Batches(Iterator[pa.RecordBatch]):
 def to_flight_error(exc: SteleError) -> Exception:
     """The Flight status of an error; its code travels in the extra info."""
     kind = fl.FlightUnavailableError if isinstance(exc, Retryable) else fl.FlightServerError
-    error: Exception = kind(str(exc.args[0]), extra_info=error_to_json(exc))
+    error: Exception = kind(message_of(exc), extra_info=error_to_json(exc))
     return error
 
 

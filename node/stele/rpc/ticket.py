@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, SCAN_WAIT_MAX_MS
 from stele.model.errors import Code, Rejected
 from stele.model.ids import is_id
-from stele.model.jsons import parse_json
+from stele.model.jsons import parse_json, whole
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
 TICKET_VERSION = 1
+_U64_MAX = (1 << 64) - 1
 
 T = TypeVar("T")
 
@@ -59,10 +61,10 @@ class Ticket:
         return Ticket(
             cluster_id=str(fields["cluster"]),
             tablet_id=str(fields["tablet"]),
-            snapshot=int(fields["snapshot"]),
-            schema_version=int(fields["schema_version"]),
+            snapshot=whole(fields["snapshot"], _U64_MAX),
+            schema_version=whole(fields["schema_version"], _U64_MAX),
             scan=json.dumps(fields["scan"]),
-            wait_ms=int(fields.get("wait_ms", 5_000)),
+            wait_ms=min(whole(fields.get("wait_ms", 5_000), _U64_MAX), SCAN_WAIT_MAX_MS),
             fork_id=_fork_of(fields),
         )
 
@@ -107,8 +109,8 @@ class CopyTicket:
     def _parse(fields: dict[str, Any]) -> CopyTicket:
         if not is_id(fields["from_node"]) or not is_id(fields["to_node"]):
             raise ValueError("from_node or to_node is no identifier")
-        offset, length = int(fields["offset"]), int(fields["length"])
-        if offset < 0 or length <= 0:
+        offset, length = whole(fields["offset"], INDEX_MAX), whole(fields["length"], INDEX_MAX)
+        if length == 0:
             raise ValueError("no such range of a file")
         return CopyTicket(
             cluster_id=str(fields["cluster"]),
@@ -117,9 +119,9 @@ class CopyTicket:
             offset=offset,
             length=length,
             from_node=str(fields["from_node"]),
-            from_incarnation=int(fields["from_incarnation"]),
+            from_incarnation=whole(fields["from_incarnation"], INCARNATION_MAX),
             to_node=str(fields["to_node"]),
-            protocol_version=int(fields["protocol"]),
+            protocol_version=whole(fields["protocol"], _U64_MAX),
             fork_id=_fork_of(fields),
         )
 
@@ -177,7 +179,7 @@ class ScanCommand:
                 table=str(fields.get("table", "")),
                 tablet_id=str(fields.get("tablet", "")),
                 columns=tuple(str(name) for name in fields.get("columns", ())),
-                snapshot=int(fields.get("snapshot", 0)),
+                snapshot=whole(fields.get("snapshot", 0), _U64_MAX),
             )
             if bool(command.table) == bool(command.tablet_id):
                 raise ValueError("name a table or a tablet, one of them")
