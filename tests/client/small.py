@@ -94,6 +94,7 @@ class SmallCluster:
         self.loop = asyncio.get_running_loop()
         self.nodes = [SmallNode(self, number) for number in range(nodes)]
         self.master_address = ""
+        self.unreached: deque[int] = deque()  # tablets that are left, by each next answer to DeleteTable
         self.deleted_unheard = 0  # so often a table is deleted, and no answer comes
         self.silent: set[int] = set()  # nodes that the master has not heard for a minute
         self.pods: dict[int, str] = {}  # names that an operator gave to nodes
@@ -409,12 +410,16 @@ class _Master(MasterServiceServicer):
         return master_pb2.CreateTableResponse(table_id=request.table_id)
 
     async def DeleteTable(self, request: Any, context: Any) -> Any:
-        info = self._find(request)
-        del self.cluster.tables[info.name]
-        self.cluster.removed.add(info.table_id)
+        if request.table_id not in self.cluster.removed or not self.cluster.unreached:
+            info = self._find(request)
+            del self.cluster.tables[info.name]
+            self.cluster.removed.add(info.table_id)
         if self.cluster.deleted_unheard:
             self.cluster.deleted_unheard -= 1
             raise Retryable("the answer is lost", code=Code.UNKNOWN_OUTCOME)
+        if self.cluster.unreached:
+            left = self.cluster.unreached.popleft()
+            return master_pb2.DeleteTableResponse(unreached=["node-1"] if left else [], tablets_left=left)
         return master_pb2.DeleteTableResponse()
 
     async def ListTables(self, request: Any, context: Any) -> Any:

@@ -117,6 +117,21 @@ async def test_what_was_under_way_as_this_client_deleted_the_table_is_not_acknow
             assert told.value.code is Code.NOT_FOUND
 
 
+async def test_a_deletion_is_waited_for_while_nodes_answer_and_no_longer(tmp_path: Path) -> None:
+    """A table of thousands of tablets takes longer than any one node may be silent."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        for name, answers in (("t", (9, 8, 7, 6, 5, 0)), ("u", (3, 3, 3, 3, 0))):
+            await client.create_table(name, SCHEMA, ONE)
+            cluster.unreached.extend(answers)
+            if name == "t":
+                await client.delete_table(name, timeout_s=0.0001)
+                assert not cluster.unreached
+                continue
+            with pytest.raises(Retryable, match=r"table u is deleted, but 1 node \(node-1\) does not answer"):
+                await client.delete_table(name, timeout_s=0.0001)
+            cluster.unreached.clear()
+
+
 async def test_a_watch_goes_on_while_nobody_leads(tmp_path: Path) -> None:
     async with small_cluster(tmp_path, timeout_s=3.0) as (cluster, client):
         space = await client.create_keyspace("settings")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -207,7 +208,7 @@ class AsyncClient:
 
         Once this has returned, no write to the table that begins later is acknowledged, whoever sends it, and this
         client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
-        tablet's replicas are gone. `timeout_s` is for all of it.
+        tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
 
         Raises:
             Rejected: NOT_FOUND if there is none of this name.
@@ -216,23 +217,29 @@ class AsyncClient:
         """
         deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
         info = await self.describe(name)
-        while unreached := await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S)):
-            if time.monotonic() >= deadline:
-                raise Retryable(_still_served(info, unreached), code=Code.UNKNOWN_OUTCOME)
+        left = math.inf
+        while True:
+            answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))
+            if not answer.unreached:
+                return
+            if answer.tablets_left < left:  # a table of thousands of tablets takes its time
+                left, deadline = answer.tablets_left, time.monotonic() + timeout_s
+            elif time.monotonic() >= deadline:
+                raise Retryable(_still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
 
-    async def _delete(self, info: TableInfo, wait_s: float) -> list[str]:
-        """Delete a table; the nodes that may still acknowledge rows of it. The masters bound the wait themselves."""
+    async def _delete(self, info: TableInfo, wait_s: float) -> master_pb2.DeleteTableResponse:
+        """Delete a table; which nodes may still acknowledge rows of it. The masters bound the wait themselves."""
         request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
         try:
-            unreached = list((await self._ask("DeleteTable", request)).unreached)
+            answer: master_pb2.DeleteTableResponse = await self._ask("DeleteTable", request)
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:  # a retry of what had been done
                 raise
-            unreached = []
+            answer = master_pb2.DeleteTableResponse()
         for locations in list(self._locations):
             if locations.table_id == info.table_id:
                 locations.end()
-        return unreached
+        return answer
 
     async def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""

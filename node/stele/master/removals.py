@@ -5,7 +5,7 @@ A tablet's rows can be acknowledged only while a majority of its voters have the
 DeleteTablet has none, and its fences refuse older orders that would make one. So a tablet is over once fewer nodes are left than any
 majority of it needs. Nodes left out: those that nobody named as a member.
 
-Invariant: a node counts as done only by its own answer to an order of this leadership, or of one before it.
+Invariant: a node counts as done only by its own answer to an order of this leadership.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ class MasterService(MasterServiceServicer):
         """One batch; then the replicas go, which is waited for as long as the caller says."""
         lead = await self._master.confirmed_lead()
         table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
-        unreached = await tables.nodes_told(lead, table_id, request.wait_ms)
-        return pb.DeleteTableResponse(unreached=unreached)
+        unreached, left = await tables.nodes_told(lead, table_id, request.wait_ms)
+        return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
         """By id; removed ones only when asked for."""

@@ -229,9 +229,9 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
     return wanted
 
 
-async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> list[str]:
+async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> tuple[list[str], int]:
     """Wait until no row of a removed table can be acknowledged any more, at most DELETE_WAIT_MS_MAX. Returns the names of the
-    nodes that are in the way.
+    nodes that are in the way, and of how many tablets.
 
     Raises:
         NotLeader: this master leads no more; the next one asks every node.
@@ -256,4 +256,4 @@ async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> list[
                 await removals.changed.wait()
     nodes = lead.catalog.nodes
     names = (getattr(nodes.get(NodeId(n)), "name", "") or n for n in set().union(*unfinished.values()))
-    return sorted(names)
+    return sorted(names), len(unfinished)

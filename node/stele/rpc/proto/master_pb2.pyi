@@ -383,6 +383,9 @@ class DeleteTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNREACHED_FIELD_NUMBER: _builtins.int
+    TABLETS_LEFT_FIELD_NUMBER: _builtins.int
+    tablets_left: _builtins.int
+    """tablets of which such nodes may acknowledge rows; falls while nodes answer"""
     @_builtins.property
     def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of nodes that may still acknowledge rows of the table. None: no write that begins now is acknowledged."""
@@ -391,10 +394,11 @@ class DeleteTableResponse(_message.Message):
         self,
         *,
         unreached: _abc.Iterable[_builtins.str] | None = ...,
+        tablets_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["unreached", b"unreached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tablets_left", b"tablets_left", "unreached", b"unreached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
