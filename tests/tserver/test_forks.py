@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,3 +199,32 @@ async def test_masters_of_a_copy_started_by_hand_find_each_other_and_not_the_ori
         original.kill_all()
         if copy is not None:
             copy.kill_all()
+
+
+async def test_a_cluster_is_formed_under_a_fork_id_and_new_nodes_learn_it_from_its_masters(
+    tmp_path: Path,
+) -> None:
+    cluster = LocalCluster(tmp_path, nodes=1)
+    cluster.fork_id = fork_id = new_id()
+    try:
+        await cluster.launch("master", first=True)
+        await cluster.form()
+        form = (sys.executable, "-m", "stele.cli", "master", "form", "--masters", cluster.master_address)
+        process = await asyncio.create_subprocess_exec(*form, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert out.decode().strip() == f"formed cluster {cluster.cluster_id} under fork id {fork_id}"
+        cluster.fork_id = ""
+        node = await cluster.launch("node-0")
+        await wait_ready(cluster, "node-0")
+        assert node.volume.record.fork_id == fork_id and not node.volume.adopted
+        await restart(cluster, "node-0")
+        assert cluster.running["node-0"].facts.shown()["fork_id"] == fork_id
+    finally:
+        await cluster.close()
+
+
+async def test_a_fork_id_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="expected 32 hex digits"):
+        cluster = LocalCluster(tmp_path)
+        cluster.fork_id = "mine"
+        cluster.options("master")
