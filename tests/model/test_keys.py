@@ -98,6 +98,14 @@ def test_of_many_numbers_the_negative_ones_come_first() -> None:
         assert sorted(encoded) == encoded and len(set(encoded)) == 1_000
 
 
+def test_of_many_strings_those_with_zero_bytes_are_told_apart() -> None:
+    firsts, seconds = ["a", "a\0", "a\0\0", "a\0b", "a"] * 20, ["\0b", "b", "", "b", "\0\1b"] * 20
+    many = keys.encode_arrays([pa.array(firsts), pa.array(seconds)]).to_pylist()
+    types = (pa.string(), pa.string())
+    assert many == [keys.encode_tuple(pair, types) for pair in zip(firsts, seconds)]
+    assert len(set(many)) == 5
+
+
 def test_golden_bytes_of_a_key() -> None:
     key = keys.encode_tuple(("a\x00b", -1, b"\x00z"), (pa.string(), pa.int32(), pa.binary()))
     assert key == b"a\x00\x01b\x00\x00" + b"\x7f\xff\xff\xff" + b"\x00z"

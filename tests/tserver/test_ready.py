@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stele.consensus.copy_target import CopyOrder
@@ -36,3 +38,24 @@ async def test_a_copy_that_no_configuration_names_yet_does_not_keep_its_node_fro
     await wait_until(lambda: not again.health.ready())
     replica = again.replicas.get(tablet.tablet_id)
     assert replica.state is ReplicaState.CONFIGURING and replica.config.peer(replica.replica_id) is None
+
+
+async def test_a_node_is_ready_once_its_replicas_have_a_leader_and_no_more_when_it_ends(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A roll goes on to the next pod when this one is ready: a second voter would be away."""
+    monkeypatch.setattr(health, "READY_AFTER_MS", 1 << 40)
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "one"})
+    for name in ("node-0", "node-1", "node-2"):
+        await cluster.stop(name)
+    first = await cluster.launch("node-0")
+    await wait_until(lambda: first.replicas.opened)
+    assert first.health.ready() == "1 replicas have not caught up"
+    await cluster.launch("node-1")
+    await wait_until(lambda: first.health.ready() == "")
+    stopping = asyncio.ensure_future(cluster.stop("node-0"))
+    await asyncio.sleep(0)
+    assert first.health.ready() == "stopping"
+    await stopping
