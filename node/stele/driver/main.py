@@ -17,6 +17,7 @@ from stele.driver.executor import Executor, StaleEpoch
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress
+from stele.model.bounds import HOLDER_CHARS_MAX, cut
 from stele.model.errors import SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
@@ -42,7 +43,7 @@ async def run(
         StaleEpoch: another driver has taken the claim.
     """
     pool = ChannelPool(Identity())
-    name = holder or f"cli/{socket.gethostname()}/{os.getpid()}"
+    name = cut(holder or f"cli/{socket.gethostname()}/{os.getpid()}", HOLDER_CHARS_MAX)
     executor = Executor(pool, masters, holder=name, on_progress=on_progress)
     soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
     soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0)

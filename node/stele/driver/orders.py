@@ -30,6 +30,7 @@ from stele.driver.steps import (
 )
 from stele.driver.view import ClusterView, Intent, NodeView, TabletView
 from stele.driver.wire import intent_to_pb
+from stele.model.bounds import cut
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TabletId
@@ -212,7 +213,7 @@ class Orders:
             peer=peer_to_pb(peer),
             cas_config_opid_index=step.cas,
             driver_epoch=self._epoch,
-            reason=step.reason,
+            reason=cut(step.reason),
         )
         answer = await self._to_node(_node(tablet.leader_node, view), "BulkChangeConfig", request)
         return config_from_pb(answer.committed)
@@ -249,7 +250,7 @@ class Orders:
         self, node_id: str, state: master_pb2.NodeStatePB.ValueType, reason: str, given_up: bool = False
     ) -> None:
         request = master_pb2.SetNodeStateRequest(
-            epoch=self._epoch, node_id=id_to_pb(node_id), state=state, reason=reason, given_up=given_up
+            epoch=self._epoch, node_id=id_to_pb(node_id), state=state, reason=cut(reason), given_up=given_up
         )
         await self._masters.call("SetNodeState", request)
 

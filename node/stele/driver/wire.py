@@ -19,6 +19,7 @@ from stele.driver.view import (
     ReplicaView,
     TabletView,
 )
+from stele.model.bounds import cut
 from stele.model.config import Configuration
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
@@ -137,7 +138,7 @@ def intent_to_pb(intent: Intent) -> master_pb2.IntentPB:
         kind=intent.kind,
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
-        reason=intent.reason,
+        reason=cut(intent.reason),
     )
 
 
