@@ -280,7 +280,14 @@ class Nodes(ConsensusServiceServicer):
         source = NodeId(id_from_pb(request.source_node))
         assert request.source_address == self.served.address
         step = StartCopy(
-            t.tablet_id, -1, "", ReplicaId(request.replica_id), intent.target_node, source, request.witness
+            t.tablet_id,
+            -1,
+            "",
+            ReplicaId(request.replica_id),
+            intent.target_node,
+            source,
+            request.witness,
+            log_only=request.log_only,
         )
         self.served.cluster.apply(step)
         self.served.sources.append((step.replica_id, source))

@@ -20,7 +20,7 @@ from stele.model.errors import Code, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
-from tests.driver.model import POLICY, Cluster
+from tests.driver.model import POLICY, Cluster, node_name
 from tests.driver.served import START_IN_FORCE, Served, serve
 
 
@@ -270,3 +270,19 @@ async def test_a_node_that_was_given_up_returns_over_the_wire() -> None:
     assert node.state is NodeState.ACTIVE and cluster.healthy()
     returned = next(p for p in told if p.kind == "ReturnNode")
     assert returned.where == f"node {node.node_id[:8]}" and not returned.error
+
+
+async def test_witnesses_that_have_no_turn_to_copy_join_over_the_wire() -> None:
+    cluster = Cluster(6, 1, 6, 3)
+    lost = [t for t in cluster.tablets.values() if t.config.peer_on(node_name(3)) is not None]
+    cluster.nodes[node_name(3)].alive = False
+    cluster.advance()
+    policy = replace(POLICY, max_copies=1)
+    async with serve(cluster) as served, driver(served) as executor:
+        for _ in range(4):  # begin, prepare, demote, add
+            await executor.run_once(policy)
+        assert len(lost) == 3 and all(cluster.spare(t) == 1 for t in lost)
+        replicas = [r for t in lost for n, r in t.replicas.items() if n > 3]
+        assert [r.waiting for r in replicas].count(True) == 2
+        await passes(executor, cluster, 40)
+    assert cluster.healthy()

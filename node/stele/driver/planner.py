@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stele.driver.copying import Copying
+from stele.driver.joining import Joining, at, blocked
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation, judge, majority
-from stele.driver.slots import Slots, moves, waits_for_turn
+from stele.driver.slots import Slots
 from stele.driver.steps import (
     AddPreFollower,
     AddWitness,
@@ -25,26 +26,22 @@ from stele.driver.steps import (
     MoveLeader,
     PromoteBack,
     RemovePeer,
-    StartCopy,
     Step,
     TakeOverIntent,
-    WaitCopy,
     WaitPromotion,
 )
 from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     ClusterView,
-    CopyView,
     DataState,
     Intent,
     NodeState,
     NodeView,
     ReplicaState,
-    ReplicaView,
 )
 from stele.model.config import MemberType
-from stele.model.ids import NodeId, TabletId
+from stele.model.ids import TabletId
 
 
 def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[Step, ...]:
@@ -80,7 +77,7 @@ class _Planner:
         self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.slots = Slots(situations, policy.max_copies, trials)
-        self.trials = trials
+        self.joining = Joining(self.copying, self.slots, policy, trials)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,
@@ -119,19 +116,19 @@ class _Planner:
         else:
             names = ", ".join(m.name for m in unheard)
             why = f"the leader master is new and has not heard of {names} yet"
-        return _blocked(s, "NotHeard", why)
+        return blocked(s, "NotHeard", why)
 
     def lost_majority(self, s: Situation) -> Step | None:
         if _serves(s):
             return None
         faults = "; ".join(f"{m.name}: {m.fault}" for m in s.voters if not m.live)
         alive, needed = len(s.live_voters), majority(len(s.voters))
-        return _blocked(s, "LostMajority", f"{alive} live voters, {needed} are needed ({faults})")
+        return blocked(s, "LostMajority", f"{alive} live voters, {needed} are needed ({faults})")
 
     def no_leader(self, s: Situation) -> Step | None:
         if s.leader() is not None:
             return None
-        return _blocked(s, "NoLeader", "no live replica has reported that it leads")
+        return blocked(s, "NoLeader", "no live replica has reported that it leads")
 
     def take_over(self, s: Situation) -> Step | None:
         intent = s.intent
@@ -160,7 +157,7 @@ class _Planner:
             comes_back = m.peer.member_type is MemberType.NON_VOTER and not m.peer.promote
             if comes_back and m.live and m.active:
                 reason = f"{m.name} is back; {s.needed} more voters are needed"
-                return PromoteBack(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+                return PromoteBack(*at(s, reason), m.peer.replica_id, m.peer.node_id)
         return None
 
     def too_many_lost(self, s: Situation) -> Step | None:
@@ -169,7 +166,7 @@ class _Planner:
             return None
         names = ", ".join(n[:8] for n in silent)
         limit = self.policy.max_lost_nodes
-        return _blocked(
+        return blocked(
             s,
             "TooManyLost",
             f"{len(silent)} nodes are silent or out of reach ({names}), at most {limit} may be",
@@ -234,26 +231,26 @@ class _Planner:
             or report.state is ReplicaState.UNKNOWN
             or self.copying.anew(s, intent.replica_id, copy)
         ):
-            return self._start_copy(s, intent, report)
+            return self.joining.start_copy(s, intent, report)
         prepared = report.state in (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
         if not (prepared if intent.witness else report.data_state is DataState.READY):
             if report.copy is None:
-                return self._start_copy(s, intent, report)
-            return self._wait_copy(s, intent, report.copy)
+                return self.joining.start_copy(s, intent, report)
+            return self.joining.wait_copy(s, intent, report.copy)
         if not s.can_grow() and (step := self._demote(s, "so that the new replica needs no dead one's vote")):
             return step
         if intent.witness:
             reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
-            return AddWitness(*_at(s, reason), intent.replica_id, intent.target_node, intent.witness_start)
+            return AddWitness(*at(s, reason), intent.replica_id, intent.target_node, intent.witness_start)
         reason = f"new replica {intent.replica_id} has its copy"
-        return AddPreFollower(*_at(s, reason), intent.replica_id, intent.target_node)
+        return AddPreFollower(*at(s, reason), intent.replica_id, intent.target_node)
 
     def wait_for_target(self, s: Situation) -> Step | None:
         """The joining replica is a member, not yet a voter with data."""
         joining = s.joining
         if s.intent is None or joining is None or _is_voter(joining):
             return None
-        return self._help_along(s, joining)
+        return self.joining.help_along(s, joining)
 
     def remove_replaced(self, s: Situation) -> Step | None:
         joining = s.joining
@@ -273,7 +270,7 @@ class _Planner:
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
-                    return self._help_along(s, m)
+                    return self.joining.help_along(s, m)
                 if s.can_remove(m):
                     return self._remove(s, m, f"a witness; {m.fault}")
             elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
@@ -316,7 +313,7 @@ class _Planner:
         if target is None:
             return self._no_target(s, replaced)
         if not witness and not self.slots.begin():
-            return self._copy_limit(s, "")
+            return blocked(s, "CopyLimit", f"waits for {self.joining.turn}")
         self.load.planned(target.node_id, tablet_bytes(s.tablet))
         what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
         short = f"{len(s.good)} of {s.tablet.replication_factor} healthy voters"
@@ -325,7 +322,7 @@ class _Planner:
         )
         leader = s.leader()
         return BeginIntent(
-            *_at(s, reason),
+            *at(s, reason),
             "replace" if replaced is not None else "add",
             target.node_id,
             (leader or s.data_voters[0]).peer.node_id,
@@ -342,26 +339,22 @@ class _Planner:
             if not m.peer.votes:
                 return self._remove(s, m, reason)
             if s.can_demote(m):
-                return DemotePeer(*_at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
+                return DemotePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
         for m in s.members:
             if m.peer.promote and m.live:
-                return WaitPromotion(*_at(s, f"{m.name} is back"), m.peer.replica_id, m.peer.node_id)
+                return WaitPromotion(*at(s, f"{m.name} is back"), m.peer.replica_id, m.peer.node_id)
         why = (
             f"{replaced.name}: {replaced.fault}" if replaced is not None else f"{s.needed} voters are missing"
         )
         role = s.tablet.node_role
         if choose_target(s, self.view, self.policy, self.load, any_room=True) is not None:
-            return _blocked(
+            return blocked(
                 s,
                 "NoRoom",
                 f"{why}; no ACTIVE {role} on a machine of its own has room for it beside the copies under way; larger volumes, "
                 f"or another {role}, would help",
             )
-        return _blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
-
-    def _copy_limit(self, s: Situation, who: str) -> Blocked:
-        why = f"waits for one of the {self.policy.max_copies} copies that may run at once"
-        return _blocked(s, "CopyLimit", f"{who}{why}")
+        return blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
 
     def _replaced(self, s: Situation) -> Member | None:
         """What must go now that the joining replica votes: members that are no good, the intent's own first. One that only
@@ -375,12 +368,12 @@ class _Planner:
     def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
         """The step that takes `m` out, or the leader off it first. `reason`: of `m`, which the step names before it."""
         if not s.can_remove(m):
-            return _blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
+            return blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
         if m.live and m.peer.node_id == s.tablet.leader_node:
             if all(o is m for o in s.good or s.data_voters):
-                return _blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
-            return MoveLeader(*_at(s, f"{m.name} leads and must go: {reason}"))
-        return RemovePeer(*_at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
+                return blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
+            return MoveLeader(*at(s, f"{m.name} leads and must go: {reason}"))
+        return RemovePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
 
     def _demote(self, s: Situation, purpose: str) -> Step | None:
         bad = sorted((m for m in s.voters if not m.live), key=lambda m: (not m.failed, m.peer.replica_id))
@@ -391,69 +384,8 @@ class _Planner:
                 return self._remove(s, m, f"{m.fault}; {purpose}")
             if s.can_demote(m):
                 reason = f"{m.name}: {m.fault}; {purpose}"
-                return DemotePeer(*_at(s, reason), m.peer.replica_id, m.peer.node_id)
+                return DemotePeer(*at(s, reason), m.peer.replica_id, m.peer.node_id)
         return None
-
-    def _start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
-        source = self.copying.source(s, intent.replica_id)
-        reason = f"new replica {intent.replica_id} is to be made on node {intent.target_node[:8]}"
-        if report is not None and report.copy is not None:
-            reason = self.copying.anew(s, intent.replica_id, report.copy) or reason
-        return StartCopy(
-            *_at(s, reason),
-            intent.replica_id,
-            intent.target_node,
-            source,
-            intent.witness,
-            intent.witness_start,
-            # What it is wanted for first, its vote, needs no rows.
-            log_only=intent.witness and not (moves(report) or self.slots.begin()),
-        )
-
-    def _wait_copy(self, s: Situation, intent: Intent, copy: CopyView | None) -> Step:
-        if copy is not None and (pace := self.copying.pace(copy)):
-            source, start = NodeId(copy.source_node), intent.witness_start
-            return StartCopy(
-                *_at(s, pace), intent.replica_id, intent.target_node, source, intent.witness, start
-            )
-        done, total = (copy.bytes_done, copy.bytes_total) if copy is not None else (0, 0)
-        reason = f"{done} of {total} bytes have arrived"
-        return WaitCopy(*_at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
-
-    def _help_along(self, s: Situation, m: Member) -> Step:
-        """What a live WITNESS, PRE_FOLLOWER or NON_VOTER still waits for."""
-        peer, at = m.peer, _at(s, "")
-        if peer.member_type is MemberType.NON_VOTER and not peer.promote:
-            reason = f"{m.name} has its data; {s.needed} more voters are needed"
-            return PromoteBack(at[0], at[1], reason, peer.replica_id, peer.node_id)
-        copy = m.report.copy if m.report is not None else None
-        lacks_data = peer.member_type is MemberType.WITNESS and (m.report is None or not m.report.has_data)
-        if not lacks_data:
-            if self.trials.is_late(s.tablet.tablet_id, peer.replica_id):
-                why = "it does not keep up with its leader, or too few voters answer"
-                return _blocked(
-                    s, "NotPromoted", f"{m.name} has its data, and is no voter after minutes: {why}"
-                )
-            reason = f"{m.name} has its data; the leader promotes it once it has caught up"
-            return WaitPromotion(at[0], at[1], reason, peer.replica_id, peer.node_id)
-        anew = self.copying.anew(s, peer.replica_id, copy)
-        if copy is None or anew or waits_for_turn(copy):
-            if not (moves(m.report) or self.slots.take()):
-                return self._copy_limit(s, f"{m.name} logs and votes; its rows: ")
-            origin = self.copying.source(s, peer.replica_id)
-            reason = f"{m.name} lacks its rows: {anew or 'no copy of them runs'}"
-            return StartCopy(
-                at[0], at[1], reason, peer.replica_id, peer.node_id, origin, True, peer.witness_start
-            )
-        if pace := self.copying.pace(copy):
-            origin = NodeId(copy.source_node)
-            return StartCopy(
-                at[0], at[1], pace, peer.replica_id, peer.node_id, origin, True, peer.witness_start
-            )
-        reason = f"{copy.bytes_done} of {copy.bytes_total} bytes have arrived"
-        return WaitCopy(
-            at[0], at[1], reason, peer.replica_id, peer.node_id, copy.bytes_done, copy.bytes_total, True
-        )
 
 
 def _to_replace(s: Situation) -> Member | None:
@@ -471,20 +403,12 @@ def _is_voter(m: Member | None) -> bool:
     return m is not None and m.peer.member_type is MemberType.VOTER
 
 
-def _at(s: Situation, reason: str) -> tuple[TabletId, int, str]:
-    return s.tablet.tablet_id, s.tablet.config.opid_index, reason
-
-
-def _blocked(s: Situation, code: str, reason: str) -> Blocked:
-    return Blocked(*_at(s, reason), code)
-
-
 def _end(s: Situation, joining: Member, reason: str) -> EndIntent:
-    return EndIntent(*_at(s, f"{joining.name}: {reason}"), joining.peer.replica_id)
+    return EndIntent(*at(s, f"{joining.name}: {reason}"), joining.peer.replica_id)
 
 
 def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
-    return CancelCopy(*_at(s, reason), intent.replica_id, intent.target_node)
+    return CancelCopy(*at(s, reason), intent.replica_id, intent.target_node)
 
 
 def _arrived(joining: Member) -> str:
