@@ -75,7 +75,9 @@ def test_readers_that_stall_hold_nobody_up_for_a_minute(server: tuple[FlightServ
     _, client = server
     stuck = [until_served(client, ticket()) for _ in range(2)]
     began_s = time.monotonic()
-    until_served(client, ticket()).cancel()
+    try:
+        until_served(client, ticket()).cancel()
+    finally:
+        for reader in stuck:
+            reader.cancel()
     assert time.monotonic() - began_s < 30
-    for reader in stuck:
-        reader.cancel()

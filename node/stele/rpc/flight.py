@@ -29,6 +29,7 @@ from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json, message_of
 from stele.rpc.identity import Identity, ensure_same_fork
+from stele.rpc.inflow import InflowWatch
 from stele.rpc.logging import OncePer
 from stele.rpc.places import YIELD_S, Place, Places
 from stele.rpc.resolve import join_address
@@ -129,11 +130,13 @@ class FlightServer:
             ) from exc
         _never_free(self._server)  # freed a moment after its end, one has brought its process down
         self.port: int = self._server.port
+        self._inflow = InflowWatch(self.port, self._brought_too_much)
 
     def close(self) -> None:
         """Refuse new streams, end those under way. Blocks until they have ended, but for no stuck reader; call it in a
         thread."""
         self._server.stop()
+        self._inflow.close()
         ending = threading.Thread(target=self._server.shutdown, name="flight-end", daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
@@ -141,6 +144,10 @@ class FlightServer:
             log.warning("flight server left behind: readers take nothing", seconds=_CLOSE_S)
         else:
             self._server.let_go()
+
+    def _brought_too_much(self, host: str) -> None:
+        event = "flight connection ended: commands and tickets are small, and it brought far more"
+        self._server.once.tell(log.warning, event, host, "inflow", source=host)
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
