@@ -400,7 +400,8 @@ async def test_a_witness_that_waits_for_its_turn_logs_and_votes_and_fetches_noth
     source = DirectSource(group.node_of(leader))
     waits = order(group, source.node, 4, witness=True, witness_start=begun, log_only=True)
     copy = await nodes[3].manager.start_copy(waits, source)
-    assert copy is not None and await copy.wait_prepared(WAIT_S)
+    assert copy is not None and copy.progress.state == "Waiting", "no driver takes it for a copy that runs"
+    assert await copy.wait_prepared(WAIT_S)
     await copy.wait()
     assert copy.progress.state == "Waiting" and copy.witness_start == begun
     assert source.sent == 0 and not len(source.node.sessions), "nothing is held at its source"

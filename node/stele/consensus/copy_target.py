@@ -123,7 +123,8 @@ class TabletCopy:
         resumed: Superblock | None = None,
     ) -> None:
         self.order = order
-        self.progress = CopyProgress(order.replica_id, order.source_node)
+        begins = "Waiting" if order.log_only else "Starting"
+        self.progress = CopyProgress(order.replica_id, order.source_node, state=begins)
         self.bytes_per_second = order.bytes_per_second
         """What it may move now; 0: unbounded."""
         self._rate = RateLimit(order.bytes_per_second)
@@ -182,7 +183,6 @@ class TabletCopy:
         try:
             if self.order.log_only:
                 await self._prepare_log()
-                self.progress.state = "Waiting"
                 log.info("witness prepared", tablet=self.order.tablet_id, replica=self.order.replica_id)
             else:
                 await self._copy()
