@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.fuzz import parsers
+from tests.fuzz.__main__ import besiege
 from tests.fuzz.draw import Draw
 
 _ROUNDS = 250
@@ -44,3 +46,9 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
         parsers.hunt(Draw(random.Random(7)), [parser], rounds=50)
         drawn.append(seen)
     assert drawn[0] == drawn[1]
+
+
+async def test_hostile_ports_harm_nobody_else(tmp_path: Path) -> None:
+    report = await besiege(tmp_path / "cluster", 15.0, random.Random(2_212))
+    assert report.bystander["acknowledged"] > 0
+    assert report.attacks.total() > 50
