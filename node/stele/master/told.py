@@ -1,24 +1,31 @@
-"""What a heartbeat tells, within bounds: texts are cut, and a status that is too large is left out. Called by service.py.
+"""What a heartbeat tells, within bounds: texts are cut, what nobody can read is left out. Called by service.py.
 
-A heartbeat is never refused for a long text: its node would count as lost, with all its replicas. Every view of the
-cluster holds what is kept of it, in one message of 16 MiB.
+A heartbeat is never refused for that: its node would count as lost, with all its replicas. Every view of the cluster holds
+what is kept of it, in one message of 16 MiB, and driver, operator and ksck read all of it.
 
-Invariant: on return no text of the registration, and no status, is larger than its bound.
+Invariant: on return no text of the registration, and no status, is larger than its bound; identifiers are some, and
+configurations can be read and have numbers that a leader may give.
 """
 
 from __future__ import annotations
 
 from stele.model.bounds import (
     ADDRESS_CHARS_MAX,
+    INDEX_MAX,
     PLACE_CHARS_MAX,
+    REPLICA_ID_MAX,
     STATUS_BYTES_MAX,
+    TERM_MAX,
     TEXT_CHARS_MAX,
     VERSION_CHARS_MAX,
     WORD_CHARS_MAX,
     cut,
 )
+from stele.model.config import MemberType
 from stele.rpc.proto import common_pb2, master_pb2
 
+_ID = 16
+_MEMBER_TYPES = frozenset(int(kind) for kind in MemberType)
 _REGISTRATION = (
     ("address", ADDRESS_CHARS_MAX),
     ("flight_address", ADDRESS_CHARS_MAX),
@@ -30,19 +37,28 @@ _REGISTRATION = (
 
 
 def bound_heartbeat(request: master_pb2.TSHeartbeatRequest) -> int:
-    """Cut what is too long; how many statuses were left out because the rest of them is too large."""
+    """Cut what is too long; how many statuses were left out, as the rest is too large or no status of any replica."""
     if request.HasField("registration"):
         bound_registration(request.registration)
     beyond = 0
     for status in request.tablets:
-        if status.error or status.HasField("copy"):
-            bound_status(status)
-        beyond += status.ByteSize() > STATUS_BYTES_MAX
+        bound_status(status)
+        beyond += not _keeps(status)
     if beyond:
-        kept = [status for status in request.tablets if status.ByteSize() <= STATUS_BYTES_MAX]
+        kept = [status for status in request.tablets if _keeps(status)]
         del request.tablets[:]
         request.tablets.extend(kept)
     return beyond
+
+
+def _keeps(status: common_pb2.ReplicaStatusPB) -> bool:
+    return (
+        len(status.tablet_id) == _ID
+        and 0 < status.replica_id <= REPLICA_ID_MAX
+        and status.term <= TERM_MAX
+        and len(status.leader_node) in (0, _ID)
+        and status.ByteSize() <= STATUS_BYTES_MAX
+    )
 
 
 def bound_registration(registration: master_pb2.NodeRegistrationPB) -> None:
@@ -54,7 +70,11 @@ def bound_registration(registration: master_pb2.NodeRegistrationPB) -> None:
 
 
 def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
-    """Cut the texts of a replica's status."""
+    """Cut the texts of a replica's status; a configuration that nobody can read, as of a later program, is none."""
+    if status.HasField("committed_config") and not _sound(status.committed_config):
+        status.ClearField("committed_config")
+    if status.HasField("pending_config") and not _sound(status.pending_config):
+        status.ClearField("pending_config")
     if len(status.error) > TEXT_CHARS_MAX:
         status.error = cut(status.error)
     if status.HasField("copy"):
@@ -62,3 +82,14 @@ def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
             status.copy.error = cut(status.copy.error)
         if len(status.copy.state) > WORD_CHARS_MAX:
             status.copy.state = cut(status.copy.state, WORD_CHARS_MAX)
+
+
+def _sound(config: common_pb2.ConfigurationPB) -> bool:
+    if not -1 <= config.opid_index <= INDEX_MAX:
+        return False
+    for peer in config.peers:
+        if peer.member_type not in _MEMBER_TYPES or len(peer.node_id) != _ID:
+            return False
+        if not 0 < peer.replica_id <= REPLICA_ID_MAX:
+            return False
+    return True
