@@ -99,6 +99,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
             "replicationFactor: 3.0",
             "spec.replicationFactor: 3.0; expected a whole number, 1 or more",
         ),
+        ("replicationFactor: 3", "replicationFactor: true", "true; expected a whole number, 1 or more"),
         ("type: string", "type: [string]", "spec.columns[2].type: a list; expected a type, like int64"),
         ("name: people", "name: [people]", "metadata.name: a list; expected a name"),
         ("name: people", "name: 7", "metadata.name: 7; expected a name; put it in quotes"),

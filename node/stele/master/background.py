@@ -114,7 +114,7 @@ class Background:
         space = self._lead.log.key_space
         if self._lead.full and not self._full and space is not None:
             log.error(
-                "the catalog is full: rows of nodes and tablets are not written. Delete tables, and retire nodes that are silent: "
+                "the catalog is full: rows of nodes and tablets are not written. Delete tables, and forget nodes that are gone for good: "
                 "rows of deleted tables go an hour later, once each node that is not RETIRED was heard",
                 bytes=space.held_bytes,
                 bytes_max=space.bytes_max,
