@@ -14,6 +14,7 @@ from stele.consensus.replica import Replica
 from stele.model.errors import Rejected
 from stele.model.ids import NodeId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
+from stele.raft.status import PeerState
 from stele.tserver.node import Node
 from stele.tserver.options import (
     NodeOptions,
@@ -133,12 +134,16 @@ async def test_leaders_do_not_pile_up_where_nodes_restart_one_after_another(
                 if n in cluster.running
             }
 
-        def all_follow() -> bool:
-            replicas = [r for n in names for r in cluster.running[n].replicas]
-            return len(replicas) == 36 and all(r.running and r.leader_peer() is not None for r in replicas)
+        def all_keep_up() -> bool:
+            """As their leaders see it: who restarted a moment ago may not have answered yet."""
+            led = [
+                r.core.status() for n in names for r in cluster.running[n].replicas if r.is_leader and r.core
+            ]
+            peers = [p for status in led for p in status.peers]
+            return len(led) == 12 and all(p.reachable and p.state is PeerState.REPLICATE for p in peers)
 
         for name in names:
-            await wait_until(all_follow)
+            await wait_until(all_keep_up)
             await cluster.stop(name, hand_over=True)
             await wait_until(lambda: sum(leaders().values()) == 12)
             assert max(leaders().values()) <= 8, f"without {name}: {leaders()}"
