@@ -209,22 +209,23 @@ async def test_a_value_of_a_later_program_that_a_listener_refuses_ends_the_node(
 
 async def test_a_store_that_meets_a_write_of_a_later_program_ends_its_node(group_of: MakeGroup) -> None:
     """A witness has it in its log. When its rows came they could not be brought up to it, and were copied anew, for ever."""
-    group, nodes = await group_of(1, spare=1)
+    group, nodes = await group_of(3, spare=1)
     await group.write(rows(range(10)))
     leader = await group.leader()
-    upgrade(leader)
+    for replica in group.replicas():
+        upgrade(replica)
     source = DirectSource(nodes[0])
     source.hold = Event()
     started = leader.committed_opid
-    what = order(group, nodes[0], 2, witness=True, witness_start=started)
-    copy = await nodes[1].manager.start_copy(what, source)
+    what = order(group, nodes[0], 4, witness=True, witness_start=started)
+    copy = await nodes[3].manager.start_copy(what, source)
     assert copy is not None and await copy.wait_prepared(WAIT_S)
-    await add(group, nodes[1], 2, member_type=MemberType.WITNESS, witness_start=started)
-    witness = nodes[1].replicas.get(group.tablet_id)
+    await add(group, nodes[3], 4, member_type=MemberType.WITNESS, witness_start=started)
+    witness = nodes[3].replicas.get(group.tablet_id)
     await group.write(later_payload())
     await wait_until(lambda: witness.committed_opid >= leader.committed_opid)
     source.hold.set()
-    await gave_up(nodes[1])
+    await gave_up(nodes[3])
     assert witness.state is ReplicaState.STOPPED and not witness.error
     assert read_superblock(witness.directory).data_state is DataState.READY
 
