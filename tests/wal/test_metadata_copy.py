@@ -105,6 +105,12 @@ def test_a_copy_older_than_the_segments_fails_streams_and_loses_nothing_in_silen
     assert key() in open_still(late).recovery.failed
 
 
+def test_a_copy_that_an_earlier_release_left_behind_does_not_count() -> None:
+    early, late = _collected(1), _collected(6)
+    late.set_content(SECOND, bytes(early.content(SECOND)))
+    _opens(late, 123)
+
+
 def _sequences(files: SimFiles) -> list[int]:
     return [n for n in (sequence_of(p.name) for p in files.paths()) if n is not None]
 

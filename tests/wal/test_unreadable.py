@@ -124,6 +124,21 @@ def test_a_bad_sector_where_the_log_ends_is_no_torn_tail(markers: bool) -> None:
     assert key() in reopen(w.files)[0].recovery.failed
 
 
+def test_a_bad_sector_in_the_last_body_is_no_torn_tail() -> None:
+    """Its header can be read, and says that a group of this length was written there."""
+    files = SimFiles()
+    log = open_still(files, OPTIONS)
+    for index, size in ((1, 5_000), (2, 9_000)):
+        stream_of(log).append_entries((entry(1, index, b"x" * size),))
+        log.turn()
+    spoiled, path = files.copy(), max(_segments(files))
+    groups = scan_file(files, path)
+    last = record_groups(groups)[-1]
+    spoiled.content(path)[last.end : groups[-1].end] = bytes(groups[-1].end - last.end)  # the marker was lost
+    spoiled.spoil(path, (last.offset + 5_000) // SECTOR)
+    assert key() in open_still(spoiled, OPTIONS).recovery.failed
+
+
 def test_a_bad_sector_behind_the_end_of_the_log_is_nothing() -> None:
     w = write(3)
     w.files.spoil(w.path, len(w.files.content(w.path)) // SECTOR - 1)
