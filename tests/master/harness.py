@@ -298,7 +298,7 @@ async def refused(call: object) -> SteleError:
 async def ready(w: World, nodes: int = 5) -> None:
     """Nodes registered and the leader settled."""
     w.add_nodes(nodes)
-    await w.beat_until(lambda: sum(n.role == "node" for n in w.catalog.nodes.values()) == nodes)
+    await w.beat_until(lambda: sum(n.role == "node" and n.formed for n in w.catalog.nodes.values()) == nodes)
     lead = w.masters[w.group.leader].lead
     await w.beat_until(lambda: lead is not None and lead.settled)
 
