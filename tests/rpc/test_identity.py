@@ -6,7 +6,7 @@ import pytest
 
 from stele.model import bounds
 from stele.model.errors import Code, Rejected
-from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.ids import ClusterId, NodeId
 from stele.rpc.identity import (
     FROM_INCARNATION_KEY,
     PROTOCOL_KEY,
@@ -18,7 +18,8 @@ from stele.rpc.identity import (
     check,
 )
 
-CLUSTER, HERE, NODE = ClusterId(new_id()), NodeId(new_id()), NodeId(new_id())
+# Fixed: they are in the names of tests, which must be the same in each process that runs some of them.
+CLUSTER, HERE, NODE = ClusterId("c" * 32), NodeId("a" * 32), NodeId("b" * 32)
 NOW_MS = 1_800_000_000_000
 
 
@@ -40,7 +41,7 @@ def test_a_number_in_metadata_is_ascii_digits_and_short(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-FORK, OTHER = new_id(), new_id()
+FORK, OTHER = "f" * 32, "e" * 32
 
 
 @pytest.mark.parametrize(
