@@ -15,7 +15,7 @@ import grpc
 import pytest
 import structlog
 
-from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, StartRefused, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc import connection
 from stele.rpc.budget import ByteBudget
@@ -112,6 +112,18 @@ async def test_the_leader_hint_comes_through() -> None:
         with pytest.raises(NotLeader) as caught:
             await ask(pool, address)
         assert caught.value.leader_hint == hint
+
+
+@pytest.mark.parametrize("code", [Code.STALE_INCARNATION, Code.VOLUME_OLD])
+async def test_which_master_refuses_a_start_comes_through(code: Code) -> None:
+    """Lost on the way, one master that is reached at two addresses counted as two, and its word was never taken back."""
+    async with served() as (service, address, _), pool_of(Identity()) as pool:
+        master = new_id()
+        service.error = StartRefused("older", code=code, master=master, masters=3, newest=7)
+        with pytest.raises(StartRefused) as caught:
+            await ask(pool, address)
+        assert (caught.value.code, caught.value.args[0]) == (code, "older")
+        assert (caught.value.master, caught.value.masters, caught.value.newest) == (master, 3, 7)
 
 
 async def test_what_nobody_expected_is_internal_and_says_nothing_of_us() -> None:

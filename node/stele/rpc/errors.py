@@ -157,6 +157,8 @@ def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
     trailing = {key: value for key, value in exc.trailing_metadata() or ()}
     number = bounds.digits(str(trailing.get(CODE_KEY, "")))
     if number is not None:
+        if REFUSAL_KEY in trailing:
+            return _start_refused(code_of(number), details, str(trailing[REFUSAL_KEY]))
         retry_after_ms = bounds.digits(str(trailing.get(RETRY_KEY, ""))) or 0
         return error_from(number, details, str(trailing.get(LEADER_KEY, "")), retry_after_ms)
     code = _FOREIGN.get(exc.code(), Code.INTERNAL)
