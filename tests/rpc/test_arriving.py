@@ -220,3 +220,47 @@ async def test_answers_that_a_client_does_not_take_are_charged() -> None:
         while budget.used_bytes:
             await asyncio.sleep(0.01)
         connection.close()
+
+
+async def test_the_outcome_of_what_was_done_is_not_a_refusal_for_want_of_room() -> None:
+    """THROTTLED says that nothing was done. It took the place of answers as small as itself while a client took none."""
+    asked = 0
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        nonlocal asked
+        asked += 1
+        number = asked
+        await asyncio.sleep(0.01 * number)
+        if number == 9:  # those before it have filled the connection; now there is no room at all
+            budget.take(budget.limit_bytes - budget.used_bytes, control=True)
+        value = tserver_pb2.KvPairPB(value=bytes(4 << 20) if number < 9 else b"done")
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse(pairs=[value]))
+
+    budget = ByteBudget(32 << 20, 8 << 20)
+    async with serving(answer, budget=budget) as (address, pool), asyncio.timeout(60):
+        hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
+        place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
+        connection = await connect(address, place.port, place.key)
+        answers: dict[int, tserver_pb2.ClientResponse] = {}
+
+        def take(frames: list[bytes]) -> None:
+            for raw in frames:
+                response = tserver_pb2.ClientResponse.FromString(raw)
+                many = response.WhichOneof("body") == "many"
+                answers.update((r.request_id, r) for r in (response.many.responses if many else [response]))
+
+        connection.on_frames = take
+        connection.read(False)
+        for number in range(1, 13):
+            request = asking(b"k")
+            request.request_id = number
+            connection.send(frame(request.SerializeToString()))
+        await asyncio.sleep(0)
+        while asked < 12:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # all have been answered
+        connection.read(True)
+        while len(answers) < 12:
+            await asyncio.sleep(0.01)
+        assert all(answers[number].kv.pairs[0].value == b"done" for number in range(9, 13))
+        connection.close()

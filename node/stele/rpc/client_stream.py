@@ -20,7 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Code, Rejected, Retryable, no_outcome
+from stele.model.errors import Code, Rejected, Retryable, SteleError, no_outcome
 from stele.rpc.arriving import Arriving
 from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
@@ -263,19 +263,29 @@ class _Stream:
         elif self._connection.full:
             if self._connection.lost.done():
                 return
-            raw = self._kept(response.request_id, raw)
+            raw = self._kept(response, raw)
         self._ready.append(raw)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
-    def _kept(self, request_id: int, raw: bytes) -> bytes:
-        """An answer for a client that takes none now: it is charged, or gives way to a small one."""
+    def _kept(self, response: tserver_pb2.ClientResponse, raw: bytes) -> bytes:
+        """An answer for a client that takes none now. A large one is charged, or gives way to a small one; that of a write never to
+        THROTTLED, which would say that nothing was done."""
+        if len(raw) <= REQUEST_BYTES:
+            return raw
         try:
             self._budget.take(len(raw))
         except Retryable as exc:
+            error: SteleError = exc
+            if response.HasField("write"):
+                error = Retryable(
+                    "no room for the outcome; send the write again with the same client id and sequence",
+                    code=Code.UNKNOWN_OUTCOME,
+                )
+            error_pb = error_to_pb(error)
             return tserver_pb2.ClientResponse(
-                request_id=request_id, error=error_to_pb(exc)
+                request_id=response.request_id, error=error_pb
             ).SerializeToString()
         self._ready_charged += len(raw)
         return raw
