@@ -54,6 +54,20 @@ def test_a_client_that_never_raises_its_lowest_unfinished_is_told_alone() -> Non
     assert write(state, replace(late, lowest_unfinished=2)) is None
 
 
+def test_the_lowest_unfinished_write_is_admitted_however_many_came_before_it() -> None:
+    """It was turned away by the outcomes of those behind it, which its client lets go only once it is done."""
+    state = ExactlyOnce(outcomes_max=6)
+    for sequence in range(2, 8):
+        write(state, head_of(1, sequence))
+    write(state, head_of(2))
+    with pytest.raises(Retryable, match="unfinished"):
+        admit(state, head_of(1, 9))
+    assert write(state, head_of(1, 1)) is None
+    with pytest.raises(Retryable, match="unfinished"):
+        admit(state, head_of(1, 9))
+    assert write(state, head_of(1, 9, lowest=9)) is None
+
+
 def test_where_all_clients_have_many_outcomes_each_has_a_share() -> None:
     """Who has more is told; who has few goes on, and so does who is new."""
     state = ExactlyOnce(outcomes_max=1_000)

@@ -122,8 +122,8 @@ class ExactlyOnce:
         return min(UNFINISHED_MAX, max(1, self._outcomes_max // len(self._clients)))
 
     def _admit_more(self, client: _Client, header: WriteHeader) -> None:
-        if header.sequence in client.outcomes:
-            return
+        if header.sequence in client.outcomes or header.sequence <= header.lowest_unfinished:
+            return  # nothing new; or what its client waits for before it lets go of those behind
         unfinished = sum(sequence >= header.lowest_unfinished for sequence in client.outcomes)
         if unfinished >= self._outcomes_each:
             raise Retryable(
