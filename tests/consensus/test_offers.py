@@ -105,6 +105,16 @@ async def test_an_offer_that_no_sound_source_makes_is_refused(
     assert not files_below(target.directory / "tablets")
 
 
+@pytest.mark.parametrize(("words", "change"), [o for o in OFFERS if o[0] in ("without voters", "a term")])
+async def test_a_witness_that_fetches_nothing_yet_is_made_of_no_such_offer_either(
+    group_of: MakeGroup, words: str, change: Change
+) -> None:
+    """Its stream has the configuration and the start that the source told."""
+    _, _, target, copy = await copied(group_of, change, witness=True, log_only=True)
+    assert copy.failed and words in copy.progress.error
+    assert not files_below(target.directory / "tablets")
+
+
 async def test_no_byte_is_written_outside_of_the_replica(group_of: MakeGroup, tmp_path: Path) -> None:
     """An absolute name took the place of the whole path: its bytes went there, as `.part`."""
     outside = tmp_path / "outside"

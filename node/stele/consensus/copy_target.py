@@ -215,7 +215,6 @@ class TabletCopy:
             keeper = asyncio.create_task(self._keep_alive(session.session_id))
             success, damage = False, ""
             try:
-                refuse_offer(session, at_least=self._at_least, caller_term=self.order.caller_term)
                 superblock = await self._prepare(session)
                 try:
                     await self._verify(session, superblock, await self._fetch(session))
@@ -261,7 +260,12 @@ class TabletCopy:
             delay_s = min(delay_s * 2, 2.0)
 
     async def _prepare(self, session: SessionInfo) -> Superblock:
-        """The replica's directory and superblock; a witness runs from here on."""
+        """The replica's directory and superblock; a witness runs from here on.
+
+        Raises:
+            Rejected: no sound source gives such a session.
+        """
+        refuse_offer(session, at_least=self._at_least, caller_term=self.order.caller_term)
         self.progress.error = ""
         superblock = replace(
             session.superblock,
