@@ -88,7 +88,7 @@ def test_a_start_that_nobody_can_have_reached_is_not_believed() -> None:
     assert refused(book, NOW_MS + bounds.INCARNATION_AHEAD_MAX_MS + 1) is Code.INVALID_ARGUMENT
     calls(book, 8)
     book.told(NODE, 8, "h:1")
-    assert refused(book, 8 + bounds.INCARNATION_JUMP_MAX + 1) is Code.INVALID_ARGUMENT
+    assert refused(book, NOW_MS + bounds.INCARNATION_AHEAD_MAX_MS + 1) is Code.INVALID_ARGUMENT
     calls(book, 8)
 
 
@@ -100,6 +100,13 @@ def test_starts_rise_by_crashes_that_nobody_heard_and_to_the_present_where_a_vol
         calls(book, incarnation)
         assert book.incarnation(NODE) == incarnation
     assert refused(book, NOW_MS) is Code.STALE_INCARNATION
+
+
+def test_a_volume_formatted_anew_months_after_the_masters_word_is_heard() -> None:
+    """A first master whose volume was emptied 50 days after its cluster was formed was refused by everybody, for good."""
+    book = PeerBook(lambda: NOW_MS)
+    book.told(NODE, NOW_MS - 100 * 86_400_000, "h:1")
+    calls(book, NOW_MS)
 
 
 def test_a_clock_that_is_ahead_at_the_format_shuts_nobody_out() -> None:

@@ -184,13 +184,11 @@ class PeerBook:
 
     def _highest(self, node_id: str, heard: int) -> int:
         """The highest incarnation that is believed of a node now."""
-        told = self._told.get(node_id, (0, ""))[0]
-        if told:
-            return told + bounds.INCARNATION_JUMP_MAX
-        if heard:
-            formatted_anew = self._now_ms() + bounds.INCARNATION_AHEAD_MAX_MS
-            return max(heard + bounds.INCARNATION_JUMP_MAX, formatted_anew)
-        return bounds.INCARNATION_MAX
+        known = self._told.get(node_id, (0, ""))[0] or heard
+        if not known:
+            return bounds.INCARNATION_MAX
+        formatted_anew = self._now_ms() + bounds.INCARNATION_AHEAD_MAX_MS
+        return max(known + bounds.INCARNATION_JUMP_MAX, formatted_anew)
 
     def incarnation(self, node_id: str) -> int:
         """The newest start of this node, earlier ones of which are refused; 0 if none is known."""
