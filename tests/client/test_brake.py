@@ -122,6 +122,15 @@ async def test_blocks_that_a_node_has_no_room_for_are_not_sent_again_and_again(t
         assert metrics.budget_refused._value.get() - refused <= 32
 
 
+async def test_a_first_attempt_that_is_refused_is_not_sent_again_before_the_node_said(tmp_path: Path) -> None:
+    """The hint of a first answer was not taken: every refused request was sent twice at once."""
+    async with one_tablet(tmp_path, timeout_s=60) as (_, table, tablet):
+        tablet.before.append(lambda: throttled(200))
+        began_s = asyncio.get_running_loop().time()
+        await table.put({"id": 1})
+        assert asyncio.get_running_loop().time() - began_s >= 0.2
+
+
 async def test_two_rows_that_do_not_fit_into_one_block_are_not_sent_in_one(tmp_path: Path) -> None:
     """Of 6 MB each. With one answer lost, the block of both ended as UNKNOWN_OUTCOME, though no leader ever takes it."""
     async with one_tablet(tmp_path, timeout_s=60) as (_, table, tablet):

@@ -323,6 +323,8 @@ class Asking:
             maybe_done = self._sequencer is not None and _may_be_done(end)
             self._ended(_last_word(Closed(), maybe_done, 0.0))
         else:
+            if stream is not None and end.code is Code.THROTTLED:
+                stream.brake.refused(end)
             self._go_on(end)
 
     def _go_on(self, error: SteleError) -> None:
