@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 import grpc
@@ -9,7 +10,7 @@ import pyarrow.flight as fl
 import pytest
 
 from stele.rpc.flight import FlightServer
-from stele.rpc.inflow import ALLOWED_BYTES, RATE_BYTES, _Flow
+from stele.rpc.inflow import ALLOWED_BYTES, RATE_BYTES, InflowWatch, _Flow
 from tests.rpc.test_flight import CLUSTER, Provider, ticket
 
 GET_FLIGHT_INFO = "/arrow.flight.protocol.FlightService/GetFlightInfo"
@@ -54,3 +55,22 @@ def test_what_acknowledges_a_scan_is_no_inflow() -> None:
     assert flow.passed(0.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES)
     assert flow.passed(2.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES + 2 * RATE_BYTES)
     assert not flow.passed(0.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES + 2 * RATE_BYTES + 1)
+
+
+def test_a_process_without_descriptors_is_watched_on(port: int) -> None:
+    """Its list of descriptors cannot be opened then, and the watch ended for good."""
+    watch = InflowWatch(port, lambda host: None)
+    watch.close()
+    client = fl.connect(f"grpc+tcp://127.0.0.1:{port}")
+    client.do_get(ticket()).read_all()
+    watch._look(0.05)
+    before = dict(watch._flows)
+    assert any(before.values())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        watch._look(0.05)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert watch._flows == before
+    client.close()

@@ -71,8 +71,12 @@ class InflowWatch:
             looked_s = now_s
 
     def _look(self, seconds: float) -> None:
+        try:
+            names = os.listdir(_DESCRIPTORS)
+        except OSError:  # this process has no descriptor left
+            return
         before, self._flows = self._flows, {}
-        for name in os.listdir(_DESCRIPTORS):
+        for name in names:
             fd = int(name)
             with suppress(OSError):
                 found = os.fstat(fd)
