@@ -167,7 +167,7 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
             assert found[2]["code"] == "ALREADY_PRESENT" and found[2]["values"] == {"id": 4, "name": "again"}
             assert await table.scan().count() == 3
             code, _, err = await run("table", "load", *arguments)
-            assert code == 2 and f"{kept} is there already" in err
+            assert code == 2 and f"{kept} is there already; name another file" in err
 
 
 def test_what_looks_like_a_number_and_is_none_is_text(tmp_path: Path) -> None:

@@ -28,14 +28,6 @@ _VALUE_BYTES_MAX = 32 << 20
 """Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""
 _LOOK_BYTES = 16 << 20
 _VALUE_CHARS_SHOWN = 40
-_END = re.compile(
-    rb"""
-    "(?: (?<=[,\r\n]") | (?<=\A") | (?<=\A\xef\xbb\xbf") )  # a quote where a value begins: elsewhere it is text
-    (?: [^"]++ | "" )*+ "?
-    | \r\n? | \n
-    """,
-    re.VERBOSE,
-)
 _END = re.compile(rb"\r\n?|\n")
 _NUMBER = re.compile(rb"[+-][0-9]{1,19}\Z")
 _EXPECTED = {

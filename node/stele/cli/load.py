@@ -100,7 +100,7 @@ def load(
         raise click.UsageError("--create needs --key")
     csv = Form(nulls, _delimiter(delimiter))
     if rejects is not None:
-        check_new(rejects, force=False)
+        check_new(rejects, otherwise="name another file")
     with ExitStack() as stack:
         inputs = stack.enter_context(opened(files, form or "", again=create or rejects is not None))
         table = _definition(name, inputs[0], csv, key, hashes, replication_factor) if create else None

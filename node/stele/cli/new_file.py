@@ -14,14 +14,14 @@ from typing import BinaryIO
 from stele.model.errors import Rejected
 
 
-def check_new(path: str, *, force: bool) -> None:
+def check_new(path: str, *, otherwise: str) -> None:
     """Before anything is asked of anybody.
 
     Raises:
-        Rejected: a file is there, and `force` does not say that it may go.
+        Rejected: a file is there; `otherwise` says what to do about that.
     """
-    if not force and os.path.isfile(path):
-        raise Rejected(f"{path} is there already; --force replaces it")
+    if os.path.isfile(path):
+        raise Rejected(f"{path} is there already; {otherwise}")
 
 
 @contextmanager

@@ -87,10 +87,10 @@ def scan(
         )
     if form == "parquet" and not output:
         raise click.UsageError("Parquet goes into a file: give --output")
-    if output:
-        check_new(output, force=force)
-    elif force:
+    if force and not output:
         raise click.UsageError("--force goes with --output")
+    if output and not force:
+        check_new(output, otherwise="--force replaces it")
     at = _snapshot(snapshot)
 
     async def work(client: AsyncClient) -> None:
