@@ -59,7 +59,8 @@ def cut_log(volume: Path) -> None:
 
 def damage_stores(volume: Path) -> None:
     """One tablet's rows have a flipped byte, another's lack their end, the third's manifest is flipped."""
-    flipped, cut, third = sorted(volume.glob("tablets/*/*/store/rows-*"))
+    stores = sorted(volume.glob("tablets/*/*/store"))  # one that was flushed twice has two files
+    flipped, cut, third = (min(store.glob("rows-*")) for store in stores)
     flip(flipped, flipped.stat().st_size // 2)
     with cut.open("r+b") as file:
         file.truncate(cut.stat().st_size // 2)

@@ -161,7 +161,6 @@ async def test_strangers_are_refused_logged_once_and_harm_nothing(tmp_path: Path
             ("request refused", "WRONG_CLUSTER"),
             ("request refused", "UNSUPPORTED_VERSION"),
             ("request refused", "INVALID_ARGUMENT"),
-            ("request refused", "TOO_LARGE"),
             ("stream refused", "TOO_LARGE"),
             ("stream refused", "INVALID_ARGUMENT"),
             ("flight refused", "WRONG_CLUSTER"),

@@ -9,6 +9,7 @@ import structlog.testing
 
 from stele.master.background import REPLACED_QUARTERS
 from stele.master.port import insert
+from stele.model.bounds import PLACE_CHARS_MAX
 from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.model.ids import TabletId
@@ -48,7 +49,7 @@ async def test_a_pass_goes_on_where_the_catalog_has_no_room(tmp_path: Path) -> N
         gone = fill(w, BYTES_MAX)
         with structlog.testing.capture_logs() as told:
             moved, said = w.nodes[row.config.peers[2].node_id], w.nodes[row.leader]
-            moved.machine = "m" * 1_000
+            moved.machine = "m" * PLACE_CHARS_MAX
             said.configs[row.tablet_id] = config_to_pb(Configuration(12, row.config.peers[:2]))
             await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 12)
             await w.beat_until(lambda: any(FULL in t["event"] for t in told))

@@ -105,7 +105,7 @@ def test_a_long_heal_tells_how_far_it_is_as_one_event() -> None:
     assert 2 <= len(going) <= 4 and len({n.about for n in going}) == 1
     assert all(" of 30 tablets of 3 tables are done" in n.message for n in going)
     assert all(re.search(r"are done; [A-Z]\w+ \d+", n.message) for n in going)
-    assert "waits for one of the 3 copies" in going[-1].message
+    assert "wait for one of the 3 copies" in going[-1].message
     driver.round(seconds=20.0, refusal="CHANGE_IN_PROGRESS: the change at index 9 is not committed yet")
     driver.round(seconds=1.0, refusal="CHANGE_IN_PROGRESS: the change at index 9 is not committed yet")
     assert "were refused a step: " in driver.told[-1].message and "index 9" in driver.told[-1].message

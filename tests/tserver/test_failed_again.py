@@ -99,7 +99,7 @@ async def test_a_sound_replica_is_not_given_up_while_its_node_opens_others(clust
                 if told is not None and told.incarnation == node.incarnation:
                     break
                 await asyncio.sleep(0.05)
-        assert tablet.report(victim.replica_id) is None and not node.replicas.opened
+        assert tablet.report(victim.replica_id, node.node_id) is None and not node.replicas.opened
         async with driver(cluster) as executor:
             for _ in range(5):
                 report = await executor.run_once(POLICY)

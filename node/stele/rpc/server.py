@@ -97,10 +97,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(_: Any, context: Any) -> Any:
             raw = b""
+            source = source_of(context.peer())  # gRPC forgets it of a call that it has ended itself
             try:
                 control = self._admit(method, metadata)
                 places = self._of_nodes if control else self._of_clients
-                came: Any = await places.receive(source_of(context.peer()), context.read)
+                came: Any = await places.receive(source, context.read)
                 if came is grpc.aio.EOF:
                     raise Rejected(f"{method[:100]}: a call without a request")
                 raw, came = came, None
@@ -113,7 +114,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 return response
             except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
                 raw = b""  # what ends the call holds this frame until the collector runs
-                await self._refuse(context, method, exc)
+                await self._refuse(context, method, source[0], exc)
 
         return call
 
@@ -123,7 +124,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 f"{method[:100]} is not served here; check the port: masters and nodes serve different requests",
                 code=Code.UNSUPPORTED_VERSION,
             )
-            await self._refuse(context, "unknown", error)
+            await self._refuse(context, "unknown", source_of(context.peer())[0], error)
 
         return call
 
@@ -140,12 +141,11 @@ class Guard(grpc.aio.ServerInterceptor):
         refuse_beyond_bounds(request)
         return request
 
-    async def _refuse(self, context: Any, method: str, exc: BaseException) -> None:
+    async def _refuse(self, context: Any, method: str, source: str, exc: BaseException) -> None:
         if isinstance(exc, grpc.aio.AbortError):
             raise exc
         error = as_stele_error(exc, where=method)
         metrics.rpc_requests.labels(method, error.code.name).inc()
-        source, _ = source_of(context.peer())
         if isinstance(error, Rejected):
             self._once.tell(
                 log.warning,
