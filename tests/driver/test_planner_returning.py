@@ -10,6 +10,7 @@ import pytest
 from stele.driver.planner import plan
 from stele.driver.steps import WAITS, DrainNode, RetireNode, ReturnNode, Step
 from stele.driver.view import NodeState
+from stele.master.records import GIVEN_UP_BEFORE
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 from tests.driver.stories import node_of, one, one_dead
 
@@ -22,6 +23,8 @@ def given_up(machines: int) -> tuple[Cluster, ModelTablet, ModelNode]:
     for step in plan(cluster.view(), lost):
         if isinstance(step, DrainNode):
             assert step.given_up
+            # Masters of the version before keep the reason alone; by it the node returns once they are upgraded.
+            assert step.reason == GIVEN_UP_BEFORE
             cluster.apply(step)
     assert node.state is NodeState.DRAINING
     return cluster, t, node

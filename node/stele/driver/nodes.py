@@ -31,7 +31,8 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
     at = (TabletId(""), -1)
     match node.state:
         case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
-            return DrainNode(*at, "given up, as it is silent", node.node_id, True)
+            # These words: masters of the version before keep no more of `given_up`, and the next one goes by them.
+            return DrainNode(*at, "declared lost, and silent", node.node_id, True)
         case NodeState.ACTIVE if node.node_id in policy.unneeded and not named:
             return DrainNode(
                 *at, "not needed: the one that it was made for has returned", node.node_id, False

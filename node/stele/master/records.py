@@ -29,8 +29,8 @@ NO_CONFIGURATION = Configuration(-1, ())
 
 TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
 
-_GIVEN_UP_BEFORE = "declared lost, and silent"
-"""The reason that drivers gave before rows had `given_up`."""
+GIVEN_UP_BEFORE = "declared lost, and silent"
+"""The reason of drivers. Rows of the version before have no `given_up`, and tell by it why a node is DRAINING."""
 
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
@@ -133,7 +133,7 @@ class NodeRecord(Row):
     @property
     def returns(self) -> bool:
         """Whether it is DRAINING for its silence alone, so that it returns to service once it is heard."""
-        return self.state == "DRAINING" and (self.given_up or self.reason == _GIVEN_UP_BEFORE)
+        return self.state == "DRAINING" and (self.given_up or self.reason == GIVEN_UP_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)
