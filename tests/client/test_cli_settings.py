@@ -266,7 +266,10 @@ def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytes
             ("table", "scan", "t", "--snapshot", "2024-01-01T00:00:00.1234567"),
             "--snapshot 2024-01-01T00:00:00.1234567: expected a hybrid time or an ISO 8601 time (it is finer than",
         ),
-        (("table", "load", "t", "rows.parquet", "rows.txt"), "rows.txt: expected .csv, .parquet, or .arrow"),
+        (
+            ("table", "load", "t", "rows.parquet", "rows.txt"),
+            "rows.txt: expected .csv, .csv.gz, .parquet, or .arrow",
+        ),
     ],
     ids=["snapshot", "fine-snapshot", "suffix"],
 )

@@ -16,9 +16,10 @@ import pytest
 
 from stele.client import AsyncClient, AsyncTable, Client, scan
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError, error_for
-from stele.model.ids import new_id
+from stele.model.ids import ClusterId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.identity import Identity
 from tests.client.small import SmallCluster, small_cluster
 from tests.tablet.twin import flush
 
@@ -219,10 +220,10 @@ async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_pat
         await table.write_arrow(rows())
         for node in cluster.nodes[:2]:
             assert node.flight is not None
-            node.flight._server._cluster_id = new_id()
+            node.flight._server._identity = Identity(ClusterId(new_id()))
         assert await table.scan().count() == ROWS
         assert cluster.nodes[2].flight is not None
-        cluster.nodes[2].flight._server._cluster_id = new_id()
+        cluster.nodes[2].flight._server._identity = Identity(ClusterId(new_id()))
         with pytest.raises(Rejected, match="this is cluster") as caught:
             await table.scan(timeout_s=3.0).count()
         assert caught.value.code is Code.WRONG_CLUSTER

@@ -131,6 +131,15 @@ async def test_an_older_order_about_the_same_tablet_is_refused(alone: Alone) -> 
     assert not alone.node.replicas.holds(one) and alone.node.replicas.holds(two)
 
 
+async def test_a_deletion_that_overtook_the_order_to_make_a_tablet_refuses_it(alone: Alone) -> None:
+    """There was nothing to delete yet, and the late order made a replica of a tablet that nobody wants."""
+    one, two = TabletId(new_id()), TabletId(new_id())
+    await alone.delete(one, OpId(7, 9), DataState.DELETED)
+    assert await stale(alone.create(one, OpId(7, 6)))
+    await alone.create(two, OpId(6, 8))  # and fences nobody else
+    assert not alone.node.replicas.holds(one) and alone.node.replicas.holds(two)
+
+
 async def test_a_tablet_that_was_deleted_is_not_made_again_after_a_restart(alone: Alone) -> None:
     tablet = TabletId(new_id())
     await alone.create(tablet, OpId(7, 5))
@@ -168,7 +177,7 @@ async def test_an_order_that_was_not_carried_out_fences_nobody(alone: Alone) -> 
         await alone.create(here, OpId(7, HUGE))  # it is there already
     for _ in range(2):
         assert await alone.drive(1, here) is Code.OK
-        await alone.create(other, OpId(7, 6))
+        await alone.create(TabletId(new_id()), OpId(7, 6))
         await alone.restart()
 
 

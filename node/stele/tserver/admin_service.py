@@ -70,6 +70,8 @@ class AdminService(TabletServerAdminServiceServicer):
                 erases=order.erases,
             ):
                 await order.carried_out()
+            else:
+                order.found_nothing()
         return pb.DeleteTabletResponse()
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:

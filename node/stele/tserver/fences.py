@@ -108,9 +108,12 @@ class Fences:
         self._known.epoch = max(self._known.epoch, order.epoch)
         if order.opid != OPID_NONE:
             self._known.term = max(self._known.term, order.opid.term)
-            if len(self._newest) >= _TABLETS_MAX and order.tablet_id not in self._newest:
-                self._newest.pop(next(iter(self._newest)))
-            self._newest[order.tablet_id] = max(order.opid, self._newest.get(order.tablet_id, OPID_NONE))
+            self._note(order)
+
+    def _note(self, order: Order) -> None:
+        if len(self._newest) >= _TABLETS_MAX and order.tablet_id not in self._newest:
+            self._newest.pop(next(iter(self._newest)))
+        self._newest[order.tablet_id] = max(order.opid, self._newest.get(order.tablet_id, OPID_NONE))
 
     async def _carried_out(self, order: Order) -> None:
         self._raise(order)
@@ -154,6 +157,12 @@ class Order:
     async def carried_out(self) -> None:
         """It changed something: from now on older ones are refused, after a restart too."""
         await self._fences._carried_out(self)
+
+    def found_nothing(self) -> None:
+        """There was nothing to change. Older orders about this tablet are refused from now on, until a restart: one of them may
+        be on its way and would make what this order was to take away."""
+        if self.opid != OPID_NONE:
+            self._fences._note(self)
 
     async def erases(self) -> None:
         """It is about to erase a replica: the same at once, and a late order does not make it again."""
