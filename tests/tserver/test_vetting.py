@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stele.model.errors import Code, Rejected, StartRefused
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
+from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.vetting import Vouchers, newest
+from tests.tserver.local import LocalCluster
 
 A, B, C, D, E, NODE = (NodeId(f"{n:032x}") for n in range(1, 7))
 
@@ -136,3 +140,19 @@ def test_masters_of_a_release_that_does_not_name_itself_count_by_address() -> No
     assert vouchers.verdict is None
     vouchers.refused("b:1", Rejected("no", code=OLD))
     assert vouchers.verdict is not None
+
+
+async def test_a_doubt_that_its_master_takes_back_keeps_nobody_waiting_for_a_leader(
+    cluster: LocalCluster,
+) -> None:
+    """Without masters tablets come back all the same; a start that was doubted once waited until they had a leader."""
+    heartbeater = Heartbeater(cluster.running["node-0"], 1.0, ("a:1", "b:1", "c:1"))
+    heartbeater.refused("a:1", says(A, STALE))
+    waiting = asyncio.ensure_future(heartbeater.undoubted())
+    heartbeater.asked(answer(B, A, B, C))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert heartbeater.doubted and not waiting.done()
+    heartbeater.asked(answer(A, A, B, C))
+    await waiting
+    await heartbeater.close()

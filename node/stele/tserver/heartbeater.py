@@ -122,6 +122,10 @@ class Heartbeater:
         await self._until(lambda: self._vouchers.vetted)
         await self._all_asked()
 
+    async def undoubted(self) -> None:
+        """Wait until no master refuses this start any more, or so many vouch for it that it does not matter."""
+        await self._until(lambda: not self.doubted)
+
     async def _all_asked(self) -> None:
         """A refusal that is on its way wins: every master has answered or failed once, or had its time."""
         with contextlib.suppress(TimeoutError):

@@ -300,9 +300,8 @@ class Node:
             async with asyncio.timeout(VETTING_S):
                 await self.heartbeater.may_open()
         except TimeoutError:
-            if self.heartbeater.doubted:  # others vouch for it soon, or the process ends
-                await self.heartbeater.may_open()
-                return
+            # Others vouch for it soon, the doubt ends, or the process does.
+            await self.heartbeater.undoubted()
             log.warning("starting without the masters' word on this volume", waited_s=VETTING_S)
 
     async def refused(self, error: SteleError, *, condemned: bool) -> None:
