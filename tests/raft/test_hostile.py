@@ -106,6 +106,21 @@ def test_an_answer_to_what_was_never_sent_counts_for_nothing(answer: UpdateRespo
     assert core.commit_index == 2
 
 
+@pytest.mark.parametrize("preceding_index", [1, 2, 9])
+def test_a_late_refusal_of_an_older_term_says_nothing_of_a_log(preceding_index: int) -> None:
+    """A peer told the leader of term 1 that term 2 had begun. That leader has won term 2 since, with a shorter log."""
+    core = leader_in_step()
+    effects = core.step(Propose(1, EntryKind.WRITE, b"w"))
+    before = core.status().peers[0]
+    # The clock of the process that asked ran ahead of this one's.
+    effects = receive(
+        core, 2, UpdateResponse(core.term, False, sent_ms=10_000, preceding_index=preceding_index)
+    )
+    assert not ignored(effects)
+    assert core.status().peers[0] == before
+    accept(core, 2, 2, preceding=1)
+
+
 def test_a_witness_never_believes_that_all_hold_more_than_it_does() -> None:
     core = follower()
     receive(core, 2, UpdateRequest(5, OpId(5, 3), (), 2, all_replicated_index=HUGE))

@@ -217,6 +217,10 @@ class LeaderPart(ElectionPart):
         progress = self._progress.get(sender)
         if progress is None:
             return
+        if not (response.success or response.failed or response.conflict_index):
+            # It refused a message of an older term, which this replica led too. Only that old log, which may have been
+            # longer, is what `preceding_index` speaks of.
+            return
         last_index = self.log.last_index
         if response.preceding_index > last_index or (
             response.success and response.last_received.index > last_index

@@ -40,7 +40,8 @@ class UpdateResponse:
 
     On success `last_received` is the last OpId that both matches the leader's log and is durable here when the answer
     leaves. Otherwise the next probe should end before `conflict_index`, where this log holds `conflict_term` (0: it
-    holds nothing there). `failed`: this replica is FAILED and its answers count for nothing. `has_data`: it holds the
+    holds nothing there). A refusal without `conflict_index` answers a message of an older term, and says nothing of a
+    log. `failed`: this replica is FAILED and its answers count for nothing. `has_data`: it holds the
     rows too, not only the log (false for a young witness).
     """
 
