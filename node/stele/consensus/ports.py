@@ -5,7 +5,8 @@ Invariant: everything here is called on the node's event loop, and nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +39,20 @@ class ReplicaOptions:
     def ceiling_ahead_us(self) -> int:
         """How far a ceiling runs ahead of the wall clock where commits are quick."""
         return self.clock_error_max_ms * 1000 // 2
+
+
+class Loop(Protocol):
+    """What the runtime of a replica needs of the event loop that runs it. The loops of asyncio and uvloop have it, and so
+    has the simulator's, whose time is not the machine's."""
+
+    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> object:
+        """Run `callback(*args)` in the next turn of the loop, behind all that waits."""
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
+        """The same, `delay` seconds from now."""
+
+    def create_task(self, coroutine: Coroutine[Any, Any, T], /) -> asyncio.Task[T]:
+        """Run a coroutine to its end."""
 
 
 class HostedReplica(Protocol):

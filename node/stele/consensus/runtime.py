@@ -1,8 +1,9 @@
 """Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
 
-All events of one turn go to the core together, so a turn costs one Persist and one message per peer whatever the
-number of writes; one from which nothing follows is noted as it comes, and has no turn. Knows nothing of tablets; what an
-effect means to callers is its `EffectSink`'s business.
+All events of one turn go to the core together. So a turn costs one Persist and one message per peer, whatever the number
+of writes. An event from which nothing follows is noted as it comes, and has no turn. The runtime knows nothing of tablets:
+its `EffectSink` says what an effect means to callers. Its ports are the log, the sink, the node's clock and the `Loop`
+that runs it; it starts no thread and asks no other clock.
 
 Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in order.
 """
@@ -17,6 +18,7 @@ from typing import Protocol
 
 import structlog
 
+from stele.consensus.ports import Loop
 from stele.model.entry import Entry
 from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
 from stele.model.ids import ReplicaId
@@ -66,7 +68,7 @@ class EffectSink(Protocol):
 
 
 class CoreRuntime:
-    """One core in one event loop."""
+    """One core in the event loop that runs when it is made."""
 
     def __init__(
         self, core: RaftCore, stream: ReplicaLog, sink: EffectSink, now_ms: Callable[[], int]
@@ -75,7 +77,7 @@ class CoreRuntime:
         self._stream = stream
         self._sink = sink
         self._now_ms = now_ms
-        self._loop = asyncio.get_running_loop()
+        self._loop: Loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._scheduled = False
         self._stopped = False
