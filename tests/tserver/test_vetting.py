@@ -29,8 +29,13 @@ def answer(master: NodeId, *masters: NodeId, leads: bool = False, term: int = 1)
 def verdict(vouchers: Vouchers, *answers: pb.TSHeartbeatResponse) -> tuple[bool, bool]:
     """(may open, vetted)"""
     for one in answers:
-        vouchers.answered(one)
+        vouchers.answered(address(one), one)
     return vouchers.may_open, vouchers.vetted
+
+
+def address(response: pb.TSHeartbeatResponse) -> str:
+    """Where the master that sent this answer listens."""
+    return f"h{response.node_id[-1]}:1"
 
 
 def test_a_node_needs_the_leader_and_a_majority_with_a_catalog() -> None:
@@ -118,18 +123,18 @@ def test_of_doubts_the_next_start_learns_the_newest_number() -> None:
 def test_a_master_that_vouches_again_refuses_no_more() -> None:
     vouchers = Vouchers(NODE, "node", 3)
     vouchers.refused("", says(A, STALE))
-    vouchers.answered(answer(A, A, B, C))
+    vouchers.answered("h1:1", answer(A, A, B, C))
     vouchers.refused("", says(B, STALE))
     assert vouchers.verdict is None
 
 
 def test_a_refusal_takes_back_the_word_before_it_until_the_start_is_vetted() -> None:
     vouchers = Vouchers(NODE, "node", 3)
-    vouchers.answered(answer(A, A, B, C, leads=True))
+    vouchers.answered("h1:1", answer(A, A, B, C, leads=True))
     vouchers.refused("", says(A, OLD))
     assert verdict(vouchers, answer(B, A, B, C)) == (False, False)
-    assert verdict(vouchers, answer(C, A, B, C)) == (True, True)
-    vouchers.answered(answer(A, A, B, C, leads=True))
+    assert verdict(vouchers, answer(C, A, B, C)) == (False, False), "the leader refuses"
+    assert verdict(vouchers, answer(A, A, B, C, leads=True)) == (True, True)
     vouchers.refused("", says(B, OLD))
     assert vouchers.vetted and vouchers.verdict is None
 
@@ -142,6 +147,40 @@ def test_masters_of_a_release_that_does_not_name_itself_count_by_address() -> No
     assert vouchers.verdict is not None
 
 
+def test_a_master_of_the_version_before_refuses_no_more_once_it_accepts() -> None:
+    """Its refusal was kept under its address, where no acceptance was looked for: the start was doubted for good."""
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.refused("a:1", Rejected("no", code=STALE))
+    vouchers.answered("a:1", answer(A, A, B, C))
+    assert vouchers.doubt is None
+    vouchers.refused("b:1", Rejected("no", code=STALE))
+    assert vouchers.verdict is None
+
+
+def test_a_master_of_the_version_before_counts_once_under_two_addresses() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    for one in ("a:1", "name:1"):
+        vouchers.answered(one, answer(A, A, B, C))
+        vouchers.refused(one, Rejected("no", code=OLD))
+    assert vouchers.verdict is None
+
+
+def test_a_refusal_of_the_version_before_takes_back_its_word() -> None:
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.answered("a:1", answer(A, A, B, C))
+    vouchers.refused("a:1", Rejected("no", code=OLD))
+    assert verdict(vouchers, answer(B, A, B, C, leads=True)) == (False, False)
+
+
+def test_a_leader_that_refuses_has_not_vouched() -> None:
+    """The others' word made up for the leader's, which alone has read all of the catalog."""
+    vouchers = Vouchers(NODE, "node", 3)
+    vouchers.answered("h1:1", answer(A, A, B, C, leads=True))
+    vouchers.refused("h1:1", says(A, OLD))
+    assert verdict(vouchers, answer(B, A, B, C), answer(C, A, B, C)) == (False, False)
+    assert verdict(vouchers, answer(B, A, B, C, leads=True, term=2)) == (True, True)
+
+
 async def test_a_doubt_that_its_master_takes_back_keeps_nobody_waiting_for_a_leader(
     cluster: LocalCluster,
 ) -> None:
@@ -149,10 +188,10 @@ async def test_a_doubt_that_its_master_takes_back_keeps_nobody_waiting_for_a_lea
     heartbeater = Heartbeater(cluster.running["node-0"], 1.0, ("a:1", "b:1", "c:1"))
     heartbeater.refused("a:1", says(A, STALE))
     waiting = asyncio.ensure_future(heartbeater.undoubted())
-    heartbeater.asked(answer(B, A, B, C))
+    heartbeater.asked("b:1", answer(B, A, B, C))
     for _ in range(3):
         await asyncio.sleep(0)
     assert heartbeater.doubted and not waiting.done()
-    heartbeater.asked(answer(A, A, B, C))
+    heartbeater.asked("a:1", answer(A, A, B, C))
     await waiting
     await heartbeater.close()

@@ -137,10 +137,10 @@ class Heartbeater:
             self._heard.clear()
             await self._heard.wait()
 
-    def asked(self, response: pb.TSHeartbeatResponse | None) -> None:
-        """A master has heard this start and did not refuse it; None: it did not answer."""
+    def asked(self, address: str, response: pb.TSHeartbeatResponse | None) -> None:
+        """The master at `address` has heard this start and did not refuse it; None: it did not answer."""
         if response is not None:
-            self._vouchers.answered(response)
+            self._vouchers.answered(address, response)
         self._heard.set()
 
     @property
@@ -388,7 +388,7 @@ class _MasterLoop:
 
     def _tell(self, response: pb.TSHeartbeatResponse | None) -> None:
         self.asked = True
-        self._owner.asked(response)
+        self._owner.asked(self.address, response)
 
     def _answered(self, response: pb.TSHeartbeatResponse, told: int, full: bool, spoke: bool) -> None:
         owner = self._owner

@@ -30,19 +30,29 @@ class Vouchers:
         self._is_master = role == "master"
         self._heard: set[str] = set()
         self._read: set[str] = set()
-        self._leader = False
+        self._as_leader: set[str] = set()
+        self._at: dict[str, str] = {}  # which master answered last at an address
         self._term = -1
         self._masters: frozenset[str] = frozenset()
         self._given = given
         self._refusals: dict[str, SteleError] = {}
 
     def refused(self, address: str, error: SteleError) -> None:
-        """The master at `address` refuses this start. One of a release before this one does not say which it is."""
-        master = error.master if isinstance(error, StartRefused) else address
+        """The master at `address` refuses this start. One of the version before does not say which master it is: it counts as
+        the one that answered there last, or by its address."""
+        named = error.master if isinstance(error, StartRefused) else ""
+        master = named or self._at.get(address, address)
+        self._is_at(address, master)
         self._refusals[master] = error
-        if not self.vetted:  # what it said before is no voucher any more; a start that was vetted once needs a majority against it
-            self._heard.discard(master)
-            self._read.discard(master)
+        # Its word before this no longer counts. A start that was vetted once is ended only by a majority.
+        if not self.vetted:
+            for vouched in (self._heard, self._read, self._as_leader):
+                vouched.discard(master)
+
+    def _is_at(self, address: str, master: str) -> None:
+        self._at[address] = master
+        if master != address:  # what was said there by one that did not name itself was said by this one
+            self._refusals.pop(address, None)
 
     @property
     def verdict(self) -> SteleError | None:
@@ -62,12 +72,14 @@ class Vouchers:
         refusals = sorted(self._refusals.values(), key=lambda r: (r.code is Code.VOLUME_OLD, -newest(r)))
         return refusals[0] if refusals else None
 
-    def answered(self, response: master_pb2.TSHeartbeatResponse) -> None:
-        """A master did not refuse. It names the masters if it has a catalog."""
+    def answered(self, address: str, response: master_pb2.TSHeartbeatResponse) -> None:
+        """The master at `address` did not refuse. It names the masters if it has a catalog."""
         master = id_from_pb(response.node_id)
+        self._is_at(address, master)
         self._refusals.pop(master, None)
         self._heard.add(master)
-        self._leader = self._leader or response.is_leader
+        if response.is_leader:
+            self._as_leader.add(master)
         if response.masters:
             self._read.add(master)
             if response.term >= self._term:
@@ -77,7 +89,7 @@ class Vouchers:
     @property
     def vetted(self) -> bool:
         """The leader and a majority of those that have a catalog vouch: masters may count on what this start tells."""
-        return self._leader and 2 * len(self._read & self._masters) > len(self._masters)
+        return bool(self._as_leader) and 2 * len(self._read & self._masters) > len(self._masters)
 
     @property
     def may_open(self) -> bool:
