@@ -149,7 +149,7 @@ def _row_of(table: AsyncTable, ordinal: int, first: int) -> dict[str, object]:
     """A row that belongs to this tablet."""
     wanted = [rows.row(first + n) for n in range(64 * rows.TABLETS)]
     batch, _, _, _ = batch_from_rows(wanted, table.schema, RowOp.UPSERT)
-    ordinals: list[int] = assign(batch, table.schema, table.partitioning).tolist()
+    ordinals: list[int] = assign(batch, table.schema, table.partition_schema).tolist()
     return wanted[ordinals.index(ordinal)]
 
 

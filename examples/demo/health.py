@@ -8,9 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from stele.client import Client
+import stele
 from stele.client.admin import cluster_view
-from stele.model.errors import SteleError
 from stele.rpc.proto import common_pb2, master_pb2
 
 _SILENT_MS = 3_000
@@ -92,12 +91,12 @@ class Checker:
     def _look(self) -> None:
         while not self._stop.wait(_VIEW_EVERY_S):
             try:
-                with Client(self._masters()) as client:
+                with stele.connect(self._masters()) as client:
                     while not self._stop.wait(_VIEW_EVERY_S):
                         self._take(
                             client.run(cluster_view(client.asynchronous.masters, timeout_s=_VIEW_TIMEOUT_S))
                         )
-            except SteleError as exc:
+            except stele.SteleError as exc:
                 self._view = None
                 self.faults = [str(exc)]
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import click
 
+import stele
 from examples.demo import flights
-from stele.client import AsyncClient, AsyncTable, Client
-from stele.model.errors import Retryable
 
 _STREAM_CALLERS = 16
 _STREAM_ROWS_PER_S = 400
@@ -53,7 +52,7 @@ def load(masters: str, name: str) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Client(masters) as client:
+    with stele.connect(masters) as client:
         table = client.open_table(name)
         rows = flights.load(table.arrow_schema)
         console = Console(stderr=True)
@@ -121,7 +120,7 @@ async def _stream(masters: str, name: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with AsyncClient(masters) as client:
+    async with stele.connect_async(masters) as client:
         writer = _StreamWriter(await client.open_table(name), stop)
         await writer.run()
     acknowledged = flights.stream_rows(0, writer.rows, writer.schema)
@@ -138,7 +137,7 @@ async def _stream(masters: str, name: str) -> None:
 class _StreamWriter:
     """Hands row numbers to its callers in order; when it ends, all numbers below `rows` are acknowledged."""
 
-    def __init__(self, table: AsyncTable, stop: asyncio.Event) -> None:
+    def __init__(self, table: stele.AsyncTable, stop: asyncio.Event) -> None:
         self._table = table
         self._stop = stop
         self._pending: list[dict[str, Any]] = []
@@ -176,7 +175,7 @@ class _StreamWriter:
             try:
                 self.timestamp = max(self.timestamp, await self._table.put(row))
                 break
-            except Retryable as exc:
+            except stele.Retryable as exc:
                 print(f"stream: trying again: {exc}", file=sys.stderr, flush=True)
                 await asyncio.sleep(0.05)
         self.waits_ms.append((time.monotonic() - started) * 1000)
@@ -196,7 +195,7 @@ class _StreamWriter:
 @click.option("--at-least", default=0, help="A hybrid time: the snapshot is not below it.")
 def verify(masters: str, name: str, at_least: int) -> None:
     """Read everything back at one snapshot; count and checksum."""
-    with Client(masters) as client:
+    with stele.connect(masters) as client:
         client.observe(at_least)
         table = client.open_table(name)
         snapshot = client.now()

@@ -1,4 +1,108 @@
-"""Stele: replicated tables of tablets, each a Raft group. Imports nothing, so that any part is imported alone."""
+"""Stele: a replicated table store. What a program needs is here; the packages below are Stele's own.
+
+    import stele
+
+    with stele.connect("HOST:PORT,HOST:PORT") as client:
+        schema = stele.Schema.make([("day", "date"), ("value", "double", True)], key=["day"])
+        table = client.create_table("readings", schema, stele.hash("day", buckets=4))
+
+Importing it is cheap: each name is loaded when it is first used, so a server or a command loads only what it needs.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stele.client.async_client import AsyncClient
+    from stele.client.blocking import Client, KeySpace, Scanner, Session, Table
+    from stele.client.connect import connect, connect_async
+    from stele.client.kv import AsyncKeySpace
+    from stele.client.locations import TableInfo
+    from stele.client.partitioning import hash, range
+    from stele.client.results import RowErrors, WriteResult
+    from stele.client.scan import AsyncScanner
+    from stele.client.session import AsyncSession
+    from stele.client.table import AsyncTable
+    from stele.model.block import RowError
+    from stele.model.column import Column
+    from stele.model.errors import Closed, Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
+    from stele.model.partitioning import HashPartitioning, RangePartitioning
+    from stele.model.schema import Schema
 
 __version__ = "0.1.0"
-"""Of all that this distribution holds. pyproject.toml takes it from here."""
+"""The version of everything in this repository. pyproject.toml takes it from here."""
+
+_MODULES = {
+    "stele.client.async_client": ("AsyncClient",),
+    "stele.client.blocking": ("Client", "KeySpace", "Scanner", "Session", "Table"),
+    "stele.client.connect": ("connect", "connect_async"),
+    "stele.client.kv": ("AsyncKeySpace",),
+    "stele.client.locations": ("TableInfo",),
+    "stele.client.partitioning": ("hash", "range"),
+    "stele.client.results": ("RowErrors", "WriteResult"),
+    "stele.client.scan": ("AsyncScanner",),
+    "stele.client.session": ("AsyncSession",),
+    "stele.client.table": ("AsyncTable",),
+    "stele.model.block": ("RowError",),
+    "stele.model.column": ("Column",),
+    "stele.model.errors": (
+        "Closed",
+        "Code",
+        "Corrupt",
+        "InvariantViolation",
+        "Rejected",
+        "Retryable",
+        "SteleError",
+    ),
+    "stele.model.partitioning": ("HashPartitioning", "RangePartitioning"),
+    "stele.model.schema": ("Schema",),
+}
+"""Where each public name is defined. The imports above say the same to type checkers; a test compares them."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncKeySpace",
+    "AsyncScanner",
+    "AsyncSession",
+    "AsyncTable",
+    "Client",
+    "Closed",
+    "Code",
+    "Column",
+    "Corrupt",
+    "HashPartitioning",
+    "InvariantViolation",
+    "KeySpace",
+    "RangePartitioning",
+    "Rejected",
+    "Retryable",
+    "RowError",
+    "RowErrors",
+    "Scanner",
+    "Schema",
+    "Session",
+    "SteleError",
+    "Table",
+    "TableInfo",
+    "WriteResult",
+    "__version__",
+    "connect",
+    "connect_async",
+    "hash",
+    "range",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used (PEP 562)."""
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'stele' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, AsyncTable, Client, KeySpace
+from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, Client
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
 from tests.client.small import small_cluster
@@ -74,7 +74,7 @@ async def test_predicates_and_keys_as_people_write_them(tmp_path: Path) -> None:
 
 FRAME = pd.DataFrame({"id": [1]})
 
-WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, KeySpace], Any], str]] = [
+WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]] = [
     (
         lambda c, t, k: t.put([1, 2]),
         "row [1, 2]: expected a mapping of column names to values, like {'id': 1}, got list",
@@ -126,7 +126,7 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, KeySpace], Any], str]] = [
     (lambda c, t, k: c.delete_table(b"t"), "table name b't': expected a name"),
     (lambda c, t, k: c.keyspace(5), "key space name 5: expected a name"),
     (lambda c, t, k: c.create_table("x", {"id": "int64"}), "schema {'id': 'int64'}: expected a Schema"),
-    (lambda c, t, k: c.create_table("x", ONE, 8), "partitioning 8: expected a PartitionSchema"),
+    (lambda c, t, k: c.create_table("x", ONE, 8), "partitioning: 8: expected stele.hash(...)"),
     (
         lambda c, t, k: c.create_table("x", ONE, replication_factor="3"),
         "replication_factor '3': expected a whole number",

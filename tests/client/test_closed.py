@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, AsyncTable, Client, Closed, KeySpace
+from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, Client, Closed
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.schema import Schema
@@ -30,7 +30,7 @@ DATA = pa.table({"id": np.arange(10)})
 @asynccontextmanager
 async def opened(
     directory: Path, **settings: Any
-) -> AsyncIterator[tuple[SmallCluster, AsyncClient, AsyncTable, KeySpace]]:
+) -> AsyncIterator[tuple[SmallCluster, AsyncClient, AsyncTable, AsyncKeySpace]]:
     """A cluster, and a client of it that has opened and used everything."""
     async with small_cluster(directory, **settings) as (cluster, client):
         table = await client.create_table("t", SCHEMA)

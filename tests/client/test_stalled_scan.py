@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, AsyncTable
-from stele.client.scan import Scanner
+from stele.client.scan import AsyncScanner
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc import flight_client
@@ -21,7 +21,7 @@ SCHEMA = Schema.make([("id", "int64"), ("text", "string")], ["id"])
 ROWS = 300_000
 
 
-def serving(cluster: Cluster, scanner: Scanner) -> Member:
+def serving(cluster: Cluster, scanner: AsyncScanner) -> Member:
     """The node that the scan's only tablet is read from."""
     address = scanner.plan.tablets[0].target().flight_address
     return next(m for m in cluster.nodes if address.startswith(f"{m.host}:"))

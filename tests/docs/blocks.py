@@ -10,9 +10,7 @@ from typing import Any
 
 import yaml
 
-from stele.client import Client
-from stele.model.partition import HashPartition, PartitionSchema
-from stele.model.schema import Schema
+import stele
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -67,14 +65,11 @@ class _Expecting(ast.NodeTransformer):
         return node
 
 
-def make_table(client: Client, example: str) -> None:
+def make_table(client: stele.Client, example: str) -> None:
     """The table of a TabletGroup in examples/, as the operator would make it."""
     body = yaml.safe_load((ROOT / "examples" / example).read_text())
     spec = body["spec"]
     columns = [(c["name"], c["type"], c.get("nullable", False)) for c in spec["columns"]]
-    schema = Schema.make(columns, key=spec["primaryKey"])
-    hashes = tuple(
-        HashPartition(tuple(int(schema.by_name[name].id) for name in part["columns"]), part["buckets"])
-        for part in spec["partitioning"]["hash"]
-    )
-    client.create_table(body["metadata"]["name"], schema, PartitionSchema(hashes))
+    schema = stele.Schema.make(columns, key=spec["primaryKey"])
+    hashes = [stele.hash(*part["columns"], buckets=part["buckets"]) for part in spec["partitioning"]["hash"]]
+    client.create_table(body["metadata"]["name"], schema, hashes)

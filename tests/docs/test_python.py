@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import stele
 from examples.demo import flights
-from stele.client import Client
 from tests.docs.blocks import ROOT, blocks, make_table, run
 from tests.harness.standing import standing
 
@@ -18,7 +18,7 @@ HEADING = "Reading and writing"
 def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster with the tables that the demo leaves, and some of its rows."""
     with standing(tmp_path_factory.mktemp("docs")) as addresses:
-        with Client(addresses) as client:
+        with stele.connect(addresses) as client:
             for example in ("flights.yaml", "delays.yaml"):
                 make_table(client, example)
             table = client.open_table("flights")

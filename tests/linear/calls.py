@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stele.client import AsyncClient, AsyncTable
-from stele.client.kv import KeySpace
+from stele.client.kv import AsyncKeySpace
 from stele.client.results import WriteResult
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
@@ -47,7 +47,7 @@ async def of_table(table: AsyncTable, key: str, kind: Kind, value: tuple[int, in
             return await table.apply(_ROW_OPS[kind], row), None
 
 
-async def of_space(space: KeySpace, key: str, kind: Kind, value: tuple[int, int]) -> State:
+async def of_space(space: AsyncKeySpace, key: str, kind: Kind, value: tuple[int, int]) -> State:
     """What a read found."""
     match kind:
         case Kind.READ:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from stele.client import AsyncClient, AsyncTable, RowErrors
-from stele.client.kv import KeySpace
+from stele.client.kv import AsyncKeySpace
 from stele.client.results import WriteResult
 from stele.model.clock import from_physical_us
 from stele.model.errors import Retryable, SteleError, error_for
@@ -51,7 +51,7 @@ class User:
     name: str
     client: AsyncClient
     table: AsyncTable
-    space: KeySpace
+    space: AsyncKeySpace
 
 
 async def _at_last(call: Callable[[], Awaitable[T]], within_s: float = 60.0) -> T:

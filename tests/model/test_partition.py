@@ -220,8 +220,7 @@ def test_columns_of_a_partition_are_ids(columns: object) -> None:
         ("range", PartitionSchema(range=RangePartition(columns))),  # type: ignore[arg-type]
     ):
         assert bad.faults(SCHEMA) == [
-            f"{kind}: columns {columns!r}; expected column ids, their places in the schema from 0, like (0, 1), or names "
-            "as columns=[...]"
+            f"{kind}: columns {columns!r}; expected column ids, like (0, 1); stele.{kind}(...) takes names"
         ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stele.client import AsyncClient, Scanner
+from stele.client import AsyncClient, AsyncScanner
 from stele.master.leadership import MasterOptions
 from stele.master.server import MasterNode
 from tests.consensus.cluster import wait_until
@@ -52,7 +52,7 @@ async def test_what_was_opened_before_its_tablet_was_replaced_goes_on_with_the_n
         await cluster.close()
 
 
-async def _by_batches(scanner: Scanner) -> pa.Table:
+async def _by_batches(scanner: AsyncScanner) -> pa.Table:
     return pa.Table.from_batches([batch async for batch in scanner.batches()], scanner.plan.arrow_schema)
 
 

@@ -132,8 +132,7 @@ def _definition(
     from stele.cli.schema_file import TableDefinition, hash_options
     from stele.cli.source import columns_of
     from stele.model.errors import Rejected
-    from stele.model.named_parts import with_ids
-    from stele.model.partition import HashPartition, PartitionSchema
+    from stele.model.partitioning import HashPartitioning, by_ids
     from stele.model.schema import Schema
 
     try:
@@ -142,14 +141,9 @@ def _definition(
         raise Rejected(f"{first.name}: {str(exc.args[0]).removeprefix(f'{first.name}: ')}") from None
     faults: list[str] = []
     parts = hash_options(hashes, set(schema.by_name), faults)
-    hashed = PartitionSchema(
-        tuple(HashPartition(columns=part["columns"], buckets=part["buckets"]) for part in parts)
-    )
-    if not faults:
-        hashed = with_ids(hashed, schema)
-        faults = hashed.faults(schema)
     if faults:
         raise Rejected("; ".join(faults))
+    hashed = by_ids([HashPartitioning(tuple(part["columns"]), part["buckets"]) for part in parts], schema)
     return TableDefinition(name, schema, hashed, replication_factor or 3)
 
 

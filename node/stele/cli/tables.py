@@ -81,11 +81,11 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             ("column", "type", "null", "default"),
             [(c.name, c.type, "yes" if c.nullable else "no", c.default or "") for c in info.schema.columns],
         )
-        for part in info.partitioning.hash:
+        for part in info.partition_schema.hash:
             names = [info.schema.by_id[i].name for i in part.column_ids]
             say(f"hash of {', '.join(names)} into {part.buckets} buckets")
-        if info.partitioning.range is not None:
-            names, splits = _split(info.schema, info.partitioning.range)
+        if info.partition_schema.range is not None:
+            names, splits = _split(info.schema, info.partition_schema.range)
             say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
@@ -209,7 +209,7 @@ def _column(column: Column) -> dict[str, Any]:
 def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
     schema = info.schema
     names, splits = (
-        _split(schema, info.partitioning.range) if schema and info.partitioning.range else ([], [])
+        _split(schema, info.partition_schema.range) if schema and info.partition_schema.range else ([], [])
     )
     return {
         "name": info.name,
@@ -226,7 +226,7 @@ def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
             "hash": [
                 {"columns": [schema.by_id[i].name for i in part.column_ids], "buckets": part.buckets}
                 | ({"seed": part.seed} if part.seed else {})
-                for part in info.partitioning.hash
+                for part in info.partition_schema.hash
                 if schema
             ],
             "range": {"columns": names, "splitAt": splits} if names else None,

@@ -6,11 +6,11 @@ that was not is reported as not done, or as of unknown outcome, never as somethi
 
 from stele.client.async_client import AsyncClient
 from stele.client.blocking import Client, Table
-from stele.client.kv import KeySpace
+from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult
-from stele.client.scan import Scanner
-from stele.client.session import Session
+from stele.client.scan import AsyncScanner
+from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable
 from stele.model.errors import Closed
 
@@ -19,10 +19,10 @@ __all__ = [
     "AsyncTable",
     "Client",
     "Closed",
-    "KeySpace",
+    "AsyncKeySpace",
     "RowErrors",
-    "Scanner",
-    "Session",
+    "AsyncScanner",
+    "AsyncSession",
     "Table",
     "TableInfo",
     "WriteResult",

@@ -18,17 +18,16 @@ from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from stele.client import arguments
-from stele.client.kv import KeySpace
+from stele.client.kv import AsyncKeySpace
 from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
+from stele.client.partitioning import Partitionings, partition_schema
 from stele.client.scan import FlightPool
-from stele.client.session import Session
+from stele.client.session import AsyncSession
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient, is_far
 from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, HybridTime, new_id
-from stele.model.named_parts import with_ids
-from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.contact import FIRST_CONTACT_S
@@ -77,7 +76,7 @@ class AsyncClient:
         # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()
-        self._unsettled: set[Session] = set()  # these stay: their rows would go with them
+        self._unsettled: set[AsyncSession] = set()  # these stay: their rows would go with them
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -139,7 +138,7 @@ class AsyncClient:
         self,
         name: str,
         schema: Schema,
-        partitioning: PartitionSchema | None = None,
+        partitioning: Partitionings = None,
         *,
         replication_factor: int = 3,
         wait: bool = True,
@@ -153,21 +152,11 @@ class AsyncClient:
             Retryable: no master leads; NOT_READY: it is made, and its tablets have no leaders yet after `timeout_s`.
         """
         arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make gives")
-        wanted = PartitionSchema() if partitioning is None else partitioning
-        arguments.of_kind(
-            wanted, PartitionSchema, "partitioning", "a PartitionSchema, or None for one tablet"
-        )
-        try:
-            wanted = with_ids(wanted, schema)
-        except Rejected as exc:
-            raise Rejected(f"partitioning: {exc.args[0]}") from None
-        faults = wanted.faults(schema)
-        if faults:
-            raise Rejected("partitioning: " + "; ".join(faults))
+        partitions = partition_schema(partitioning, schema)
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "table name"),
             schema=schema_to_pb(schema),
-            partitioning=partitioning_to_pb(wanted),
+            partitioning=partitioning_to_pb(partitions),
             replication_factor=arguments.replication_factor(replication_factor),
             table_id=id_to_pb(new_id()),
         )
@@ -177,7 +166,7 @@ class AsyncClient:
 
     async def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
-    ) -> KeySpace:
+    ) -> AsyncKeySpace:
         """Create a key space. Raises as `create_table`."""
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "key space name"),
@@ -301,18 +290,18 @@ class AsyncClient:
         self._tables.add(table)
         return table
 
-    async def keyspace(self, name: str) -> KeySpace:
+    async def keyspace(self, name: str) -> AsyncKeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
         arguments.text(name, "key space name")
         return self._space(await self._find(name, "keyspace", self._timeout_s))
 
-    def _space(self, locations: Locations) -> KeySpace:
+    def _space(self, locations: Locations) -> AsyncKeySpace:
         name = locations.info.name
         if locations.info.kind != "keyspace":
             raise Rejected(f"{name} is a table, not a key space", advice=Advice.OPEN_TABLE, name=name)
         (place,) = locations.by_ordinal([0])
         tablet = TabletClient(place, locations, self._streams, self._observed)
-        return KeySpace(name, tablet, self._timeout_s)
+        return AsyncKeySpace(name, tablet, self._timeout_s)
 
     async def _ask(self, method: str, request: Any, **patience: Any) -> Any:
         """Raises what `Masters.call` does; Closed once the client was closed."""

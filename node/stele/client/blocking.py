@@ -20,17 +20,17 @@ from stele.client import html
 from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
 from stele.client.bulk import batches_of
 from stele.client.handover import Handover
-from stele.client.kv import KeySpace
+from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo, WritePlan
+from stele.client.partitioning import Partitionings
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
-from stele.client.scan import Scanner, as_pandas
-from stele.client.session import Session
+from stele.client.scan import AsyncScanner, as_pandas
+from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
 from stele.model.errors import Closed, Rejected
 from stele.model.ids import HybridTime
-from stele.model.partition import PartitionSchema
 from stele.model.rows import python_rows
 from stele.model.schema import Schema
 from stele.rpc import forks
@@ -173,7 +173,7 @@ class Client:
         self,
         name: str,
         schema: Schema,
-        partitioning: PartitionSchema | None = None,
+        partitioning: Partitionings = None,
         *,
         replication_factor: int = 3,
         wait: bool = True,
@@ -228,16 +228,16 @@ class Client:
 
     def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
-    ) -> BlockingKeySpace:
+    ) -> KeySpace:
         """Create a key space. Raises as `create_table`."""
         coroutine = self.asynchronous.create_keyspace(
             name, replication_factor=replication_factor, wait=wait, timeout_s=timeout_s
         )
-        return BlockingKeySpace(self, self.run(coroutine))
+        return KeySpace(self, self.run(coroutine))
 
-    def keyspace(self, name: str) -> BlockingKeySpace:
+    def keyspace(self, name: str) -> KeySpace:
         """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
-        return BlockingKeySpace(self, self.run(self.asynchronous.keyspace(name)))
+        return KeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
     async def _close(self) -> None:
         try:
@@ -379,7 +379,7 @@ class Table:
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | datetime | None = None,
-    ) -> BlockingScanner:
+    ) -> Scanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
         `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
@@ -390,22 +390,22 @@ class Table:
         scanner = self.asynchronous.scan(
             columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
         )
-        return BlockingScanner(self._client, scanner)
+        return Scanner(self._client, scanner)
 
-    def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> BlockingSession:
+    def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> Session:
         """A session for one caller that writes many rows in order; they leave every `flush_interval_s` seconds, or once
         `buffer_bytes` wait."""
 
-        async def make() -> Session:
+        async def make() -> AsyncSession:
             return self.asynchronous.new_session(flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes)
 
-        return BlockingSession(self._client, self._client.run(make()))
+        return Session(self._client, self._client.run(make()))
 
 
-class BlockingScanner:
+class Scanner:
     """A scan ready to be read, once or again."""
 
-    def __init__(self, client: Client, scanner: Scanner) -> None:
+    def __init__(self, client: Client, scanner: AsyncScanner) -> None:
         self._client = client
         self.asynchronous = scanner
 
@@ -450,10 +450,10 @@ class BlockingScanner:
         return self._client.run(self.asynchronous.count())
 
 
-class BlockingSession:
+class Session:
     """One caller's rows, written in the background in the order given. Leaving it flushes."""
 
-    def __init__(self, client: Client, session: Session) -> None:
+    def __init__(self, client: Client, session: AsyncSession) -> None:
         self._client = client
         self._session = session
 
@@ -483,7 +483,7 @@ class BlockingSession:
         not acknowledged; the others are written."""
         return self._client.run(self._session.flush())
 
-    def __enter__(self) -> BlockingSession:
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(
@@ -493,10 +493,10 @@ class BlockingSession:
             self._client.run(self._session.__aexit__(kind, exc, trace))
 
 
-class BlockingKeySpace:
+class KeySpace:
     """A key space. Keys and values are bytes; str is taken as UTF-8."""
 
-    def __init__(self, client: Client, keyspace: KeySpace) -> None:
+    def __init__(self, client: Client, keyspace: AsyncKeySpace) -> None:
         self._client = client
         self._keyspace = keyspace
 

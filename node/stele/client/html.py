@@ -29,7 +29,7 @@ def of_table(info: TableInfo) -> str:
         for c in columns
     )
     replicas = f"{info.replication_factor} replica{'' if info.replication_factor == 1 else 's'} each"
-    title = f"table {info.name}: {_many(info.partitioning.tablets, 'tablet')}, {replicas}"
+    title = f"table {info.name}: {_many(info.partition_schema.tablets, 'tablet')}, {replicas}"
     return _page(title, ("column", "type", "null", "key", "default"), rows)
 
 

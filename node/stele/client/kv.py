@@ -18,7 +18,7 @@ _ELECT_INTERVAL_S = 0.5
 Pairs = list[tuple[bytes, bytes]]
 
 
-class KeySpace:
+class AsyncKeySpace:
     """An open key space. Keys and values are bytes; str is taken as UTF-8."""
 
     def __init__(self, name: str, tablet: TabletClient, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, partitions
+from stele.model.partitioning import Partitioning, by_names
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
@@ -91,17 +92,44 @@ class TabletPlace:
 
 @dataclass(slots=True)
 class TableInfo:
-    """A table as the masters describe it."""
+    """A table or key space as the masters describe it. `client.describe` and `client.list_tables` give it.
+
+    Attributes:
+        table_id: 32 hex digits, never used again.
+        name: As it was created.
+        state: PREPARING, RUNNING or ALTERING.
+        kind: "table" or "keyspace".
+        schema: Columns and key; None for a key space.
+        partition_schema: How it is split, by column ids. `partitioning` says it by names.
+        replication_factor: How many voters each tablet is to have.
+        tablets: How many tablets it has.
+        tablets_running: How many of them have had a leader.
+
+    Example:
+        >>> info = client.describe("readings")
+        >>> info.kind, info.tablets, [column.name for column in info.schema.key_columns]
+        ('table', 4, ['at', 'sensor'])
+    """
 
     table_id: str
     name: str
     state: str
     kind: str
     schema: Schema | None
-    partitioning: PartitionSchema
+    partition_schema: PartitionSchema
     replication_factor: int
     tablets: int
     tablets_running: int
+
+    @property
+    def partitioning(self) -> tuple[Partitioning, ...]:
+        """How the table is split, as `create_table` takes it. Empty: one tablet.
+
+        Example:
+            >>> client.describe("readings").partitioning
+            (HashPartitioning(columns=('at', 'sensor'), buckets=4, seed=0),)
+        """
+        return () if self.schema is None else by_names(self.partition_schema, self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +151,7 @@ def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
         state=pb.state,
         kind=pb.kind or "table",
         schema=schema_from_pb(pb.schema) if pb.schema.columns else None,
-        partitioning=partitioning_from_pb(pb.partitioning),
+        partition_schema=partitioning_from_pb(pb.partitioning),
         replication_factor=pb.replication_factor,
         tablets=pb.tablets,
         tablets_running=pb.tablets_running,
@@ -176,7 +204,7 @@ class Locations:
     @property
     def led(self) -> bool:
         """Whether every tablet had a leader when the masters last answered."""
-        return self.complete and self.info.tablets_running >= self.info.partitioning.tablets
+        return self.complete and self.info.tablets_running >= self.info.partition_schema.tablets
 
     async def wait_led(self, timeout_s: float) -> None:
         """Until the masters say that every tablet has a leader. They are asked all that time, also if none leads for a while.
@@ -201,7 +229,7 @@ class Locations:
         info = self.info
         kind = "key space" if info.kind == "keyspace" else info.kind
         raise Retryable(
-            f"{kind} {info.name}: {info.tablets_running} of {info.partitioning.tablets} tablets have a leader after "
+            f"{kind} {info.name}: {info.tablets_running} of {info.partition_schema.tablets} tablets have a leader after "
             f"{timeout_s:.0f} s; {unanswered or '`stele ksck` says why'}",
             code=Code.NOT_READY,
         )
@@ -254,7 +282,7 @@ class Locations:
         self.info = table_info_from_pb(answer.table)
         if self.info.state == "REMOVED":
             raise Rejected(f"table {self.info.name} was deleted", code=Code.NOT_FOUND)
-        ordinals = {part: n for n, part in enumerate(partitions(self.info.partitioning))}
+        ordinals = {part: n for n, part in enumerate(partitions(self.info.partition_schema))}
         known = {tablet.ordinal: tablet for tablet in self.tablets}
         for pb in answer.tablets:
             if pb.state in ("REPLACED", "DELETED"):
@@ -269,7 +297,7 @@ class Locations:
             else:
                 tablet.update(fresh)
         self.tablets = [known[n] for n in sorted(known)]
-        self.complete = len(self.tablets) == self.info.partitioning.tablets
+        self.complete = len(self.tablets) == self.info.partition_schema.tablets
 
     def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
         """The tablets of these ordinals.
@@ -281,7 +309,7 @@ class Locations:
         self.ensure_there()
         if not self.complete:
             raise Retryable(
-                f"table {self.info.name}: {len(self.tablets)} of {self.info.partitioning.tablets} tablets exist yet",
+                f"table {self.info.name}: {len(self.tablets)} of {self.info.partition_schema.tablets} tablets exist yet",
                 code=Code.NOT_READY,
             )
         return [self.tablets[n] for n in ordinals]

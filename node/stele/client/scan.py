@@ -271,7 +271,7 @@ class TabletScan:
             self._stream = None
 
 
-class Scanner:
+class AsyncScanner:
     """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame."""
 
     def __init__(
@@ -404,7 +404,7 @@ class Scanner:
         """How many rows there are; reads one narrow column."""
         first = self.plan.schema.key_column_ids[0]
         spec = replace(self.plan.spec, column_ids=(int(first),))
-        narrow = Scanner(
+        narrow = AsyncScanner(
             self._pool,
             replace(self.plan, spec=spec),
             self._locations,
@@ -426,7 +426,7 @@ class Scanner:
 
 
 def as_pandas(table: pa.Table) -> Any:
-    """A frame of a table's rows. Raises Rejected as `Scanner.to_pandas`."""
+    """A frame of a table's rows. Raises Rejected as `AsyncScanner.to_pandas`."""
     try:
         return table.to_pandas()
     except ValueError as exc:

@@ -31,7 +31,7 @@ _ROW_BYTES_GUESS = 64
 _Made = tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowError]]
 
 
-class Session:
+class AsyncSession:
     """Use as `async with table.new_session() as session:`; leaving it flushes. `unsettled`: the client's sessions that hold
     rows, or have not told yet of some that were not written.
 
@@ -45,7 +45,7 @@ class Session:
         schema: Schema,
         writer_of: Callable[[RowOp], BulkWriter],
         ensure_open: Callable[[], None],
-        unsettled: set[Session],
+        unsettled: set[AsyncSession],
         *,
         flush_interval_s: float,
         buffer_bytes: int,
@@ -160,7 +160,7 @@ class Session:
             raise failure
         return result
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> AsyncSession:
         return self
 
     async def __aexit__(

@@ -18,14 +18,15 @@ from stele.client.bulk import BulkWriter, batches_of
 from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.results import WriteResult
-from stele.client.scan import FlightPool, Scanner, ScanPlan, key_bound
-from stele.client.session import Session
+from stele.client.scan import AsyncScanner, FlightPool, ScanPlan, key_bound
+from stele.client.session import AsyncSession
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.model.block import RowOp
 from stele.model.column import shown
 from stele.model.errors import Advice, Corrupt, Rejected
 from stele.model.partition import PartitionSchema, assign, prune
+from stele.model.partitioning import Partitioning
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row, python_rows
 from stele.model.schema import Schema
@@ -50,7 +51,7 @@ class AsyncTable:
         streams: Streams,
         flight: FlightPool,
         observed: Observed,
-        unsettled: set[Session],
+        unsettled: set[AsyncSession],
         timeout_s: float,
     ) -> None:
         info = locations.info
@@ -60,7 +61,7 @@ class AsyncTable:
             )
         self.name = info.name
         self.schema: Schema = info.schema
-        self.partitioning: PartitionSchema = info.partitioning
+        self.partition_schema: PartitionSchema = info.partition_schema
         self.locations = locations
         self._identity = identity
         self._streams = streams
@@ -69,12 +70,19 @@ class AsyncTable:
         self._unsettled = unsettled
         self._timeout_s = timeout_s
         self._tablets: dict[int, TabletClient] = {}
-        self._batcher = Batcher(self.name, self.schema, self.partitioning, self._tablet, timeout_s=timeout_s)
+        self._batcher = Batcher(
+            self.name, self.schema, self.partition_schema, self._tablet, timeout_s=timeout_s
+        )
 
     @property
     def info(self) -> TableInfo:
         """The table as the masters last described it."""
         return self.locations.info
+
+    @property
+    def partitioning(self) -> tuple[Partitioning, ...]:
+        """How the table is split, as `create_table` takes it. Empty: one tablet."""
+        return self.info.partitioning
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -120,11 +128,11 @@ class AsyncTable:
         flush_interval_s: float = 1.0,
         buffer_bytes: int = 8 << 20,
         timeout_s: float | None = None,
-    ) -> Session:
+    ) -> AsyncSession:
         """A session for one caller that writes many rows in order."""
         self._streams.ensure_open()
         block_s = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
-        return Session(
+        return AsyncSession(
             self.name,
             self.schema,
             lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
@@ -196,7 +204,7 @@ class AsyncTable:
         batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
             raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
-        (ordinal,) = assign(batch, self.schema, self.partitioning).tolist()
+        (ordinal,) = assign(batch, self.schema, self.partition_schema).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
             column_ids=self._column_ids(columns),
@@ -226,7 +234,7 @@ class AsyncTable:
         ordered: bool = False,
         snapshot: int | datetime | None = None,
         timeout_s: float | None = None,
-    ) -> Scanner:
+    ) -> AsyncScanner:
         """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
 
         `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text:
@@ -239,7 +247,7 @@ class AsyncTable:
             Rejected: an unknown column, or a value that does not fit.
             Retryable: NOT_READY while the table is being created.
         """
-        return Scanner(
+        return AsyncScanner(
             self._flight,
             self.plan_scan(
                 columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
@@ -275,7 +283,7 @@ class AsyncTable:
             limit=rows_max,
             ordered=bool(ordered),
         )
-        ordinals = prune(self.partitioning, self.schema, spec.predicates)
+        ordinals = prune(self.partition_schema, self.schema, spec.predicates)
         return ScanPlan(
             self._identity.cluster_id,
             self.schema,
@@ -292,7 +300,7 @@ class AsyncTable:
         Raises:
             Retryable: NOT_READY while the table is being created.
         """
-        tablets = self.locations.by_ordinal(range(self.partitioning.tablets))
+        tablets = self.locations.by_ordinal(range(self.partition_schema.tablets))
         return WritePlan(self._identity.cluster_id, self.info, tuple(tablets), self._identity.fork_id)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
@@ -332,7 +340,7 @@ class AsyncTable:
         return BulkWriter(
             self.name,
             self.schema,
-            self.partitioning,
+            self.partition_schema,
             self._tablet,
             op,
             timeout_s=timeout_s,

@@ -13,7 +13,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,24 +37,19 @@ _COMBINATIONS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class HashPartition:
-    """Rows go to `hash(columns, seed) mod buckets`. Columns by id, or by name: `HashPartition(columns=["day"], buckets=4)`."""
+    """Rows go to `hash(columns, seed) mod buckets`."""
 
     column_ids: tuple[int, ...] = ()
     buckets: int = 0
     seed: int = 0
-    columns: Sequence[str] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RangePartition:
-    """Rows go to the range between two split keys: encoded bytes of `column_ids`, ascending; a split key begins its
-    range. With names and values: `RangePartition(columns=["day"], split_at=[date(2024, 7, 1)])`; of several columns each
-    is a tuple."""
+    """Rows go to the range between two split keys: encoded bytes of `column_ids`, ascending; a split key begins its range."""
 
     column_ids: tuple[int, ...] = ()
     split_keys: tuple[bytes, ...] = ()
-    columns: Sequence[str] = field(default=(), kw_only=True)
-    split_at: Sequence[Any] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSchema:
-    """How a table is split. Both parts empty: one tablet."""
+    """How a table is split, by column ids. Both parts empty: one tablet. `partitioning.by_ids` makes one of what users write."""
 
     hash: tuple[HashPartition, ...] = ()
     range: RangePartition | None = None
@@ -84,8 +79,7 @@ class PartitionSchema:
             isinstance(h, HashPartition) for h in self.hash
         ):
             raise Rejected(
-                f"hash {shown(self.hash)}: expected a tuple of HashPartition, like "
-                "(HashPartition(columns=['id'], buckets=4),)"
+                f"hash {shown(self.hash)}: expected a tuple of HashPartition, like (HashPartition((0,), 4),)"
             )
         if not isinstance(self.range, (RangePartition, type(None))):
             raise Rejected(f"range {shown(self.range)}: expected a RangePartition")
@@ -104,8 +98,7 @@ class PartitionSchema:
         return count
 
     def faults(self, schema: Schema) -> list[str]:
-        """Everything wrong with this partitioning of a table of `schema`, in words; empty if nothing is. Columns stand in it by
-        id (`named_parts.with_ids`)."""
+        """Everything wrong with this partitioning of a table of `schema`, in words; empty if nothing is."""
         found: list[str] = []
         seen: set[int] = set()
         for part in self.hash:
@@ -170,10 +163,7 @@ def _no_ids(kind: str, column_ids: object) -> str:
     """What is wrong with something that is given as column ids and is none; names are, mostly."""
     if isinstance(column_ids, (tuple, list)) and all(hasattr(one, "__index__") for one in column_ids):
         return ""
-    return (
-        f"{kind}: columns {shown(column_ids)}; expected column ids, their places in the schema from 0, like (0, 1), or names "
-        "as columns=[...]"
-    )
+    return f"{kind}: columns {shown(column_ids)}; expected column ids, like (0, 1); stele.{kind}(...) takes names"
 
 
 def _named(column_ids: Sequence[int], schema: Schema) -> list[str]:

@@ -1,0 +1,103 @@
+"""`stele.hash` and `stele.range`, and what a caller may hand to `create_table` as a partitioning. Pure; asks nobody.
+
+These functions are named as users write them, so this file has no use for the builtins of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from stele.client.arguments import refusal, whole
+from stele.model.column import shown
+from stele.model.errors import Rejected
+from stele.model.partition import PartitionSchema
+from stele.model.partitioning import HashPartitioning, Partitioning, RangePartitioning, by_ids
+from stele.model.schema import Schema
+
+Partitionings: TypeAlias = Partitioning | Sequence[Partitioning] | PartitionSchema | None
+"""What `create_table` takes: one, several, or None for a table of one tablet. The command line hands over a PartitionSchema."""
+
+_EXPECTED = "stele.hash(...), stele.range(...), or a list of these"
+_KINDS = (HashPartitioning, RangePartitioning)
+_SEED_MAX = (1 << 32) - 1
+
+
+def hash(*columns: str, buckets: int, seed: int = 0) -> HashPartitioning:
+    """Spread the rows of a new table over tablets by the hash of these key columns.
+
+    Args:
+        columns: Names of key columns.
+        buckets: How many tablets, 2 or more.
+        seed: A 32-bit number. Tables with different seeds place the same row differently.
+
+    Raises:
+        Rejected: A column is no text, none is given, or a number is out of its bounds.
+
+    Example:
+        >>> schema = stele.Schema.make([("day", "date"), ("name", "string")], key=["day", "name"])
+        >>> table = client.create_table("by_hash", schema, stele.hash("day", "name", buckets=4))
+        >>> client.describe("by_hash").tablets
+        4
+    """
+    return HashPartitioning(
+        _names("hash", columns),
+        whole(buckets, "buckets", least=2),
+        whole(seed, "seed", least=0, most=_SEED_MAX),
+    )
+
+
+def range(*columns: str, split_at: Iterable[Any]) -> RangePartitioning:
+    """Split a new table at these values: the rows from one value up to the next are one tablet.
+
+    Args:
+        columns: Names of key columns.
+        split_at: Ascending values; each is the first of its range. With several columns each is a tuple.
+
+    Raises:
+        Rejected: A column is no text, none is given, or `split_at` is no list.
+
+    Example:
+        >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
+        >>> table = client.create_table("by_range", schema, stele.range("n", split_at=[1000, 2000]))
+        >>> client.describe("by_range").tablets
+        3
+    """
+    if isinstance(split_at, (str, bytes)) or not isinstance(split_at, Iterable):
+        raise refusal("split_at", split_at, "a list of values, like [1000, 2000]")
+    return RangePartitioning(_names("range", columns), tuple(split_at))
+
+
+def _names(kind: str, columns: Sequence[Any]) -> tuple[str, ...]:
+    if columns and all(isinstance(name, str) for name in columns):
+        return tuple(columns)
+    given = ", ".join(map(shown, columns)) or "no columns"
+    raise Rejected(f"{kind} of {given}: expected names of key columns, like {kind}('day', ...)")
+
+
+def partition_schema(given: Any, schema: Schema) -> PartitionSchema:
+    """The partitioning that a caller gave, by column ids.
+
+    Raises:
+        Rejected: it is none, or with every fault of it.
+    """
+    if isinstance(given, PartitionSchema):
+        if faults := given.faults(schema):
+            raise Rejected("partitioning: " + "; ".join(faults))
+        return given
+    try:
+        return by_ids(_parts(given), schema)
+    except Rejected as exc:
+        raise Rejected(f"partitioning: {exc.args[0]}") from None
+
+
+def _parts(given: Any) -> list[Partitioning]:
+    if given is None:
+        return []
+    if isinstance(given, _KINDS):
+        return [given]
+    found = given if isinstance(given, (list, tuple)) else [given]
+    for part in found:
+        if not isinstance(part, _KINDS):
+            raise Rejected(f"{shown(part)}: expected {_EXPECTED}")
+    return list(found)

@@ -1,0 +1,145 @@
+"""How a user says that a table is split: columns by name, split points as values. Used where a table is created or described;
+servers, files and messages know column ids and encoded keys only (`partition.py`).
+
+Invariant: `by_ids` and `by_names` are inverse: neither changes which tablet a row belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from stele.model.column import Column, shown
+from stele.model.errors import Corrupt, Rejected
+from stele.model.keys import decode_key, encode_tuple
+from stele.model.nearest import meant
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
+from stele.model.rows import python_values
+from stele.model.schema import Schema
+from stele.model.split_json import ENCODED, split_key
+
+
+@dataclass(frozen=True, slots=True)
+class HashPartitioning:
+    """Spreads rows over `buckets` tablets by the hash of some key columns. `stele.hash` makes one.
+
+    Example:
+        >>> stele.hash("day", "name", buckets=4).columns
+        ('day', 'name')
+    """
+
+    columns: tuple[str, ...]
+    buckets: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangePartitioning:
+    """Splits a table at values of its key columns. `stele.range` makes one.
+
+    `split_at` is ascending. An element is a value of the one column, or a tuple with a value for each column. A split point that is
+    no value of the columns, as other programs may choose, is `{"encoded": HEX}`.
+
+    Example:
+        >>> stele.range("n", split_at=[1000, 2000]).split_at
+        (1000, 2000)
+    """
+
+    columns: tuple[str, ...]
+    split_at: tuple[Any, ...]
+
+
+Partitioning: TypeAlias = HashPartitioning | RangePartitioning
+
+
+def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
+    """The partitioning of a table of `schema`, with column ids for names and split keys for values.
+
+    Raises:
+        Rejected: with every fault of the parts.
+    """
+    faults: list[str] = []
+    hashes: list[HashPartition] = []
+    ranges: list[RangePartition] = []
+    for part in parts:
+        columns = _columns(part, schema, faults)
+        if columns is None:
+            continue
+        ids = tuple(int(column.id) for column in columns)
+        if isinstance(part, HashPartitioning):
+            hashes.append(HashPartition(ids, part.buckets, part.seed))
+        else:
+            keys = tuple(_split_key(value, columns, faults) for value in part.split_at)
+            ranges.append(RangePartition(ids, keys))
+    if len(ranges) > 1:
+        faults.append(f"{len(ranges)} ranges; expected at most one, which may have several columns")
+    found = PartitionSchema(tuple(hashes), ranges[0] if ranges else None)
+    faults = faults or found.faults(schema)
+    if faults:
+        raise Rejected("; ".join(faults))
+    return found
+
+
+def by_names(partitions: PartitionSchema, schema: Schema) -> tuple[Partitioning, ...]:
+    """What `by_ids` made it of: hashes first, in their order. Empty for a table of one tablet."""
+    found: list[Partitioning] = [
+        HashPartitioning(_column_names(part.column_ids, schema), part.buckets, part.seed)
+        for part in partitions.hash
+    ]
+    if partitions.range is not None:
+        columns = [schema.by_id[i] for i in partitions.range.column_ids]
+        values = tuple(_split_value(key, columns) for key in partitions.range.split_keys)
+        found.append(RangePartitioning(tuple(column.name for column in columns), values))
+    return tuple(found)
+
+
+def _column_names(column_ids: Sequence[int], schema: Schema) -> tuple[str, ...]:
+    return tuple(schema.by_id[i].name for i in column_ids)
+
+
+def _columns(part: Partitioning, schema: Schema, faults: list[str]) -> list[Column] | None:
+    """The columns that a part names; None with a fault."""
+    kind = "hash" if isinstance(part, HashPartitioning) else "range"
+    unknown = [name for name in part.columns if name not in schema.by_name]
+    faults.extend(
+        f"{kind}: no column {shown(name)}{meant(name, schema.by_name) or f'; expected some of {list(schema.by_name)}'}"
+        for name in unknown
+    )
+    return None if unknown else [schema.by_name[name] for name in part.columns]
+
+
+def _split_key(value: Any, columns: Sequence[Column], faults: list[str]) -> bytes:
+    try:
+        return split_key(value, columns) if isinstance(value, dict) else _encoded(value, columns)
+    except Rejected as exc:
+        faults.append(f"range: split at {shown(value)}: {exc.args[0]}")
+        return b""
+
+
+def _encoded(value: Any, columns: Sequence[Column]) -> bytes:
+    """The key of a split value. Raises Rejected if it does not fit the columns."""
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    if len(values) != len(columns):
+        raise Rejected(f"expected a value for each of {', '.join(column.name for column in columns)}")
+    found = []
+    for column, each in zip(columns, values):
+        why = "it is None" if each is None else column.fault(each)
+        if why:
+            raise Rejected(why)
+        found.append(column.array([each])[0].as_py())
+    return encode_tuple(found, [column.arrow for column in columns])
+
+
+def _split_value(key: bytes, columns: Sequence[Column]) -> Any:
+    """The value that `_encoded` makes this key of; its bytes in hex if there is none."""
+    types = [column.arrow for column in columns]
+    try:
+        values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]
+        if _encoded(values, columns) == key:
+            return values[0] if len(values) == 1 else tuple(values)
+    except (Corrupt, Rejected, ValueError):
+        pass
+    return {ENCODED: key.hex()}
