@@ -328,7 +328,7 @@ class Group:
         while True:
             try:
                 leader = await self.leader()
-                return await leader.propose(payload, deadline_ms=1_000)
+                return await leader.writes.propose(payload, deadline_ms=1_000)
             except Retryable:
                 if time.monotonic() > give_up:
                     raise

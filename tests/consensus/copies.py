@@ -95,7 +95,7 @@ async def add(group: Group, target: TestNode, replica_id: int, **more: object) -
     """Add the replica that the target holds; the configuration with it."""
     leader = await group.leader()
     peer = Peer(target.node_id, ReplicaId(replica_id), "n:1", **more)  # type: ignore[arg-type]
-    return await leader.change_config(ChangeType.ADD, peer, leader.committed_config.opid_index)
+    return await leader.members.change_config(ChangeType.ADD, peer, leader.committed_config.opid_index)
 
 
 def member_type(replica: Replica, replica_id: int) -> MemberType | None:
@@ -120,7 +120,9 @@ async def young_member(
     await wait_until(lambda: copy.progress.state == "Fetching")
     victim = next(r for r in group.replicas() if r is not leader)
     demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    config = await leader.members.change_config(
+        ChangeType.MODIFY, demoted, leader.committed_config.opid_index
+    )
     peer = Peer(target.node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await leader.members.change_config(ChangeType.ADD, peer, config.opid_index)
     return source, copy, begun

@@ -109,10 +109,10 @@ async def test_no_timestamp_is_given_again_after_a_restart_with_the_clock_set_ba
     node.skew_us = HOUR_US
     await group.write(rows([1]))
     if flushed:
-        await (await group.leader()).flush()
+        await (await group.leader()).storage.flush()
     group.nodes = [await node.restart()]
     leader = await group.leader()
     assert leader.core is not None
     with pytest.raises(Retryable, match="behind the timestamps") as refused:
-        await leader.propose(rows([2]), deadline_ms=1_000)
+        await leader.writes.propose(rows([2]), deadline_ms=1_000)
     assert refused.value.code is Code.NOT_READY

@@ -30,9 +30,9 @@ async def test_a_flush_whose_caller_went_away_is_finished(group_of: MakeGroup) -
     group, _ = await group_of(1)
     await group.write(rows([1]))
     leader = await group.leader()
-    await give_up(asyncio.create_task(leader.flush()), 2)
+    await give_up(asyncio.create_task(leader.storage.flush()), 2)
     await group.write(rows([2]))
-    flushed = await leader.flush()
+    flushed = await leader.storage.flush()
     assert leader.machine is not None and flushed == leader.machine.applied
 
 

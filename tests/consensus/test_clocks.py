@@ -25,7 +25,7 @@ def compare_clocks(nodes: list[TestNode]) -> None:
 
 def newest(replica: Replica) -> int:
     """Physical µs of the newest timestamp that a replica has applied."""
-    return physical_us(replica.timestamps.applied)
+    return physical_us(replica.writes.timestamps.applied)
 
 
 @STEPS
@@ -39,14 +39,14 @@ async def test_no_timestamp_is_made_of_a_clock_that_was_set(group_of: MakeGroup,
     with pytest.raises(
         Retryable, match=f"the clock of node {leader.host.node_id[:8]} says .* most clocks"
     ) as refused:
-        await leader.propose(rows([2]))
+        await leader.writes.propose(rows([2]))
     assert refused.value.code is Code.NOT_READY
     with pytest.raises(Retryable) as unread:
-        await leader.snapshot_ready(from_physical_us(time.time_ns() // 1_000 + 100_000))
+        await leader.reads.snapshot_ready(from_physical_us(time.time_ns() // 1_000 + 100_000))
     assert unread.value.code is Code.NOT_READY
-    assert leader.timestamps.next_ceiling() is None and leader.timestamps.assign() is None
+    assert leader.writes.timestamps.next_ceiling() is None and leader.writes.timestamps.assign() is None
     assert all(newest(r) <= time.time_ns() // 1_000 + 250_000 for r in group.replicas())
-    assert table(leader, await leader.latest_snapshot()) == {1: "x1"}
+    assert table(leader, await leader.reads.latest_snapshot()) == {1: "x1"}
     group.node_of(leader).skew_us = 0
     await group.write(rows([2]))
 
@@ -58,19 +58,21 @@ async def test_writes_that_waited_for_a_ceiling_and_those_behind_them_are_in_ord
     group, _ = await group_of()
     await group.write(rows([1]))
     leader = await group.leader()
-    at_once = leader.submit(rows([2]))
-    assert not leader._proposals.waiting
+    at_once = leader.writes.submit(rows([2]))
+    assert not leader.writes.proposals.waiting
     # Past the ceiling, which runs the further ahead the longer commits take: another has to come first.
-    group.node_of(leader).skew_us = physical_us(leader.timestamps._committed) + 1 - time.time_ns() // 1_000
-    waiting = [leader.submit(rows([key])) for key in (3, 4)]
-    assert len(leader._proposals.waiting) == 2
+    group.node_of(leader).skew_us = (
+        physical_us(leader.writes.timestamps._committed) + 1 - time.time_ns() // 1_000
+    )
+    waiting = [leader.writes.submit(rows([key])) for key in (3, 4)]
+    assert len(leader.writes.proposals.waiting) == 2
     group.node_of(leader).skew_us = 0  # below it again: whoever comes waits behind those that do
-    waiting.append(leader.submit(rows([5])))
-    assert len(leader._proposals.waiting) == 3
+    waiting.append(leader.writes.submit(rows([5])))
+    assert len(leader.writes.proposals.waiting) == 3
     outcomes = await asyncio.wait_for(asyncio.gather(at_once, *waiting), WAIT_S)
     times = [outcome.timestamp for outcome in outcomes]
     assert times == sorted(set(times))
-    assert table(leader, await leader.latest_snapshot()) == {key: f"x{key}" for key in range(1, 6)}
+    assert table(leader, await leader.reads.latest_snapshot()) == {key: f"x{key}" for key in range(1, 6)}
 
 
 async def test_writes_that_wait_when_the_clock_is_set_are_told_to_try_again(group_of: MakeGroup) -> None:
@@ -79,8 +81,10 @@ async def test_writes_that_wait_when_the_clock_is_set_are_told_to_try_again(grou
     compare_clocks(nodes)
     await group.write(rows([1]))
     leader = await group.leader()
-    leader.timestamps._clock.observe(leader.timestamps._committed)  # another ceiling has to come first
-    waiting = leader.submit(rows([2]))
+    leader.writes.timestamps._clock.observe(
+        leader.writes.timestamps._committed
+    )  # another ceiling has to come first
+    waiting = leader.writes.submit(rows([2]))
     group.node_of(leader).skew_us = HOUR_US
     with pytest.raises(Retryable) as refused:
         await asyncio.wait_for(waiting, WAIT_S)
@@ -103,7 +107,7 @@ async def test_a_leader_whose_clock_is_wrong_hands_over_until_it_is_right(
     outcome = await group.write(rows([2]))
     assert abs(physical_us(outcome.timestamp) - time.time_ns() // 1_000) < 30_000_000
     with pytest.raises((Retryable, Rejected)):
-        await (await group.leader()).transfer_leadership(old.replica_id)
+        await (await group.leader()).members.transfer_leadership(old.replica_id)
     assert not old.is_leader
     wrong.skew_us = 0
     assert not wrong.clock_fault(wrong.wall_us())
@@ -111,7 +115,7 @@ async def test_a_leader_whose_clock_is_wrong_hands_over_until_it_is_right(
     async def lead_again() -> None:
         while not old.is_leader:
             try:
-                await (await group.leader()).transfer_leadership(old.replica_id)
+                await (await group.leader()).members.transfer_leadership(old.replica_id)
             except (Retryable, Rejected):
                 await asyncio.sleep(0.05)
 
@@ -164,9 +168,9 @@ async def test_a_replica_without_others_leads_on_and_makes_no_timestamps(group_o
     nodes[0].watch_clock()
     nodes[0].skew_us = HOUR_US
     with pytest.raises(Retryable) as refused:
-        await leader.propose(rows([2]))
+        await leader.writes.propose(rows([2]))
     assert refused.value.code is Code.NOT_READY
-    assert table(leader, await leader.latest_snapshot()) == {1: "x1"}
+    assert table(leader, await leader.reads.latest_snapshot()) == {1: "x1"}
     nodes[0].skew_us = 0
     await group.write(rows([2]))
 

@@ -17,7 +17,7 @@ from stele.consensus.bootstrap import STORE
 from stele.consensus.copy_target import TabletCopy
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState
-from stele.model.config import Configuration, MemberType, Peer
+from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey
 from stele.raft.effects import Role
@@ -66,7 +66,7 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
     await group.node_of(lost).stop()
     index = leader.committed_config.opid_index
     demoted = Peer(lost.host.node_id, lost.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, index)
+    config = await leader.members.change_config(ChangeType.MODIFY, demoted, index)
     status = leader.core.status()  # type: ignore[union-attr]
     at = min(p.match_index for p in status.peers if p.replica_id != lost.replica_id)
     source = DirectSource(group.node_of(leader))
@@ -79,7 +79,7 @@ async def test_a_witness_logs_and_votes_before_its_rows_arrive(group_of: MakeGro
     witness = nodes[3].replicas.get(group.tablet_id)
     assert witness.running and witness.machine is None
     peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=started)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await leader.members.change_config(ChangeType.ADD, peer, config.opid_index)
     # With the witness there is a majority without the third voter: that one may go silent too.
     third = next(r for r in group.replicas() if r is not leader)
     nodes[0].network.cut.add(third.host.node_id)
@@ -216,9 +216,9 @@ async def test_tombstones(group_of: MakeGroup) -> None:
     victim = next(r for r in group.replicas() if r is not leader)
     node = group.node_of(victim)
     peer = Peer(victim.host.node_id, victim.replica_id, "")
-    config = await leader.change_config(ChangeType.REMOVE, peer, leader.committed_config.opid_index)
+    config = await leader.members.change_config(ChangeType.REMOVE, peer, leader.committed_config.opid_index)
     tombstone = (group.tablet_id, int(victim.replica_id), DataState.TOMBSTONED)
-    victim.committed_config = Configuration(config.opid_index, config.peers)
+    victim.standing.configured(config, True, "as its leader says")
     with pytest.raises(Rejected) as refused:
         await node.manager.delete(*tombstone, config.opid_index - 1, "too old")
     assert refused.value.code is Code.CAS_FAILED
@@ -272,9 +272,11 @@ async def test_a_witness_is_ready_only_once_its_log_has_reached_the_checkpoint(g
     await wait_until(lambda: again.progress.state == "Installing")
     victim = next(r for r in group.replicas() if r is not leader)
     demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    config = await leader.members.change_config(
+        ChangeType.MODIFY, demoted, leader.committed_config.opid_index
+    )
     peer = Peer(node.node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=start)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await leader.members.change_config(ChangeType.ADD, peer, config.opid_index)
     await installed(again)
     await wait_until(lambda: member_type(leader, 4) is MemberType.VOTER)
     await group.caught_up(witness)
@@ -348,18 +350,20 @@ async def test_a_crash_while_rows_are_brought_again_leaves_a_witness(
     what = order(group, source.node, 4, witness=True, witness_start=begun)
     power = ["on"]
 
-    async def unread(self: Replica, machine: object) -> None:
+    async def unread(self: Replica, superblock: object, machine: object) -> None:
         raise Retryable("the disk did not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replica, "data_arrived", unread)
+        patch.setattr(Replica, "rows_arrived", unread)
         first = await nodes[3].manager.start_copy(what, source)
         assert first is not None and await first.wait_prepared(WAIT_S)
         victim = next(r for r in group.replicas() if r is not leader)
         demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-        config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+        config = await leader.members.change_config(
+            ChangeType.MODIFY, demoted, leader.committed_config.opid_index
+        )
         peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
-        await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+        await leader.members.change_config(ChangeType.ADD, peer, config.opid_index)
         await first.wait()
     assert first.failed and "did not answer" in first.progress.error
     assert nodes[3].replicas.get(group.tablet_id).superblock.young_witness
@@ -407,9 +411,11 @@ async def test_a_witness_that_waits_for_its_turn_logs_and_votes_and_fetches_noth
     assert source.sent == 0 and not len(source.node.sessions), "nothing is held at its source"
     victim = next(r for r in group.replicas() if r is not leader)
     demoted = Peer(victim.host.node_id, victim.replica_id, "x:1", MemberType.NON_VOTER)
-    config = await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    config = await leader.members.change_config(
+        ChangeType.MODIFY, demoted, leader.committed_config.opid_index
+    )
     peer = Peer(nodes[3].node_id, ReplicaId(4), "n:1", MemberType.WITNESS, witness_start=begun)
-    await leader.change_config(ChangeType.ADD, peer, config.opid_index)
+    await leader.members.change_config(ChangeType.ADD, peer, config.opid_index)
     third = next(r for r in group.replicas() if r not in (leader, victim) and r.replica_id != 4)
     nodes[0].network.cut.add(third.host.node_id)
     await group.write(rows([1000]))  # committed with the witness's vote

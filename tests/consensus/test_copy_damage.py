@@ -28,7 +28,7 @@ async def flushed(group: Group) -> tuple[Replica, TestNode]:
     """The leader, its rows flushed, and its node."""
     await group.write(rows(range(1000)))
     leader = await group.leader()
-    await leader.flush()
+    await leader.storage.flush()
     return leader, group.node_of(leader)
 
 
@@ -158,7 +158,7 @@ async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup
     leader, node = await flushed(group)
     for start_ in (1000, 2000):
         await group.write(rows(range(start_, start_ + 1000)))
-        await leader.flush()
+        await leader.storage.flush()
     _, one, other = sorted((leader.directory / "store").glob("rows-*"))
     assert one.stat().st_size == other.stat().st_size
     one.write_bytes(other.read_bytes())

@@ -224,7 +224,7 @@ async def test_a_session_tells_the_configuration_of_its_checkpoint(
     try:
         await wait_until(linking.is_set)
         demoted = Peer(other.host.node_id, other.replica_id, "x:1", MemberType.NON_VOTER)
-        await leader.change_config(ChangeType.MODIFY, demoted, before.opid_index)
+        await leader.members.change_config(ChangeType.MODIFY, demoted, before.opid_index)
     finally:
         go.set()
     session = await begun

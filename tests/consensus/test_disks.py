@@ -43,16 +43,16 @@ async def test_a_group_whose_disks_are_all_nearly_full_elects_and_is_read(group_
         assert node.low
     while (await group.leader()).term == term:
         with contextlib.suppress(Retryable):
-            await (await group.leader()).transfer_leadership()
-    await group.led(lambda leader: leader.linearizable_read())
-    await group.led(lambda leader: leader.snapshot_ready(leader.timestamps.now()))
+            await (await group.leader()).members.transfer_leadership()
+    await group.led(lambda leader: leader.reads.linearizable_read())
+    await group.led(lambda leader: leader.reads.snapshot_ready(leader.writes.timestamps.now()))
     assert table(await group.leader()) == {1: "x1"}
     with pytest.raises(Retryable) as full:
-        await group.led(lambda leader: leader.propose(rows([2])))
+        await group.led(lambda leader: leader.writes.propose(rows([2])))
     assert full.value.code is Code.DISK_FULL
     added = Peer(nodes[3].node_id, ReplicaId(4), "n4:1", MemberType.NON_VOTER)
     config = await group.led(
-        lambda leader: leader.change_config(ChangeType.ADD, added, leader.committed_config.opid_index)
+        lambda leader: leader.members.change_config(ChangeType.ADD, added, leader.committed_config.opid_index)
     )
     assert config.peer(ReplicaId(4)) == added
 
@@ -121,7 +121,7 @@ async def test_writes_proceed_where_commits_take_longer_than_clocks_may_be_apart
         for number in range(5):
             await group.write(rows([number]))
         leader = await group.leader()
-        assert set(table(leader, await leader.latest_snapshot())) == set(range(5))
+        assert set(table(leader, await leader.reads.latest_snapshot())) == set(range(5))
     finally:
         for node in nodes:
             await node.stop()
@@ -138,7 +138,7 @@ async def test_who_waits_for_its_disk_does_not_campaign_however_long_it_lasts(tm
         leader = await group.leader()
         term = leader.term
         files.go.clear()
-        leader.submit(rows([2]))
+        leader.writes.submit(rows([2]))
         await wait_until(lambda: leader.role is not Role.LEADER)
         await asyncio.sleep(8 * OPTIONS.raft.election_max_ms / 1000)
         assert leader.core is not None and leader.core.term == term
@@ -163,7 +163,7 @@ async def test_a_follower_whose_disk_hangs_knows_that_what_it_has_applied_is_old
         await group.caught_up(follower)
         await wait_until(lambda: (follower.staleness_ms or 0) < 200 and follower.staleness_ms is not None)
         files.go.clear()
-        await group.led(lambda leader: leader.propose(rows([2])))
+        await group.led(lambda leader: leader.writes.propose(rows([2])))
         await wait_until(lambda: (follower.staleness_ms or 0) > 500)
         assert follower.leader is not None and len(table(follower)) == 1
         files.go.set()

@@ -208,6 +208,6 @@ async def test_strangers_are_remembered_in_bounds(group_of: MakeGroup) -> None:
     stranger = NodeId(new_id())
     for number in range(100, 3_000):
         leader.on_message(stranger, ReplicaId(number), TimeoutNow(1))
-    assert len(leader._node_of) <= 1_024
+    assert len(leader.members.node_of) <= 1_024
     await group.write(rows([10]))
     await group.all_applied()

@@ -33,7 +33,7 @@ async def damaged_follower(group: Group, relative: str) -> tuple[TestNode, Repli
     leader = await group.leader()
     victim = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(victim)
-    await victim.flush()
+    await victim.storage.flush()
     node = group.node_of(victim)
     await node.stop()
     found = sorted(victim.directory.glob(relative))
@@ -55,9 +55,9 @@ async def test_a_damaged_file_fails_its_replica_alone(group_of: MakeGroup, relat
     assert victim.status().error == victim.error
     assert victim.directory.exists()
     with pytest.raises(SteleError):
-        victim.submit(rows([1]))
+        victim.writes.submit(rows([1]))
     with pytest.raises(SteleError):
-        await victim.snapshot_ready(1)
+        await victim.reads.snapshot_ready(1)
     other.nodes = group.nodes
     sound = node.replicas.get(other.tablet_id)
     await other.caught_up(sound)
@@ -80,7 +80,7 @@ async def test_a_replica_that_fails_at_work_abstains_and_is_replaced(group_of: M
     failed = next(p for p in core.status().peers if p.failed)
     assert failed.replica_id == leader.replica_id
     gone = Peer(leader.host.node_id, leader.replica_id, "", MemberType.VOTER)
-    config = await lead.change_config(ChangeType.REMOVE, gone, lead.committed_config.opid_index)
+    config = await lead.members.change_config(ChangeType.REMOVE, gone, lead.committed_config.opid_index)
     assert config.peer(leader.replica_id) is None
     assert nodes
 
@@ -118,7 +118,7 @@ async def test_a_store_ahead_of_its_log_is_failed(group_of: MakeGroup, lost: str
         earlier.mkdir()
     group.nodes = [await nodes[0].restart()]
     await group.write(rows(range(10, 20)))
-    await (await group.leader()).flush()
+    await (await group.leader()).storage.flush()
     await group.nodes[0].stop()
     shutil.rmtree(wal)
     earlier.rename(wal)
@@ -186,7 +186,7 @@ async def write_much(group: Group) -> None:
     for replica in group.replicas():
         if replica.running:
             await group.caught_up(replica)
-            await replica.flush()
+            await replica.storage.flush()
 
 
 @pytest.mark.parametrize("when", ["at work", "at start"])

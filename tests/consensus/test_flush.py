@@ -33,14 +33,14 @@ async def test_rows_that_come_while_a_flush_is_written_stay_in_the_log(tmp_path:
         await group.write(rows([1_000]))
         leader = await group.leader()
         node.hold = asyncio.Event()
-        flush = asyncio.ensure_future(leader.flush())
+        flush = asyncio.ensure_future(leader.storage.flush())
         await asyncio.sleep(0)
         await group.fill_segments()
         node.hold.set()
         flushed = await flush
         assert flushed.index < leader.applied_index - 20
         await node.in_thread(node.log.collect)
-        assert leader.stream.start.index <= flushed.index
+        assert leader.storage.stream.start.index <= flushed.index
         before = table(leader)
         group.nodes = [node := await node.restart()]
         leader = await group.leader()

@@ -80,7 +80,7 @@ async def started_without(descriptors: Descriptors, directory: Path) -> tuple[La
     groups = [await Group([node]).create() for _ in range(3)]
     for group in groups:
         await group.write(rows([1]))
-        await group.replica(1).flush()
+        await group.replica(1).storage.flush()
     await node.stop()
     again = LackingNode(node.network, directory, node.node_id, descriptors)
     await again.start()
@@ -219,8 +219,8 @@ async def test_who_reads_a_log_without_the_memory_for_it_may_try_again(tmp_path:
         leader = await group.leader()
         node.lacks = MemoryError()
         with pytest.raises(Retryable, match="no memory just now"):
-            await leader.read_log(1, 100)
+            await leader.storage.read_log(1, 100)
         node.lacks = None
-        assert await leader.read_log(1, 100)
+        assert await leader.storage.read_log(1, 100)
     finally:
         await node.stop()

@@ -34,14 +34,14 @@ async def test_a_peer_whose_entries_were_just_collected_needs_a_copy(group_of: M
     group, nodes = await group_of()
     lagging, others = await one_lags(group)
     for replica in others:
-        await replica.flush()
-        replica.stream.release("peers")
+        await replica.storage.flush()
+        replica.storage.stream.release("peers")
         await group.node_of(replica).in_thread(group.node_of(replica).log.collect)
-        assert replica.stream.start.index > lagging.applied_index
+        assert replica.storage.stream.start.index > lagging.applied_index
     for node in nodes:
         node.reports_due.clear()
     nodes[0].network.cut.clear()
-    await wait_until(lambda: any(not r.running or lagging.replica_id in r.needs_copy for r in others))
+    await wait_until(lambda: any(not r.running or lagging.replica_id in r.members.needs_copy for r in others))
     assert all(r.running for r in others), [r.error for r in others]
     # Else no driver would hear of it, and nobody heal it.
     await wait_until(lambda: any(r.replica_id in group.node_of(r).reports_due for r in others))
@@ -84,7 +84,7 @@ async def test_a_peer_that_caught_up_after_all_is_told_to_need_no_copy(group_of:
     node = group.node_of(leader)
     peer = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(peer)
-    leader.needs_copy[peer.replica_id] = "it has nothing that matches"
+    leader.members.needs_copy[peer.replica_id] = "it has nothing that matches"
     node.reports_due.clear()
-    await wait_until(lambda: not leader.needs_copy)
+    await wait_until(lambda: not leader.members.needs_copy)
     assert leader.replica_id in node.reports_due

@@ -20,7 +20,7 @@ async def test_followers_refuse_and_name_the_leader(group_of: MakeGroup) -> None
     follower = next(r for r in group.replicas() if r is not leader)
     await wait_until(lambda: follower.leader == leader.replica_id)
     with pytest.raises(NotLeader) as refused:
-        follower.submit(rows([1]))
+        follower.writes.submit(rows([1]))
     assert refused.value.leader_hint == leader.host.node_id
 
 
@@ -29,7 +29,7 @@ async def test_leadership_is_handed_over(group_of: MakeGroup) -> None:
     leader = await group.leader()
     other = next(r for r in group.replicas() if r is not leader)
     await group.write(rows([1]))
-    await leader.transfer_leadership(other.replica_id)
+    await leader.members.transfer_leadership(other.replica_id)
     await wait_until(lambda: other.is_leader)
     await group.write(rows([2]))
     assert table(await group.leader()) == {1: "x1", 2: "x2"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from stele.consensus import replica_log
+from stele.consensus import storage
 from stele.consensus.replica import Replica, ReplicaState
 from stele.model.errors import Retryable
 from stele.raft.effects import Role
@@ -29,14 +29,14 @@ ROUNDS = 60
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_space, "HELD_BYTES", HELD)
-    monkeypatch.setattr(replica_log, "LOG_KEPT_MS", 0)
+    monkeypatch.setattr(storage, "LOG_KEPT_MS", 0)
 
 
 async def maintain(node: TestNode) -> None:
     """What a node does again and again."""
     for held in node.replicas:
         if held.running and held.machine is not None:
-            await held.flush()
+            await held.storage.flush()
     await node.log_space.collect()
 
 
@@ -57,12 +57,12 @@ async def without_majority(group: Group) -> tuple[TestNode, Replica]:
     leader = await group.leader()
     node = group.node_of(leader)
     await maintain(node)
-    last = leader.stream.last_opid.index
+    last = leader.storage.stream.last_opid.index
     node.network.cut |= {n.node_id for n in group.nodes if n is not node}
     for number in range(100, 104):
         with suppress(Retryable):
-            await leader.propose(rows([number], "y" * 100_000), deadline_ms=1)
-    await wait_until(lambda: leader.stream.last_opid.index > last)
+            await leader.writes.propose(rows([number], "y" * 100_000), deadline_ms=1)
+    await wait_until(lambda: leader.storage.stream.last_opid.index > last)
     return node, leader
 
 
@@ -75,21 +75,21 @@ async def test_a_tail_that_nobody_commits_holds_no_log_but_itself(
     await group.write(rows(range(10)))
     node, leader = await without_majority(group)
     await wait_until(lambda: leader.role is not Role.LEADER)
-    last, committed = leader.stream.last_opid, leader.committed_opid
+    last, committed = leader.storage.stream.last_opid, leader.committed_opid
     assert last.index > committed.index
-    tail = leader.stream.read_entries(committed.index + 1, 1 << 30)
+    tail = leader.storage.stream.read_entries(committed.index + 1, 1 << 30)
     other = await Group([node]).create()
     assert await busy(node, other) < HELD + (5 << 20)
-    assert leader.stream.last_opid == last
-    start = leader.stream.start
+    assert leader.storage.stream.last_opid == last
+    start = leader.storage.stream.start
     await wait_until(lambda: leader.core.log.start == start)  # told of what was collected
     assert start.index > 0
-    assert leader.stream.read_entries(committed.index + 1, 1 << 30) == tail
+    assert leader.storage.stream.read_entries(committed.index + 1, 1 << 30) == tail
     if restarted:
         group.nodes[group.nodes.index(node)] = node = await node.restart()
         leader = group.replica(leader.replica_id)
         assert leader.running
-        assert leader.stream.read_entries(committed.index + 1, 1 << 30)[: len(tail)] == tail
+        assert leader.storage.stream.read_entries(committed.index + 1, 1 << 30)[: len(tail)] == tail
     node.network.cut.clear()
     await group.write(rows([7], "z"))
     for each in group.replicas():
@@ -106,7 +106,7 @@ async def test_a_tail_that_the_disk_changed_is_told_once_and_healed(group_of: Ma
     node, leader = await without_majority(group)
     await wait_until(lambda: leader.role is not Role.LEADER)
     run = node.log.states[leader.superblock.key].runs
-    place = run[run.find(leader.stream.last_opid.index)]
+    place = run[run.find(leader.storage.stream.last_opid.index)]
     with node.log.segments[place.sequence].path.open("r+b") as file:
         file.seek(place.offset + GROUP_HEADER_BYTES)  # the last entry may be a ceiling, of a few bytes
         file.write(b"rot")

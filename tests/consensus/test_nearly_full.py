@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.consensus import replica_log
+from stele.consensus import storage
 from stele.consensus.superblock import DataState
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
@@ -40,7 +40,7 @@ class LittleLeft(OsFiles):
 async def maintain(node: TestNode) -> None:
     """What a node does again and again."""
     for held in node.replicas:
-        await held.flush()
+        await held.storage.flush()
     await node.log_space.collect()
     node.log.refresh_space()
     node.low = node.log.low_space
@@ -66,11 +66,11 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
         await maintain(node)
     back = nodes[2] = await nodes[2].restart()
     leader = await group.leader()
-    await wait_until(lambda: ReplicaId(3) in leader.needs_copy)
+    await wait_until(lambda: ReplicaId(3) in leader.members.needs_copy)
     index = leader.committed_config.opid_index
     gone = leader.committed_config.peer(ReplicaId(3))
     assert gone is not None
-    config = await leader.change_config(ChangeType.REMOVE, gone, index)
+    config = await leader.members.change_config(ChangeType.REMOVE, gone, index)
     await back.manager.delete(group.tablet_id, 3, DataState.TOMBSTONED, config.opid_index, "copied anew")
     copy = await start(group, group.node_of(leader), back, 4)
     await installed(copy)
@@ -87,7 +87,7 @@ async def test_where_there_is_space_the_log_waits_for_a_replica_that_is_away(
     group_of: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than it waits for a copy: nothing has to be copied when it is back."""
-    monkeypatch.setattr(replica_log, "LOG_KEPT_MS", 0)
+    monkeypatch.setattr(storage, "LOG_KEPT_MS", 0)
     group, nodes = await group_of()
     await group.write(rows([1]))
     await group.caught_up(nodes[2].replicas.get(group.tablet_id))
@@ -98,4 +98,4 @@ async def test_where_there_is_space_the_log_waits_for_a_replica_that_is_away(
             await maintain(node)
     nodes[2] = await nodes[2].restart()
     await group.caught_up(nodes[2].replicas.get(group.tablet_id))
-    assert not (await group.leader()).needs_copy
+    assert not (await group.leader()).members.needs_copy

@@ -135,7 +135,7 @@ async def test_a_replica_removed_while_it_starts_stays_removed(tmp_path: Path) -
     group = await Group([node]).create()
     await group.write(rows([1]))
     replica = group.replica(1)
-    await replica.flush()
+    await replica.storage.flush()
     await node.stop()
     slow = HeldNode(node.network, node.directory, node.node_id)
     starting = asyncio.create_task(slow.start())
@@ -169,7 +169,7 @@ async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) ->
         assert stream.tombstoned and stream.hard_state.term > 0
         first = min(node.log.segments)
         await alive.fill_segments()
-        await alive.replica(1).flush()
+        await alive.replica(1).storage.flush()
         assert not node.log.pins()
         await node.in_thread(node.log.collect)
         assert first not in node.log.segments
@@ -225,7 +225,7 @@ async def test_an_order_to_delete_that_was_cut_short_is_carried_out_when_it_is_g
         group = await Group([node]).create()
         await group.write(rows([1]))
         replica = await group.leader()
-        await replica.flush()
+        await replica.storage.flush()
         key = replica.superblock.key
         node.fails = fails
         with pytest.raises(OSError, match="No space"):

@@ -8,6 +8,7 @@ from stele.consensus.proposals import Pending, Proposals
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
+from stele.tablet.machine import Outcome
 
 
 async def test_a_write_ends_as_its_own_entry_does() -> None:
@@ -20,7 +21,7 @@ async def test_a_write_ends_as_its_own_entry_does() -> None:
     assert proposals.outstanding(7) == [write.future]
     proposals.lost(OpId(1, 5))  # another's, that stood there before
     assert not write.future.done()
-    proposals.applied(Entry(3, 5, EntryKind.WRITE, 7, b"x"), "another's outcome")
+    proposals.applied(Entry(3, 5, EntryKind.WRITE, 7, b"x"), Outcome(3))
     error = write.future.exception()
     assert isinstance(error, Retryable) and error.code is Code.UNKNOWN_OUTCOME
     assert not len(proposals)

@@ -52,7 +52,7 @@ async def test_a_write_wakes_it(group_of: MakeGroup) -> None:
     await asyncio.sleep(0.5)
     term = leader.term
     await group.write(rows([2]))
-    await leader.linearizable_read()
+    await leader.reads.linearizable_read()
     assert leader.term == term and table(leader) == {1: "x1", 2: "x2"}
     for replica in group.replicas():
         await group.caught_up(replica)
@@ -81,7 +81,7 @@ async def test_a_follower_with_all_its_rows_in_files_is_running_again_without_a_
     follower = next(r for r in group.replicas() if r is not leader)
     await group.all_applied()
     last = follower.core.log.last_opid if follower.core is not None else None
-    assert await follower.flush() == last
+    assert await follower.storage.flush() == last
     node = group.node_of(follower)
     group.nodes[group.nodes.index(node)] = await node.restart()
     back = group.replica(follower.replica_id)

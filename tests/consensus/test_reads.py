@@ -23,8 +23,8 @@ async def test_a_new_leaders_snapshot_waits_for_what_earlier_ones_committed(grou
         if leaders:
             break
         await asyncio.sleep(0)
-    snapshot = leaders[0].timestamps.now()
-    await leaders[0].snapshot_ready(snapshot)
+    snapshot = leaders[0].writes.timestamps.now()
+    await leaders[0].reads.snapshot_ready(snapshot)
     assert len(table(leaders[0], snapshot)) == 3000
 
 
@@ -32,19 +32,19 @@ async def test_snapshots_are_the_same_at_every_leader(group_of: MakeGroup) -> No
     group, _ = await group_of()
     await group.write(rows([1], "old"))
     leader = await group.leader()
-    snapshot = await leader.latest_snapshot()
-    future = leader.timestamps.now() + (50_000 << 12)
-    await leader.snapshot_ready(future)
+    snapshot = await leader.reads.latest_snapshot()
+    future = leader.writes.timestamps.now() + (50_000 << 12)
+    await leader.reads.snapshot_ready(future)
     before = table(leader, future)
     await group.write(rows([1, 2], "new"))
     for target in group.replicas():
         leader = await group.leader()
         if target is not leader:
-            await leader.transfer_leadership(target.replica_id)
+            await leader.members.transfer_leadership(target.replica_id)
         leader = await group.leader()
         await group.write(rows([3], f"by{target.replica_id}"))
         for at, expected in ((snapshot, {1: "old1"}), (future, before)):
-            await leader.snapshot_ready(at)
+            await leader.reads.snapshot_ready(at)
             assert table(leader, at) == expected
 
 
@@ -52,7 +52,7 @@ async def test_what_is_acknowledged_after_a_hand_over_is_not_in_the_future(group
     """A new leader's first writes lay up to 250 ms ahead: scans of others, at the present, missed them."""
     group, _ = await group_of()
     await group.write(rows([1]))
-    await (await group.leader()).transfer_leadership()
+    await (await group.leader()).members.transfer_leadership()
     outcome = await group.write(rows([2]))
     assert physical_us(outcome.timestamp) <= (await group.leader()).host.wall_us()
 
@@ -62,7 +62,7 @@ async def test_a_read_waits_no_longer_than_its_caller(group_of: MakeGroup) -> No
     await group.write(rows([1]))
     leader = await group.leader()
     nodes[0].network.cut.add(leader.host.node_id)
-    reads = (leader.linearizable_read, leader.latest_snapshot)
+    reads = (leader.reads.linearizable_read, leader.reads.latest_snapshot)
     for read in reads:
         with pytest.raises(Retryable, match="within 50 ms") as late:
             await read(50)
@@ -73,7 +73,7 @@ async def test_a_snapshot_far_ahead_is_refused(group_of: MakeGroup) -> None:
     group, _ = await group_of()
     leader = await group.leader()
     with pytest.raises(Rejected) as refused:
-        await leader.snapshot_ready(leader.timestamps.now() + (10_000_000 << 12))
+        await leader.reads.snapshot_ready(leader.writes.timestamps.now() + (10_000_000 << 12))
     assert refused.value.code is Code.CLOCK_AHEAD
 
 
@@ -81,7 +81,7 @@ async def test_timestamps_rise_though_the_new_leaders_clock_is_behind(group_of: 
     group, nodes = await group_of()
     nodes[1].skew_us = nodes[2].skew_us = -200_000
     first = await group.write(rows([1]))
-    await (await group.leader()).transfer_leadership()
+    await (await group.leader()).members.transfer_leadership()
     second = await group.write(rows([1], "y"))
     assert second.timestamp > first.timestamp
 
@@ -99,14 +99,14 @@ async def test_after_a_leader_whose_clock_was_far_ahead_it_is_said_what_writes_w
     refused = ""
     while not refused:
         with contextlib.suppress(Retryable):
-            await (await group.leader()).transfer_leadership()
+            await (await group.leader()).members.transfer_leadership()
         try:
-            await group.led(lambda leader: leader.propose(rows([1]), deadline_ms=2_000))
+            await group.led(lambda leader: leader.writes.propose(rows([1]), deadline_ms=2_000))
         except Retryable as exc:
             if exc.code is Code.NOT_READY:
                 refused = str(exc)
     assert any(f"clock of node {node.node_id}" in refused for node in nodes)
-    await group.led(lambda leader: leader.latest_snapshot())
+    await group.led(lambda leader: leader.reads.latest_snapshot())
     for node in nodes:
         node.skew_us = 3_600_000_000
     await group.write(rows([2]))
@@ -118,10 +118,10 @@ async def test_a_follower_serves_a_snapshot_it_knows_to_be_complete(group_of: Ma
     leader = await group.leader()
     follower = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(follower)
-    await follower.snapshot_ready(outcome.timestamp)
+    await follower.reads.snapshot_ready(outcome.timestamp)
     assert table(follower, outcome.timestamp) == {1: "x1"}
     with pytest.raises(NotLeader):
-        await follower.snapshot_ready(leader.timestamps.now() + (1_000 << 12))
+        await follower.reads.snapshot_ready(leader.writes.timestamps.now() + (1_000 << 12))
 
 
 async def test_a_read_waits_until_what_was_committed_before_it_is_applied(group_of: MakeGroup) -> None:
@@ -129,12 +129,12 @@ async def test_a_read_waits_until_what_was_committed_before_it_is_applied(group_
     group, _ = await group_of(1)
     await group.write(rows([0]))
     leader = await group.leader()
-    writes = [leader.submit(rows([n])) for n in range(1, 200)]
+    writes = [leader.writes.submit(rows([n])) for n in range(1, 200)]
     while leader.committed_opid.index < leader.applied_index + 20:
         assert not writes[-1].done()
         await asyncio.sleep(0)
     committed = leader.committed_opid.index
     assert leader.applied_index < committed
-    await leader.linearizable_read()
+    await leader.reads.linearizable_read()
     assert leader.applied_index >= committed
     await asyncio.gather(*writes)

@@ -46,13 +46,13 @@ async def test_a_minority_leader_answers_unknown_then_no_quorum(group_of: MakeGr
     await group.write(rows([1]))
     nodes[0].network.cut.update(n.node_id for n in nodes)
     with pytest.raises(Retryable) as waited:
-        await leader.propose(rows([2]), deadline_ms=50)
+        await leader.writes.propose(rows([2]), deadline_ms=50)
     assert waited.value.code is Code.UNKNOWN_OUTCOME
     await wait_until(lambda: not leader.is_leader)
 
     def refusal() -> Code:
         with pytest.raises(Retryable) as refused:
-            leader.submit(rows([3]))
+            leader.writes.submit(rows([3]))
         return refused.value.code
 
     await wait_until(lambda: refusal() is Code.NO_QUORUM)
@@ -64,7 +64,7 @@ async def test_a_minority_leader_answers_unknown_then_no_quorum(group_of: MakeGr
 async def test_a_write_whose_waiter_left_is_still_done(group_of: MakeGroup) -> None:
     group, _ = await group_of()
     leader = await group.leader()
-    task = asyncio.create_task(leader.propose(rows([7])))
+    task = asyncio.create_task(leader.writes.propose(rows([7])))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -74,13 +74,13 @@ async def test_a_write_whose_waiter_left_is_still_done(group_of: MakeGroup) -> N
 async def test_restart_of_everything_keeps_everything(group_of: MakeGroup) -> None:
     group, nodes = await group_of()
     await group.write(rows(range(100)))
-    await (await group.leader()).flush()
+    await (await group.leader()).storage.flush()
     await group.write(rows(range(100, 120)))
     term = (await group.leader()).term
     group.nodes = [await n.restart() for n in nodes]
     leader = await group.leader()
     assert leader.term > term
-    await leader.linearizable_read()
+    await leader.reads.linearizable_read()
     assert sorted(table(leader)) == list(range(120))
     await group.write(rows([200]))
 
@@ -132,11 +132,11 @@ async def test_too_large_and_disk_full_are_refused_before_the_log(group_of: Make
     group, _ = await group_of()
     leader = await group.leader()
     with pytest.raises(Rejected) as large:
-        leader.submit(bytes(OPTIONS.write_bytes_max + 1))
+        leader.writes.submit(bytes(OPTIONS.write_bytes_max + 1))
     assert large.value.code is Code.TOO_LARGE
     group.node_of(leader).low = True
     with pytest.raises(Retryable) as full:
-        leader.submit(rows([1]))
+        leader.writes.submit(rows([1]))
     assert full.value.code is Code.DISK_FULL
 
 
@@ -145,7 +145,7 @@ async def test_a_key_space_on_the_same_replica_code(group_of: MakeGroup) -> None
     await group.write(pairs(b"a", b"1"))
     group.nodes = [await n.restart() for n in nodes]
     leader = await group.leader()
-    await leader.linearizable_read()
+    await leader.reads.linearizable_read()
     assert leader.machine.read(b"a") == b"1"  # type: ignore[union-attr]
 
 

@@ -50,14 +50,14 @@ async def test_a_group_at_rest_forgets_its_idle_clients(group_of: MakeGroup) -> 
     await group.all_applied()
     machines = [r.machine for r in group.replicas() if r.machine is not None]
     applied = leader.applied_index
-    leader.let_time_pass()
+    leader.writes.let_time_pass()
     assert all(m.clients_idle_us is not None for m in machines) and len(machines) == 3
     for node in nodes:
         node.skew_us = IDLE_US + 60_000_000
     for replica in group.replicas():
-        replica.let_time_pass()
+        replica.writes.let_time_pass()
     await wait_until(lambda: all(m.clients_idle_us is None for m in machines))
-    leader.let_time_pass()
+    leader.writes.let_time_pass()
     await rests(group)
     assert leader.applied_index == applied + 1 and leader.is_leader
 
@@ -158,7 +158,7 @@ async def test_a_group_that_is_being_healed_does_not_rest(group_of: MakeGroup) -
     group, _, leader = await at_rest(group_of)
     other = next(r for r in group.replicas() if r is not leader)
     demoted = Peer(other.host.node_id, other.replica_id, "x:1", MemberType.NON_VOTER)
-    await leader.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
+    await leader.members.change_config(ChangeType.MODIFY, demoted, leader.committed_config.opid_index)
     await wait_until(lambda: not leader.busy)
     for _ in range(20):
         assert not begin_quiet(leader, lambda node_id: True)

@@ -43,13 +43,13 @@ async def test_a_snapshot_waits_for_the_writes_below_it_that_are_under_way(group
         term = leader.term
         network.passes = lambda sender, to, entries: not entries
         with contextlib.suppress(SteleError):
-            written = leader.submit(rows([777]))
+            written = leader.writes.submit(rows([777]))
             written.add_done_callback(lambda done: done.exception())
             await asyncio.sleep(0.02)
-        if not leader._proposals.in_log:
+        if not leader.writes.proposals.in_log:
             continue
-        (proposal,) = leader._proposals.in_log.values()
-        asked = asyncio.create_task(leader.snapshot_ready(proposal.timestamp, 30_000))
+        (proposal,) = leader.writes.proposals.in_log.values()
+        asked = asyncio.create_task(leader.reads.snapshot_ready(proposal.timestamp, 30_000))
         await asyncio.wait([asked], timeout=0.2)
         if (leader.role, leader.term) == (Role.LEADER, term):
             break
@@ -69,17 +69,17 @@ async def test_no_read_is_answered_as_of_the_future(group_of: MakeGroup) -> None
     while ceiling < from_physical_us(nodes[0].wall_us() + 2_000_000):
         await group.write(rows([1]))
         old = await group.leader()
-        old.timestamps._run_ahead(4_000_000)
-        ceiling = old.timestamps._committed
-    await old.transfer_leadership()
+        old.writes.timestamps._run_ahead(4_000_000)
+        ceiling = old.writes.timestamps._committed
+    await old.members.transfer_leadership()
     await wait_until(lambda: any(r.is_leader for r in group.replicas() if r is not old))
     new = await group.leader()
-    now = asyncio.create_task(new.snapshot_ready(from_physical_us(new.host.wall_us())))
-    await wait_until(lambda: new.timestamps._committed > ceiling)
+    now = asyncio.create_task(new.reads.snapshot_ready(from_physical_us(new.host.wall_us())))
+    await wait_until(lambda: new.writes.timestamps._committed > ceiling)
     for _ in range(20):
-        snapshot = await new.latest_snapshot()
+        snapshot = await new.reads.latest_snapshot()
         assert snapshot <= from_physical_us(new.host.wall_us())
-        await (await others.leader()).snapshot_ready(snapshot)
+        await (await others.leader()).reads.snapshot_ready(snapshot)
         assert table(new, snapshot) == {1: "x1"}
         await asyncio.sleep(0.01)
     await now
@@ -95,20 +95,20 @@ async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_
     await group.write(rows([1]))
     first = await group.leader()
     if first.replica_id != 1:
-        await first.transfer_leadership(ReplicaId(1))
+        await first.members.transfer_leadership(ReplicaId(1))
     replicas = {number: group.replica(number) for number in range(1, 6)}
     one, two = replicas[1], replicas[2]
     await wait_until(lambda: one.is_leader and one.state is ReplicaState.RUNNING)
-    await one.propose(rows([2]), deadline_ms=5_000)
+    await one.writes.propose(rows([2]), deadline_ms=5_000)
     backlog = _Backlog(one)
 
     network.passes = lambda sender, to, entries: {sender, to} == {1, 2}
-    lost = one.submit(rows([777]))
+    lost = one.writes.submit(rows([777]))
     lost.add_done_callback(lambda done: done.exception())
-    await wait_until(lambda: bool(one._proposals.in_log))
-    (proposal,) = one._proposals.in_log.values()
+    await wait_until(lambda: bool(one.writes.proposals.in_log))
+    (proposal,) = one.writes.proposals.in_log.values()
     at, snapshot = proposal.opid.index, proposal.timestamp
-    asked = asyncio.create_task(one.snapshot_ready(snapshot))
+    asked = asyncio.create_task(one.reads.snapshot_ready(snapshot))
     await wait_until(lambda: two.core.log.durable_index >= at)
 
     network.passes = lambda sender, to, entries: {sender, to} <= {3, 4, 5} and not entries
@@ -117,7 +117,7 @@ async def test_a_leader_that_lost_the_lead_meanwhile_and_won_it_back_says_ready_
     network.passes = lambda sender, to, entries: 2 not in (sender, to) and (not entries or to == 1)
     await wait_until(lambda: one.core.log.term_at(at) == replicas[second].term)
     network.passes = lambda sender, to, entries: 2 not in (sender, to) and not entries
-    moved = asyncio.create_task(replicas[second].transfer_leadership(ReplicaId(1)))
+    moved = asyncio.create_task(replicas[second].members.transfer_leadership(ReplicaId(1)))
     await wait_until(lambda: leads(one))
     backlog.applied()
     await asyncio.wait([asked], timeout=0.2)
@@ -143,10 +143,10 @@ class _Backlog:
     """Holds up whoever waits for what is applied at a replica, as a long log that is replayed does."""
 
     def __init__(self, replica: Replica) -> None:
-        assert replica._applier is not None
+        assert replica.started is not None
         self._event = asyncio.Event()
-        self._wait = replica._applier.wait
-        replica._applier.wait = self._held  # type: ignore[method-assign]
+        self._wait = replica.started.applier.wait
+        replica.started.applier.wait = self._held  # type: ignore[method-assign]
 
     def applied(self) -> None:
         """It is over."""

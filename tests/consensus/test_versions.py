@@ -91,7 +91,7 @@ async def test_a_node_with_files_of_a_later_program_does_not_start(
     leader = await group.leader()
     victim = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(victim)
-    await victim.flush()
+    await victim.storage.flush()
     node = group.node_of(victim)
     await node.stop()
     (path,) = victim.directory.glob(relative)
@@ -142,7 +142,8 @@ class Later:
 
 
 def upgrade(replica: Replica) -> None:
-    applier: Any = replica._applier
+    assert replica.started is not None
+    applier: Any = replica.started.applier
     applier._machine = Later(replica.machine)
 
 
@@ -157,9 +158,9 @@ async def takes_no_part(replica: Replica) -> None:
     """Nor does it flush: its store is neither with nor without what it could not apply."""
     assert replica.state is ReplicaState.STOPPED and not replica.error
     with pytest.raises(SteleError):
-        replica.submit(rows([2]))
+        replica.writes.submit(rows([2]))
     with pytest.raises(Retryable, match="no rows to flush"):
-        await replica.flush()
+        await replica.storage.flush()
 
 
 @pytest.mark.parametrize(("kind", "payload"), PAYLOADS)
@@ -173,7 +174,7 @@ async def test_a_write_of_a_later_program_ends_the_node(
     leader = await group.leader()
     victim = next(r for r in group.replicas() if r is not leader)
     await group.caught_up(victim)
-    await victim.flush()
+    await victim.storage.flush()
     before = files_of(victim)
     for replica in group.replicas():
         if replica is not victim:

@@ -273,7 +273,7 @@ async def test_a_master_on_a_volume_with_a_row_of_a_later_version_ends_at_each_s
         await log.propose([LATER_ROW])
         found = node.replicas.current(CATALOG_TABLET_ID)
         assert found is not None
-        await found.flush()
+        await found.storage.flush()
     for _ in range(2):
         node = MasterNode(lone_master(tmp_path))
         await node.start()

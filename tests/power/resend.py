@@ -71,7 +71,7 @@ async def to_replicas(node: TestNode, story: Story) -> list[str]:
                     plain=machine.vet(sent.block),
                 )
                 payload = writeop.encode(header, sent.block)
-                outcomes = [await replica.propose(payload) for _ in range(2)]
+                outcomes = [await replica.writes.propose(payload) for _ in range(2)]
                 answers = [(o.timestamp, tuple((e.row, e.code.name) for e in o.row_errors)) for o in outcomes]
                 faults += [f"{sent.table}: a block is refused: {o.message}" for o in outcomes if o.code]
                 faults += _answered(sent, answers, story)

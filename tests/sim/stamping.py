@@ -1,5 +1,5 @@
 """Timestamps in the simulator: the code that replicas run (`stele.consensus.timestamps`), over clocks that are apart and step
-back and forth. A write gets its timestamp as in `stele.consensus.replica_write`, a snapshot its promise as in `replica_read`.
+back and forth. A write gets its timestamp as in `stele.consensus.writes`, a snapshot its promise as in `stele.consensus.reads`.
 
 Invariant: drives nothing but its replica's proposals; what comes of them is judged by History.
 """

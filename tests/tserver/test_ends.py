@@ -73,7 +73,7 @@ async def test_a_write_of_a_later_program_ends_the_node(
     while not (ended := [node for node in nodes if node.failed.done()]):
         for node in nodes:
             with suppress(SteleError):
-                await node.replicas.get(tablet_id).submit(b"\x02" + bytes(HEADER.size))
+                await node.replicas.get(tablet_id).writes.submit(b"\x02" + bytes(HEADER.size))
         await asyncio.sleep(0.01)
     assert "upgrade" in ended[0].health.ready()
     assert exit_code(ended[0].failed.result()) == EXIT_USAGE

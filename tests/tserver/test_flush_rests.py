@@ -108,7 +108,7 @@ async def test_a_store_waits_the_longer_for_its_age_the_more_a_flush_writes_agai
         for number in range(5):
             await space.replace(f"key {number}", b"v" * (maintenance.REWRITTEN_BYTES // 2))
         replica = next(r for r in node.replicas if isinstance(r.machine, KeySpace))
-        await replica.flush()
+        await replica.storage.flush()
         await space.replace("small", b"1")
     clocked = Clocked(node)
     loops = Maintenance(clocked)

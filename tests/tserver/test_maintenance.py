@@ -52,7 +52,7 @@ async def with_files(cluster: LocalCluster, tables: int) -> list[TabletStore]:
                 await table.put({"id": at, "name": "n"})
                 for replica in node.replicas:
                     if replica.machine is not None and replica.machine.applied != replica.machine.flushed:
-                        await replica.flush()
+                        await replica.storage.flush()
     return [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
 
 
@@ -343,13 +343,13 @@ async def test_the_disk_of_deleted_rows_comes_back_to_a_node_at_rest(
         ids = pa.array(range(8_000), pa.int64())
         rows = pa.table({"id": ids, "name": ["n" * 800] * 8_000})
         await table.write_arrow(rows)
-        await replica.flush()
+        await replica.storage.flush()
         full = store.bytes_on_disk
         assert full > 6 << 20
         if room != "enough":
             await with_room(node, full // 2)
         await table.write_arrow(rows.select(["id"]), op="delete")
-        await replica.flush()
+        await replica.storage.flush()
         await wait_until(lambda: store.bytes_on_disk == 0, timeout_s=60.0)
         assert await table.scan().count() == 0
 
@@ -366,7 +366,7 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
                 rows = {"id": range(start, start + 4_000), "name": ["n" * 800] * 4_000}
                 await table.write_arrow(pa.table(rows))
                 for replica in node.replicas:
-                    await replica.flush()
+                    await replica.storage.flush()
     stores = [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
     large = [store for store in stores if store is not small]
     for store in large:

@@ -119,7 +119,7 @@ async def test_what_slow_readers_hold_of_memory_is_bounded(cluster: LocalCluster
         await write(0)
         slow = await begun(node, scans)
         beside = await begun(node, scans)  # what it holds is held already
-        await replica.flush()
+        await replica.storage.flush()
         after = await begun(node, scans)  # it reads a file
         assert (refusals() or 0.0) == before
         await write(100)

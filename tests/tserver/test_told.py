@@ -37,7 +37,7 @@ async def settled(cluster: LocalCluster, tablet_id: str) -> dict[str, Replica]:
 
     await wait_until(applied, timeout_s=60)
     for replica in there().values():
-        await replica.flush()
+        await replica.storage.flush()
     return there()
 
 

@@ -9,12 +9,11 @@ never started with less than it once acknowledged.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from stele.consensus.files import make_directory
-from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.ports import Host, NodeLog, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
@@ -119,7 +118,7 @@ def initial_state(
 async def start_replica(
     superblock: Superblock,
     directory: Path,
-    node_log: Any,
+    node_log: NodeLog,
     host: Host,
     options: ReplicaOptions | None = None,
     *,
@@ -155,7 +154,9 @@ async def start_replica(
             hint = superblock.replica_id
         config = loaded.config if loaded.config is not None else stream.config
         initial = initial_state(loaded, config, flushed, hint, witness=witness)
-        if replica.state is ReplicaState.STOPPED:  # removed, or the node stops, while its log was read
+        if (
+            replica.state is not ReplicaState.BOOTSTRAPPING
+        ):  # removed, or the node stops, while its log was read
             if machine is not None:
                 await host.in_thread(machine.close)
             return replica
@@ -165,7 +166,6 @@ async def start_replica(
     except (SteleError, OSError, MemoryError) as exc:
         if machine is not None:
             await host.in_thread(machine.close)
-        replica.machine = None
         if of_later_program(exc):
             raise
         lacking = _lacking(exc)

@@ -120,19 +120,19 @@ class CopySessions:
         session_id = new_id()
         directory = self._root / session_id
         anchor = f"copy-{session_id}"
-        replica.stream.anchor(anchor, replica.machine.flushed.index + 1)
+        replica.storage.stream.anchor(anchor, replica.machine.flushed.index + 1)
         self._making += 1
         try:
             info = await self._make(replica, session_id, directory)
         except BaseException as exc:
             if isinstance(exc, Corrupt):
                 replica.fail(f"copy: {exc}")
-            replica.stream.release(anchor)
+            replica.storage.stream.release(anchor)
             await self._host.in_thread(remove_tree, directory)
             raise
         finally:
             self._making -= 1
-        replica.stream.anchor(anchor, info.checkpoint.index + 1)
+        replica.storage.stream.anchor(anchor, info.checkpoint.index + 1)
         self._sessions[session_id] = _Session(info, replica, directory, self._host.now_ms() + LEASE_MS)
         log.info(
             "copy session",
@@ -144,7 +144,7 @@ class CopySessions:
         return info
 
     async def _make(self, replica: Replica, session_id: str, directory: Path) -> SessionInfo:
-        await replica.flush()
+        await replica.storage.flush()
         machine = replica.machine
         if machine is None:
             raise Retryable("this replica was stopped meanwhile", code=Code.NOT_READY)
@@ -164,7 +164,7 @@ class CopySessions:
             lease_ms=LEASE_MS,
             files=files,
             checkpoint=opid,
-            config=replica.config_at(opid.index),
+            config=replica.members.config_at(opid.index),
             term=replica.term,
             superblock=replica.superblock,
             max_ceiling=machine.max_ceiling,
@@ -234,7 +234,7 @@ class CopySessions:
     async def _end(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            session.replica.stream.release(f"copy-{session_id}")
+            session.replica.storage.stream.release(f"copy-{session_id}")
             await self._host.in_thread(remove_tree, session.directory)
 
     async def expire(self) -> None:

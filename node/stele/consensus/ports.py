@@ -1,20 +1,24 @@
-"""What a replica needs from its node. Implemented by stele.tserver.node and by the tests' in-memory host.
+"""What a replica needs from its node and from its stream of the log. Implemented by stele.tserver and stele.wal, and by tests.
 
-Invariant: everything here is called on the node's event loop, and nothing here blocks it.
+Invariant: what is here is called on the node's event loop and does not block it, but for what says "blocks".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from stele.consensus.superblock import Superblock
-from stele.model.ids import NodeId, ReplicaId
+from stele.model.config import Configuration
+from stele.model.entry import Entry
+from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey
+from stele.model.logrecord import LogRecord
 from stele.model.writeop import WRITE_BYTES_MAX
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
+from stele.raft.ports import Appends
 
 T = TypeVar("T")
 
@@ -58,9 +62,13 @@ class Loop(Protocol):
 class HostedReplica(Protocol):
     """A replica, as its node sees it here: who it is, for messages and reports."""
 
-    superblock: Superblock
-    raw_tablet_id: bytes
-    """As messages carry it."""
+    @property
+    def superblock(self) -> Superblock:
+        """What it is."""
+
+    @property
+    def raw_tablet_id(self) -> bytes:
+        """The id of its tablet, as messages carry it."""
 
 
 class Host(Protocol):
@@ -106,3 +114,72 @@ class Host(Protocol):
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread of the node's pool."""
+
+
+class CoreLog(Appends, Protocol):
+    """What the runtime of a core needs of the replica's stream."""
+
+    @property
+    def under_way(self) -> object:
+        """Where the log stands that the stream is in. As long as this is the same, none of its writes or syncs has ended."""
+
+
+class ReplicaStream(CoreLog, Protocol):
+    """A replica's stream in the node's log. Implemented by stele.wal.stream.StreamLog."""
+
+    @property
+    def start(self) -> OpId:
+        """It holds entries after this one."""
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration in force at `start`."""
+
+    @property
+    def last_opid(self) -> OpId:
+        """The last entry, or `start`."""
+
+    def load(self, above: int = 0) -> Iterator[LogRecord]:
+        """As LogPort. Blocks; any thread."""
+
+    def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
+        """Entries from `first_index` on, about `bytes_max` but at least one; none past the end. Blocks; any thread.
+
+        Raises:
+            Rejected: NOT_FOUND, they were collected.
+            Corrupt: the disk changed what was written.
+            OSError, MemoryError: the system has no descriptor or memory for it just now.
+        """
+
+    def set_flushed(self, index: int) -> None:
+        """The store holds all up to `index`, synced: no replay needs the entries up to there."""
+
+    def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
+        """Keep entries from `index` on; replaces an anchor of that name. One that `gives_way` holds nothing that the disk
+        has no space for."""
+
+    def release(self, name: str) -> None:
+        """Let an anchor go; nothing if there is none of that name."""
+
+
+class Recovered(Protocol):
+    """What a node's log found when it was opened."""
+
+    @property
+    def failed(self) -> Mapping[StreamKey, str]:
+        """Streams whose records cannot be trusted, and why."""
+
+
+class NodeLog(Protocol):
+    """The node's log, as the start of a replica needs it. Implemented by stele.wal.log.Log."""
+
+    @property
+    def recovery(self) -> Recovered:
+        """What was found when it was opened."""
+
+    def stream(self, key: StreamKey) -> ReplicaStream:
+        """The stream of a replica.
+
+        Raises:
+            Rejected: NOT_FOUND.
+        """

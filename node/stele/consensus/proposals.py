@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.model.errors import Code, Retryable
 from stele.model.ids import OpId
+from stele.tablet.machine import Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +23,7 @@ class Pending:
     """A write and the future of its outcome. `timestamp` is 0 until it is given to the core."""
 
     payload: bytes
-    future: asyncio.Future[Any]
+    future: asyncio.Future[Outcome]
     timestamp: int = 0
     opid: OpId | None = None
 
@@ -80,7 +80,7 @@ class Proposals:
             del self.in_log[opid.index]
             _fail(pending, _unknown(opid))
 
-    def applied(self, entry: Entry, outcome: Any) -> None:
+    def applied(self, entry: Entry, outcome: Outcome) -> None:
         """An entry was applied; if it was ours, here is its outcome."""
         pending = self.in_log.pop(entry.index, None)
         if pending is None:
@@ -104,7 +104,7 @@ class Proposals:
         self._posted.clear()
         self.in_log.clear()
 
-    def outstanding(self, timestamp: int) -> list[asyncio.Future[Any]]:
+    def outstanding(self, timestamp: int) -> list[asyncio.Future[Outcome]]:
         """Writes that have a timestamp at or below `timestamp` and no outcome yet."""
         given = (*self._posted.values(), *self.in_log.values())
         return [p.future for p in given if p.timestamp <= timestamp and not p.future.done()]

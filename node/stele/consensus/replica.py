@@ -1,324 +1,253 @@
-"""One replica at work: raft core, its stream in the log, a state machine and the node's transport, glued together.
+"""A replica as its node knows it, from the moment it is found on the volume until it is removed: its life cycle.
 
-Made by the tablet manager (and, for the catalog, by a master); lives on the node's event loop. Owns the replica's life
-cycle and its listeners, and says what each effect of the core means. Opens no sockets and decides no membership.
+Made by the tablet manager; lives on the node's event loop. `started` holds its parts once bootstrap has ended; what they
+do is asked of them: `replica.writes.submit(...)`, `replica.reads.snapshot_ready(...)`.
 
-Invariant: nothing is answered to a client that is not committed and applied here, and a replica that is FAILED or
-STOPPED answers nothing.
+Invariant: a replica that is FAILED or STOPPED answers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from stele.consensus.applier import Applier
-from stele.consensus.edge import Edge
-from stele.consensus.ports import Host, ReplicaOptions
-from stele.consensus.replica_base import ReplicaState
-from stele.consensus.replica_members import MemberPart
+from stele.consensus.members import Members
+from stele.consensus.ports import Host, ReplicaOptions, ReplicaStream
+from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
+from stele.consensus.started import StartedReplica
+from stele.consensus.state import ReplicaState, RoleListener, Standing
 from stele.consensus.status import replica_status
+from stele.consensus.storage import Storage
 from stele.consensus.superblock import Superblock
-from stele.consensus.timestamps import decode_ceiling
-from stele.model.config import decode_configuration
-from stele.model.entry import Entry, EntryKind
+from stele.consensus.writes import Writes
+from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
-from stele.model.ids import NodeId, ReplicaId
-from stele.raft import effects as fx
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TabletId
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
-from stele.raft.events import (
-    DataArrived,
-    Fitness,
-    InitialState,
-    PeerFailed,
-    ReportFailed,
-    Start,
-)
+from stele.raft.events import Fitness, InitialState, PeerFailed, ReportFailed, Start
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto import common_pb2
-from stele.tablet.machine import Outcome, StateMachine
-
-RoleListener = Callable[[Role, int, ReplicaId | None], None]
-
-_PEER_IS: dict[type, tuple[str, str]] = {
-    fx.PeerReached: ("peer does not answer", "peer answers again"),
-    fx.PeerSound: ("peer has FAILED", "peer is sound again"),
-}
+from stele.tablet.machine import StateMachine
 
 
-class Replica(MemberPart):
-    """A running replica. `machine` is None while a young witness has no rows yet."""
+class Replica:
+    """One replica. `started` is None until bootstrap has ended, and stays so where the log is damaged."""
 
     def __init__(
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
     ) -> None:
-        super().__init__(superblock, directory, host, options)
-        self._role_listeners: list[RoleListener] = []
-        self._edge: Edge | None = None
-        self.last_applied_ms = 0
+        self.directory = directory
+        self.host = host
+        self.options = options or ReplicaOptions()
+        self.standing = Standing(superblock, host, self.options.raft.election_max_ms)
+        self.started: StartedReplica | None = None
         self.committed_elsewhere = 0
-        """What a leader last said to be committed since this replica FAILED, and so acknowledges nothing."""
+        """The highest index that a leader called committed since this replica FAILED, which acknowledges nothing."""
 
-    # --- life cycle
+    # --- its parts
+
+    def _parts(self) -> StartedReplica:
+        """
+        Raises:
+            Retryable: NOT_READY during bootstrap, NOT_LEADER where it FAILED before its core was made.
+        """
+        if self.started is None:
+            raise self.standing.refusal()
+        return self.started
+
+    @property
+    def writes(self) -> Writes:
+        """Its write path. Raises as all parts do before it is started: Retryable."""
+        return self._parts().writes
+
+    @property
+    def reads(self) -> Reads:
+        """Its read path."""
+        return self._parts().reads
+
+    @property
+    def members(self) -> Members:
+        """Its group."""
+        return self._parts().members
+
+    @property
+    def storage(self) -> Storage:
+        """Its rows and its log."""
+        return self._parts().storage
+
+    @property
+    def machine(self) -> StateMachine | None:
+        """Its rows; None before it is started, once it has stopped, and for a young witness, which has none yet."""
+        return self.started.storage.machine if self.started is not None else None
+
+    @property
+    def core(self) -> RaftCore | None:
+        """The raft core, None before start and for a replica whose log is damaged."""
+        return self.started.core if self.started is not None else None
+
+    @property
+    def runtime(self) -> CoreRuntime | None:
+        """What feeds the core, None where there is none."""
+        return self.started.runtime if self.started is not None else None
+
+    # --- where it stands
+
+    @property
+    def superblock(self) -> Superblock:
+        """What it is, as its file says."""
+        return self.standing.superblock
+
+    @property
+    def raw_tablet_id(self) -> bytes:
+        """The id of its tablet, as messages carry it."""
+        return self.standing.raw_tablet_id
+
+    @property
+    def tablet_id(self) -> TabletId:
+        """The tablet this is a replica of."""
+        return self.standing.superblock.tablet_id
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """Its own id, never used again."""
+        return self.standing.superblock.replica_id
+
+    @property
+    def state(self) -> ReplicaState:
+        """Where it is in its life."""
+        return self.standing.state
+
+    @property
+    def error(self) -> str:
+        """Why it has FAILED, or why it could not be started yet."""
+        return self.standing.error
+
+    @property
+    def role(self) -> Role:
+        """Its role, as the core said last."""
+        return self.standing.role
+
+    @property
+    def term(self) -> int:
+        """The term of that role."""
+        return self.standing.term
+
+    @property
+    def leader(self) -> ReplicaId | None:
+        """The leader of that term, where known."""
+        return self.standing.leader
+
+    @property
+    def config(self) -> Configuration:
+        """The active configuration, committed or not."""
+        return self.standing.config
+
+    @property
+    def committed_config(self) -> Configuration:
+        """The last configuration known committed."""
+        return self.standing.committed_config
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads and holds rows."""
+        return self.standing.leads
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes part: neither BOOTSTRAPPING, STOPPED nor FAILED."""
+        return self.standing.running
+
+    @property
+    def committed_opid(self) -> OpId:
+        """The last entry known committed."""
+        return self.started.committed_opid if self.started is not None else OPID_NONE
+
+    @property
+    def applied_index(self) -> int:
+        """The last log index that is applied."""
+        return self.started.applier.applied_index if self.started is not None else 0
+
+    @property
+    def staleness_ms(self) -> int | None:
+        """How old what is applied here is at most; None: not known."""
+        return self.started.staleness_ms if self.started is not None and self.running else None
 
     @property
     def busy(self) -> bool:
         """Whether somebody waits for an answer."""
-        return bool(
-            len(self._proposals)
-            or self._reads
-            or self._read_futures
-            or self._answers
-            or self._ceiling_waiters
-        )
+        return self.started is not None and self.started.busy
+
+    @property
+    def active_ms(self) -> int:
+        """When something last happened to it that keeps its group awake, by the node's clock; 0: never."""
+        started = self.started
+        return max(started.active_ms, started.reads.asked_ms) if started is not None else 0
+
+    def leader_peer(self) -> Peer | None:
+        """The leader, where known."""
+        return self.standing.leader_peer()
+
+    def check_leader(self) -> None:
+        """Raise unless this replica leads and holds rows: NOT_READY, NOT_LEADER with a hint, or NO_QUORUM."""
+        if not self.standing.leads:
+            raise self.standing.refusal()
 
     def status(self) -> common_pb2.ReplicaStatusPB:
         """What it knows of itself and, as leader, of its peers."""
-        return replica_status(self)
+        return replica_status(self.standing, self.started)
 
-    def run(self, stream: Any, machine: StateMachine | None, initial: InitialState) -> None:
+    def add_role_listener(self, listener: RoleListener) -> None:
+        """Call `listener` at each change of role, term or leader, and once now."""
+        self.standing.add_role_listener(listener)
+
+    # --- life cycle
+
+    def run(self, stream: ReplicaStream, machine: StateMachine | None, initial: InitialState) -> None:
         """Start with what bootstrap found: the stream, the machine (None: a young witness) and the log's content."""
-        self.stream = stream
-        self.machine = machine
-        self._applier = Applier(
-            slice_ms=self.options.apply_slice_ms,
-            in_thread=self.host.in_thread,
-            applied=self._entry_applied,
-            failed=self._failed,
+        self.started = started = StartedReplica(
+            self.standing, self.host, self.options, stream, machine, initial, self._failed
         )
-        if machine is not None:
-            self._applier.attach(machine)
-            self.committed_opid = machine.applied
-            self.timestamps.in_log(machine.max_ceiling)
-        else:
-            self._applier.committed_index = initial.commit_index
-        self._remember(initial.config)
-        for _, config in initial.skipped.configs:
-            self._remember(config)
-        for entry in initial.entries:
-            if entry.kind is EntryKind.CEILING:
-                self.timestamps.in_log(decode_ceiling(entry.payload))
-            if entry.kind is EntryKind.CONFIG:
-                self._remember(decode_configuration(entry.payload))
-        core = RaftCore(self.options.raft, self.replica_id, initial, self.host)
-        status = core.status()
-        self.config, self.committed_config = status.config, status.committed_config
-        self.term = status.term
-        self._runtime = CoreRuntime(core, stream, self, self.host.now_ms)
-        self._edge = Edge(core, self.host)
-        self.state = ReplicaState.CONFIGURING
-        self.fit_to_lead(not self.timestamps.fault)
-        self._runtime.post(Start(self._runtime.now_ms()))
-        self.host.changed(self)
+        self.fit_to_lead(not started.writes.timestamps.fault)
+        started.runtime.post(Start(started.runtime.now_ms()))
+        self.standing.report()
+
+    def start_waits(self, error: str) -> None:
+        """It could not be started because of `error`, and will be tried again; "": it is tried now."""
+        self.standing.waits(error)
+        self.standing.report()
 
     def fail(self, reason: str) -> None:
         """Become FAILED: abstain, serve nothing, keep the files. The node goes on."""
-        if self.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
+        if not self.standing.fail(reason):
             return
-        self._log.error("replica failed", error=reason)
-        self.state = ReplicaState.FAILED
-        self.error = reason
-        if self._runtime is not None:
-            self._runtime.post(ReportFailed(reason))
-        self._end_all(Retryable(f"this replica is FAILED: {reason}; ask another", code=Code.NOT_LEADER))
-        self.host.changed(self)
+        if self.started is not None:
+            self.started.runtime.post(ReportFailed(reason))
+        self._refuse_all(Retryable(f"this replica is FAILED: {reason}; ask another", code=Code.NOT_LEADER))
+        self.standing.report()
 
     async def stop(self) -> None:
         """Stop taking part and close the store. Idempotent."""
-        self._halt()
-        async with self._flushing:
-            machine, self.machine = self.machine, None
-        if machine is not None:
-            await self.host.in_thread(machine.close)
+        self._halt("it was removed, or its node stops")
+        if self.started is not None:
+            await self.started.storage.close()
 
-    def _halt(self) -> None:
+    def _halt(self, cause: str) -> None:
         """Take part no more: no vote, no acknowledgement, no flush."""
-        if self.state is ReplicaState.STOPPED:
+        if not self.standing.stop(cause):
             return
-        self.state = ReplicaState.STOPPED
-        if self._runtime is not None:
-            self._runtime.stop()
-        self._end_all(Retryable("this replica is stopping; ask another", code=Code.NOT_LEADER))
+        if self.started is not None:
+            self.started.runtime.stop()
+        self._refuse_all(Retryable("this replica is stopping; ask another", code=Code.NOT_LEADER))
 
-    def _end_all(self, error: SteleError) -> None:
-        self._stop_writes(error)
-        self._refuse_reads(error)
-        for context in list(self._answers):
-            self._answer(context, None, error)
-        if self._applier is not None:
-            self._applier.stop(error)
-
-    def tick(self, now_ms: int) -> None:
-        """Time has passed; called by the node for all its replicas, cheap when nothing is due."""
-        if self._runtime is None:
-            return
-        self.ticked_ms = now_ms
-        self._runtime.tick(now_ms)
-        if self.state is ReplicaState.CONFIGURING:
-            self._refresh_state()
-        if self.needs_copy:
-            self._forget_copied()
-
-    def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
-        """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
-        if self.state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
-            self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
-        edge, runtime = self._edge, self._runtime
-        if edge is None or runtime is None or self.state is ReplicaState.STOPPED:
-            return
-        if self._node_of.get(sender) != from_node and not self._meets(sender, from_node):
-            return
-        admitted = edge.admit(from_node, message)
-        if admitted is not None:
-            runtime.receive(sender, admitted)
-
-    def peer_node_failed(self, node_id: str) -> None:
-        """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
-        peer = self.config.peer_on(node_id)
-        if peer is not None and peer.replica_id != self.replica_id and self._runtime is not None:
-            self._runtime.post(PeerFailed(peer.replica_id))
-
-    def fit_to_lead(self, fit: bool) -> None:
-        """Whether its node's clock is right; else it leaves leading to the others as long as one of them can."""
-        if self._runtime is not None:
-            self._runtime.post(Fitness(fit))
-
-    def add_role_listener(self, listener: RoleListener) -> None:
-        """Call `listener(role, term, leader)` at each change, and once now."""
-        self._role_listeners.append(listener)
-        listener(self.role, self.term, self.leader)
-
-    # --- a witness's rows
-
-    async def data_arrived(self, machine: StateMachine) -> None:
-        """The rows of a young witness are here: bring them up to the log, then tell the leader."""
-        if self._applier is None or self._runtime is None:
-            raise Retryable("the replica is not running", code=Code.NOT_READY)
-        self.timestamps.in_log(machine.max_ceiling)
-        try:
-            await self._applier.catch_up(machine, self.read_log)
-        except SteleError as exc:
-            if of_later_program(exc):
-                self._failed(exc)
-            raise
-        self.machine = machine
-        self.stream.set_flushed(machine.flushed.index)
-        self._runtime.post(DataArrived())
-        self.host.changed(self)
-
-    # --- EffectSink
-
-    def send(self, to: ReplicaId, message: Message) -> None:
-        """A message may leave now."""
-        node_id = self._node_of.get(to)
-        if node_id is not None:
-            self.host.send(self, node_id, to, message)
-
-    def appending(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are about to be written: remember the ceilings among them."""
-        self.active_ms = self.ticked_ms
-        for entry in entries:
-            if entry.kind is EntryKind.CEILING:
-                self.timestamps.in_log(decode_ceiling(entry.payload))
-
-    def runtime_failed(self, error: Exception) -> None:
-        """Core or log refused to go on: the core can no longer say that it leads no more."""
-        self._failed(error)
-        self._role_changed(
-            fx.RoleChanged(Role.NON_PARTICIPANT, self.term, None, f"its core has ended: {error}")
-        )
-
-    def effect(self, effect: fx.Effect) -> None:
-        """What the core says besides messages and appends."""
-        match effect:
-            case fx.Proposed(context, opid):
-                self._write_proposed(context, opid)
-            case fx.ProposalRefused(context, code, message):
-                self._write_refused(context, self._error(code, message))
-            case fx.ProposalLost(opid):
-                self._write_lost(opid)
-            case fx.ReadReady(context, index):
-                self._read_ready(context, index)
-            case fx.ReadRefused(context, code, message):
-                self._read_refused(context, self._error(code, message))
-            case fx.RoleChanged():
-                self._role_changed(effect)
-            case fx.ConfigChanged(config, committed, cause):
-                self._config_changed(config, committed, cause)
-            case fx.ChangeCommitted(context, config):
-                self._answer(context, config, None)
-            case fx.TransferDone(context):
-                self._answer(context, None, None)
-            case fx.ChangeRefused(context, code, message) | fx.TransferFailed(context, code, message):
-                self._answer(context, None, self._error(code, message))
-            case fx.PeerNeedsCopy(replica_id, cause):
-                self._needs_copy(replica_id, cause)
-            case fx.PeerForgot(replica_id, cause):
-                self._log.error("peer forgot what it acknowledged", peer=replica_id, cause=cause)
-            case fx.MessageIgnored(sender, cause):
-                self.host.dropped(self._node_of.get(sender, NodeId("")), "log", f"replica {sender}: {cause}")
-            case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):
-                ill, again = _PEER_IS[type(effect)]
-                if well:
-                    self._log.info(again, peer=replica_id)
-                else:
-                    self._log.warning(ill, peer=replica_id)
-                self.host.changed(self)
-
-    def committed(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are committed: they are applied from here on."""
-        if self._ceilings:
-            self._ceilings_committed(entries)
-        self.committed_opid = entries[-1].opid
-        if self._applier is not None:
-            self._applier.add(entries)
-        if self.state is ReplicaState.CONFIGURING and entries[-1].term == self.term:
-            self._refresh_state()
-
-    def _entry_applied(self, entry: Entry, outcome: Outcome) -> None:
-        if entry.timestamp > self.timestamps.applied:
-            self.timestamps.applied = entry.timestamp
-        if entry.kind is EntryKind.WRITE:
-            self.last_applied_ms = self.ticked_ms
-            if self._proposals.in_log:
-                self._proposals.applied(entry, outcome)
-
-    def _role_changed(self, change: fx.RoleChanged) -> None:
-        led = self.role is Role.LEADER
-        if change.leader is None and (self.leader is not None or led):
-            self._leaderless_since_ms = self.host.now_ms()
-        self.role, self.term, self.leader = change.role, change.term, change.leader
-        self._serves = change.serves
-        self.active_ms = self.host.now_ms()
-        self._log.info("role", role=self.role.name, term=self.term, leader=self.leader, cause=change.cause)
-        if self.role is Role.LEADER and not led:
-            self._begin_writes()
-        elif led and self.role is not Role.LEADER:
-            error = self._not_leader()
-            self._end_writes(error)
-            self._refuse_reads(error)
-            self.needs_copy.clear()
-        if self.running:
-            self.state = ReplicaState.CONFIGURING
-            self._refresh_state()
-        for listener in self._role_listeners:
-            listener(self.role, self.term, self.leader)
-        self.host.changed(self)
-
-    def _refresh_state(self) -> None:
-        """Leave CONFIGURING once there is a leader, and an entry of its term known committed."""
-        core = self.core
-        if core is not None and self.state is ReplicaState.CONFIGURING and core.term_committed:
-            self.state = ReplicaState.RUNNING
-            self.host.changed(self)
+    def _refuse_all(self, error: SteleError) -> None:
+        if self.started is not None:
+            self.started.refuse_all(error)
 
     def _failed(self, error: Exception) -> None:
         """What a later program wrote is no damage: as FAILED this replica would be replaced, and its rows erased."""
         if of_later_program(error):
-            self._halt()
+            self._halt(f"it met what a later program wrote: {error.args[0]}")
             self.host.fail(
                 Rejected(
                     f"replica {self.replica_id} of tablet {self.tablet_id} met what a later program wrote, upgrade this "
@@ -330,6 +259,54 @@ class Replica(MemberPart):
             self.fail(str(error))
         else:
             self.fail(f"{error}; the node's log has more")
+
+    # --- what its node tells it
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed; called by the node for all its replicas, cheap when nothing is due."""
+        started = self.started
+        if started is None:
+            return
+        started.runtime.tick(now_ms)
+        if self.standing.state is ReplicaState.CONFIGURING:
+            started.look_whether_committed()
+        if started.members.needs_copy:
+            started.members.forget_copied()
+
+    def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
+        """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
+        started, state = self.started, self.standing.state
+        if state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
+            self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
+        if started is None or state is ReplicaState.STOPPED:
+            return
+        members = started.members
+        if members.node_of.get(sender) != from_node and not members.meets(sender, from_node):
+            return
+        admitted = started.edge.admit(from_node, message)
+        if admitted is not None:
+            started.runtime.receive(sender, admitted)
+
+    def peer_node_failed(self, node_id: str) -> None:
+        """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
+        peer = self.config.peer_on(node_id)
+        if peer is not None and peer.replica_id != self.replica_id and self.started is not None:
+            self.started.runtime.post(PeerFailed(peer.replica_id))
+
+    def fit_to_lead(self, fit: bool) -> None:
+        """Whether its node's clock is right; else it leaves leading to the others as long as one of them can."""
+        if self.started is not None:
+            self.started.runtime.post(Fitness(fit))
+
+    async def rows_arrived(self, superblock: Superblock, machine: StateMachine) -> None:
+        """The rows of a young witness are here. On return they are up to the log, and it is what `superblock` says.
+
+        Raises:
+            Retryable: it does not run, or ended meanwhile; the rows are not taken.
+        """
+        await self._parts().rows_arrived(machine)
+        self.standing.rows_arrived(superblock)
+        self.standing.report()
 
 
 __all__ = ["Replica", "ReplicaState", "RoleListener"]

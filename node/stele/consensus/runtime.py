@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from stele.consensus.ports import Loop
+from stele.consensus.ports import CoreLog, Loop
 from stele.model.entry import Entry
 from stele.model.errors import Code, InvariantViolation, Retryable, SteleError
 from stele.model.ids import ReplicaId
@@ -26,23 +26,12 @@ from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import Event, LogRead, Persisted, Received, SyncStalled, Tick
 from stele.raft.messages import Message, UpdateResponse
-from stele.raft.ports import Appends, persist_calls
+from stele.raft.ports import persist_calls
 
 log = structlog.get_logger("stele.consensus")
 
 _RETRY_S = 0.005
 _READ_AGAIN_S = 0.5
-
-
-class ReplicaLog(Appends, Protocol):
-    """What the runtime needs of a stele.wal StreamLog."""
-
-    @property
-    def under_way(self) -> object:
-        """Where the log stands that the stream is in. As long as this is the same, none of its writes or syncs has ended."""
-
-    def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first_index` on, about `bytes_max`; any thread."""
 
 
 class EffectSink(Protocol):
@@ -70,13 +59,13 @@ class EffectSink(Protocol):
 class CoreRuntime:
     """One core in the event loop that runs when it is made."""
 
-    def __init__(
-        self, core: RaftCore, stream: ReplicaLog, sink: EffectSink, now_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, core: RaftCore, stream: CoreLog, sink: EffectSink, now_ms: Callable[[], int]) -> None:
         self.core = core
         self._stream = stream
         self._sink = sink
         self._now_ms = now_ms
+        self.ticked_ms = now_ms()
+        """The node's time at its last tick: exact enough where there are many readings, and no call."""
         self._loop: Loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._scheduled = False
@@ -154,6 +143,7 @@ class CoreRuntime:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
+        self.ticked_ms = now_ms
         # Told again well before the shortest election timeout since it was told last has passed.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
         if self._asked > self._durable and self._log_stalls(now_ms) and now_ms > due_ms:

@@ -5,7 +5,8 @@ Invariant: what is told as committed is committed, in this replica's own knowled
 
 from __future__ import annotations
 
-from stele.consensus.replica_base import ReplicaBase
+from stele.consensus.started import StartedReplica
+from stele.consensus.state import Standing
 from stele.model.bounds import cut
 from stele.model.ids import OPID_NONE
 from stele.raft.effects import Role
@@ -22,33 +23,32 @@ _ROLES = {
 }
 
 
-def replica_status(replica: ReplicaBase) -> common_pb2.ReplicaStatusPB:
-    """What this replica knows of itself and, as leader, of its peers."""
-    superblock = replica.superblock
+def replica_status(standing: Standing, started: StartedReplica | None) -> common_pb2.ReplicaStatusPB:
+    """What a replica knows of itself and, as leader, of its peers."""
+    superblock = standing.superblock
     pb = common_pb2.ReplicaStatusPB(
-        tablet_id=id_to_pb(replica.tablet_id),
-        replica_id=replica.replica_id,
-        state=common_pb2.ReplicaStatePB.ValueType(int(replica.state)),
+        tablet_id=id_to_pb(superblock.tablet_id),
+        replica_id=superblock.replica_id,
+        state=common_pb2.ReplicaStatePB.ValueType(int(standing.state)),
         data_state=common_pb2.DataStatePB.ValueType(int(superblock.data_state)),
-        role=_ROLES[replica.role],
-        term=replica.term,
-        error=cut(replica.error),
+        role=_ROLES[standing.role],
+        term=standing.term,
+        error=cut(standing.error),
         table_id=id_to_pb(superblock.table_id),
         tablet_incarnation=superblock.tablet_incarnation,
     )
-    core = replica.core
-    if core is None:
+    if started is None:
         return pb
-    status = core.status()
-    leader = replica.leader_peer()
+    status = started.core.status()
+    leader = standing.leader_peer()
     if leader is not None:
         pb.leader_node = id_to_pb(leader.node_id)
     pb.committed_config.CopyFrom(config_to_pb(status.committed_config))
     if status.pending_change_index is not None:
         pb.pending_config.CopyFrom(config_to_pb(status.config))
     pb.last_logged.CopyFrom(opid_to_pb(status.last_logged))
-    pb.last_committed.CopyFrom(opid_to_pb(replica.committed_opid))
-    machine = replica.machine
+    pb.last_committed.CopyFrom(opid_to_pb(started.committed_opid))
+    machine = started.storage.machine
     pb.last_applied.CopyFrom(opid_to_pb(machine.applied if machine is not None else OPID_NONE))
     pb.has_data = machine is not None
     if machine is not None:
@@ -56,9 +56,9 @@ def replica_status(replica: ReplicaBase) -> common_pb2.ReplicaStatusPB:
         pb.schema_version = schema.version if schema is not None else 0
         pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
-    now_ms = replica.runtime.now_ms() if replica.runtime is not None else 0
+    now_ms = started.runtime.now_ms()
     # A core that has ended may say for ever that it leads.
-    for peer in status.peers if replica.role is Role.LEADER else ():
+    for peer in status.peers if standing.role is Role.LEADER else ():
         pb.peers.append(
             common_pb2.PeerHealthPB(
                 replica_id=peer.replica_id,

@@ -88,18 +88,18 @@ class ReplicaCatalogLog:
         token = space.begin_pending([])
         try:
             space.reserve(token, operations)
-            future = replica.submit(writeop.encode(header, body))
+            future = replica.writes.submit(writeop.encode(header, body))
         except BaseException:
             space.end_pending(token)
             raise
         future.add_done_callback(lambda _: space.end_pending(token))
-        outcome = await replica.outcome(future, None)
+        outcome = await replica.writes.outcome(future, None)
         if outcome.code is not Code.OK:
             raise error_for(outcome.code, outcome.message)
 
     async def read_barrier(self) -> None:
         """See CatalogLog."""
-        await self._require().linearizable_read()
+        await self._require().reads.linearizable_read()
 
     def on_role_change(self, listener: Callable[[], None]) -> None:
         """See CatalogLog."""

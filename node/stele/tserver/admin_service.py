@@ -76,5 +76,5 @@ class AdminService(TabletServerAdminServiceServicer):
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:
         """Write what is in memory to files."""
-        flushed = await self._replicas.get(id_from_pb(request.tablet_id)).flush()
+        flushed = await self._replicas.get(id_from_pb(request.tablet_id)).storage.flush()
         return pb.FlushTabletResponse(flushed=opid_to_pb(flushed))

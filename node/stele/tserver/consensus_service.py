@@ -63,7 +63,7 @@ class ConsensusService(ConsensusServiceServicer):
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         change, peer = ChangeType(request.type), peer_from_pb(request.peer)
         with order:
-            config = await replica.change_config(change, peer, request.cas_config_opid_index)
+            config = await replica.members.change_config(change, peer, request.cas_config_opid_index)
             await order.carried_out()
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 

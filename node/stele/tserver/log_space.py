@@ -60,19 +60,19 @@ class LogSpace:
         now_ms = self._host.now_ms()
         for replica in self._replicas:
             if replica.running:
-                replica.anchor_log(now_ms)
+                replica.storage.anchor_log(now_ms)
             elif replica.state is ReplicaState.FAILED:
                 self._let_go(replica)
         await self._write_again()
         await self._host.in_thread(self._node_log.collect)
         starts: dict[StreamKey, OpId] = {}
         for replica in self._replicas:
-            stream, key = replica.stream, replica.superblock.key
-            if stream is None or not replica.running:
+            if not replica.running:
                 continue
-            starts[key] = stream.start
-            if stream.start not in (OPID_NONE, self._starts.get(key)):
-                replica.log_collected(stream.start)
+            start, key = replica.storage.stream.start, replica.superblock.key
+            starts[key] = start
+            if start not in (OPID_NONE, self._starts.get(key)):
+                replica.storage.log_collected(start)
         self._starts = starts
 
     def _let_go(self, replica: Replica) -> None:

@@ -170,7 +170,7 @@ class Maintenance:
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
-        quiet = now - replica.last_applied_ms > QUIET_MS and machine.memory_bytes > QUIET_BYTES
+        quiet = now - replica.writes.last_applied_ms > QUIET_MS and machine.memory_bytes > QUIET_BYTES
         age_ms = FLUSH_AGE_MS * (1 + machine.rewritten_bytes // REWRITTEN_BYTES)
         return quiet or pinned or now - self._since.setdefault(key, now) > age_ms
 
@@ -178,7 +178,7 @@ class Maintenance:
         self._since.pop(replica.superblock.key, None)
         started = time.perf_counter()
         try:
-            await replica.flush()
+            await replica.storage.flush()
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
@@ -196,7 +196,8 @@ class Maintenance:
     async def forget_clients(self) -> None:
         """Of tablets led here that have rested so long that nobody's write is sent again."""
         for replica in self._node.replicas:
-            replica.let_time_pass()
+            if replica.is_leader:
+                replica.writes.let_time_pass()
             await asyncio.sleep(0)
 
     # --- merges

@@ -172,15 +172,14 @@ class TabletManager:
         key = replica.superblock.key
         while self._host.now_ms() - begun_ms < LACKING_MS:
             log.warning("replica not started yet, it is tried again", replica=str(key), error=str(error))
-            replica.error = str(error)
-            self._host.changed(replica)
+            replica.start_waits(str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, longest_s)
             try:
                 async with self._opening:
                     if replica.state is not ReplicaState.BOOTSTRAPPING:
                         return  # removed meanwhile
-                    replica.error = ""
+                    replica.start_waits("")
                     await self._start(replica)
                     return
             except Retryable as exc:
@@ -481,7 +480,7 @@ class TabletManager:
         replica = self._here.by_key(key)
         if replica is None:
             raise Retryable("the witness was removed meanwhile")
-        return replica.log_reaches(opid)
+        return replica.storage.log_reaches(opid)
 
     async def rows_arrived(self, superblock: Superblock) -> None:
         """The store of a running witness is in place."""
@@ -490,12 +489,11 @@ class TabletManager:
             raise Retryable("the witness was removed meanwhile")
         machine = await self._host.in_thread(open_machine, superblock, self.replica_directory(superblock.key))
         try:
-            await replica.data_arrived(machine)
+            # A repeated order copies again what did not come into use.
+            await replica.rows_arrived(superblock, machine)
         except BaseException:
             await self._host.in_thread(machine.close)
             raise
-        replica.superblock = superblock  # before, a repeated order copies again what did not come into use
-        self._host.changed(replica)
         self._here.started(replica)
 
     def joined(self, key: StreamKey) -> bool:

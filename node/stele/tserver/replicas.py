@@ -164,7 +164,7 @@ class Replicas:
         """Hand one leadership to `target`, or to the voter whose node leads least. `leads`: as `leads` gave it, kept up by this.
 
         Raises:
-            As `Replica.transfer_leadership`.
+            As `Members.transfer_leadership`.
         """
         known = self.leads() if leads is None else leads
         heirs = [p for p in replica.config.voters if p.replica_id != replica.replica_id]
@@ -172,12 +172,12 @@ class Replicas:
         heir = min(named, key=lambda p: known[p.node_id], default=None)
         told = {p.node_id: known[p.node_id] for p in heirs}
         if heir is None:
-            return await replica.transfer_leadership(target, told)
+            return await replica.members.transfer_leadership(target, told)
         key = replica.superblock.key
         self._heirs[key] = heir.node_id
         known[heir.node_id] += 1
         try:
-            await replica.transfer_leadership(target, told)
+            await replica.members.transfer_leadership(target, told)
         finally:
             self._heirs.pop(key, None)
 

@@ -77,7 +77,7 @@ class Scans:
     async def _describe(self, command: ScanCommand) -> tuple[Schema, int]:
         replica = self._replicas.get(command.tablet_id)
         machine = _table(replica)
-        snapshot = command.snapshot or int(await replica.latest_snapshot())
+        snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
         return machine.schema, snapshot
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, Any, Schema]:
@@ -92,8 +92,8 @@ class Scans:
             )
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):
-                snapshot = ticket.snapshot or int(await replica.latest_snapshot())
-                await replica.snapshot_ready(snapshot)
+                snapshot = ticket.snapshot or int(await replica.reads.latest_snapshot())
+                await replica.reads.snapshot_ready(snapshot)
         except TimeoutError:
             raise Retryable(
                 f"snapshot {ticket.snapshot} is not ready within {ticket.wait_ms} ms; try again",

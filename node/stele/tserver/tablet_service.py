@@ -83,7 +83,7 @@ class TabletService(TabletServerServiceServicer):
             plain=machine.vet(block),
         )
         self._admit(replica, header)
-        return replica.submit(writeop.encode(header, block))
+        return replica.writes.submit(writeop.encode(header, block))
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
         """The answer to a write with this outcome."""
@@ -104,7 +104,7 @@ class TabletService(TabletServerServiceServicer):
         """As on a stream."""
         replica = self._replicas.of_request(request.tablet_id)
         future = self.begin_write(request)
-        return self.end_write(await replica.outcome(future, request.deadline_ms or WRITE_DEADLINE_MS))
+        return self.end_write(await replica.writes.outcome(future, request.deadline_ms or WRITE_DEADLINE_MS))
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadResponse:
         """As on a stream."""
@@ -120,10 +120,10 @@ class TabletService(TabletServerServiceServicer):
         _check_tablet(replica, "table")
         until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
         if request.snapshot:
-            await replica.snapshot_ready(request.snapshot, request.deadline_ms)
+            await replica.reads.snapshot_ready(request.snapshot, request.deadline_ms)
             snapshot = request.snapshot
         else:
-            snapshot = await replica.latest_snapshot(request.deadline_ms)
+            snapshot = await replica.reads.latest_snapshot(request.deadline_ms)
         rows = await point_read(
             replica,
             request.keys,
@@ -140,7 +140,7 @@ class TabletService(TabletServerServiceServicer):
         _check_tablet(replica, "keyspace")
         machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
-            await replica.linearizable_read(request.deadline_ms)
+            await replica.reads.linearizable_read(request.deadline_ms)
             if request.op == pb.KV_LIST:
                 pairs = machine.list(request.key)
             else:
@@ -196,15 +196,15 @@ class TabletService(TabletServerServiceServicer):
                 machine.reserve(token, operations, header)
             except Rejected:
                 # If this was done before, that may not be applied yet, nor what made room.
-                await replica.linearizable_read(deadline_ms)
+                await replica.reads.linearizable_read(deadline_ms)
                 replica.check_leader()
                 machine.reserve(token, operations, header)
-            future = replica.submit(writeop.encode(header, body))
+            future = replica.writes.submit(writeop.encode(header, body))
         except BaseException:
             machine.end_pending(token)
             raise
         future.add_done_callback(lambda _: machine.end_pending(token))
-        return await replica.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
+        return await replica.writes.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
     def _admit(self, replica: Replica, header: WriteHeader) -> None:
         """Before a write is proposed. An id made far ahead, once forgotten, would turn away those of right clocks; one that the
@@ -238,10 +238,10 @@ class TabletService(TabletServerServiceServicer):
         """Checksum of a tablet's rows and exactly-once state."""
         replica = self._replicas.of_request(request.tablet_id)
         if request.snapshot:
-            await replica.snapshot_ready(request.snapshot)
+            await replica.reads.snapshot_ready(request.snapshot)
             snapshot = int(request.snapshot)
         else:
-            snapshot = int(await replica.latest_snapshot())
+            snapshot = int(await replica.reads.latest_snapshot())
         value, rows, applied = await checksum(replica, snapshot)
         return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
 

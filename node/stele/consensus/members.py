@@ -1,0 +1,188 @@
+"""The group of a replica: changes of its members, hand-overs, who is on which node, who needs a copy. One part of a StartedReplica.
+
+Decides no membership. Invariant: whoever asked for a change or a transfer gets one answer: the core's, or that the
+replica ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from stele.consensus.ports import Host
+from stele.consensus.runtime import CoreRuntime
+from stele.consensus.state import Standing
+from stele.model.config import Configuration, Peer, decode_configuration
+from stele.model.entry import EntryKind
+from stele.model.errors import SteleError
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft import effects as fx
+from stele.raft.events import ChangeType, InitialState, ProposeChange, TransferLeadership
+from stele.raft.status import PeerState
+
+T = TypeVar("T")
+_SENDERS_MAX = 1_024
+"""How many replicas of a group are remembered besides those of its latest configurations."""
+_CONFIGS_KEPT = 16
+
+
+class Members:
+    """Membership and leadership, as they are asked for and as they stand.
+
+    `node_of`: where each replica of the group is, which never changes. `needs_copy`: as leader, the peers that the log
+    cannot bring up to date, and why.
+    """
+
+    def __init__(
+        self,
+        standing: Standing,
+        host: Host,
+        runtime: CoreRuntime,
+        contexts: Iterator[int],
+        initial: InitialState,
+    ) -> None:
+        self.node_of: dict[ReplicaId, NodeId] = {}
+        self.needs_copy: dict[ReplicaId, str] = {}
+        self._standing = standing
+        self._host = host
+        self._runtime = runtime
+        self._contexts = contexts
+        self._configs: list[Configuration] = []
+        self._changes: dict[int, asyncio.Future[Configuration]] = {}
+        self._transfers: dict[int, asyncio.Future[None]] = {}
+        self._remember(initial.config)
+        for _, config in initial.skipped.configs:
+            self._remember(config)
+        for entry in initial.entries:
+            if entry.kind is EntryKind.CONFIG:
+                self._remember(decode_configuration(entry.payload))
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._changes or self._transfers)
+
+    # --- orders
+
+    async def change_config(self, change_type: ChangeType, peer: Peer, cas_opid_index: int) -> Configuration:
+        """Change one member; returns the committed configuration.
+
+        Raises:
+            Retryable: NOT_LEADER, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
+            Rejected: CAS_FAILED, UNSAFE_CHANGE.
+        """
+        self._standing.check_leader()
+        context = next(self._contexts)
+        return await self._ask(
+            self._changes, context, ProposeChange(context, change_type, peer, cas_opid_index)
+        )
+
+    async def transfer_leadership(
+        self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None
+    ) -> None:
+        """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep up.
+
+        Raises:
+            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
+            Rejected: the target cannot lead.
+        """
+        self._standing.check_leader()
+        context = next(self._contexts)
+        known = leads or {}
+        led = tuple((p.replica_id, known.get(p.node_id, 0)) for p in self._standing.config.peers)
+        event = TransferLeadership(context, target, self._runtime.now_ms(), led)
+        await self._ask(self._transfers, context, event)
+
+    async def _ask(
+        self,
+        answers: dict[int, asyncio.Future[T]],
+        context: int,
+        event: ProposeChange | TransferLeadership,
+    ) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        answers[context] = future
+        self._runtime.post(event)
+        return await asyncio.shield(future)
+
+    # --- what the core says
+
+    def changed(self, context: int, config: Configuration) -> None:
+        """A change is committed."""
+        future = self._changes.pop(context, None)
+        if future is not None:
+            future.set_result(config)
+
+    def transferred(self, context: int) -> None:
+        """Another replica leads, as was asked."""
+        future = self._transfers.pop(context, None)
+        if future is not None:
+            future.set_result(None)
+
+    def refused(self, context: int, error: SteleError) -> None:
+        """A change or a transfer comes to nothing."""
+        future = self._changes.pop(context, None) or self._transfers.pop(context, None)
+        if future is not None:
+            future.set_exception(error)
+            future.exception()  # whoever asked may have gone
+
+    def refuse_all(self, error: SteleError) -> None:
+        """The replica ends."""
+        for context in (*self._changes, *self._transfers):
+            self.refused(context, error)
+
+    def configured(self, change: fx.ConfigChanged) -> None:
+        """The core has another configuration, or has learned that one is committed."""
+        self._remember(change.config)
+        self._standing.configured(change.config, change.committed, change.cause)
+
+    def lacks_log(self, replica_id: ReplicaId, cause: str) -> None:
+        """A peer needs a copy. Told once for each: the core may say it again."""
+        if replica_id not in self.needs_copy:
+            self._standing.log.warning("peer needs a copy", peer=replica_id, cause=cause)
+            self.needs_copy[replica_id] = cause
+            self._standing.report()  # the masters hear of it from this leader alone
+
+    def end_leading(self) -> None:
+        """It leads no more, and hears no more of its peers."""
+        self.needs_copy.clear()
+
+    def forget_copied(self) -> None:
+        """Drop from `needs_copy` peers that are gone, or that acknowledged entries after all: they would be replaced."""
+        peers = self._runtime.core.status().peers
+        lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
+        if not self.needs_copy.keys() <= lacking:
+            self.needs_copy = {peer: cause for peer, cause in self.needs_copy.items() if peer in lacking}
+            self._standing.report()
+
+    # --- who is who
+
+    def config_at(self, index: int) -> Configuration:
+        """The configuration that was in force at a log index at or above the last flush."""
+        for config in reversed(self._configs):
+            if config.opid_index <= index:
+                return config
+        return self._configs[0]
+
+    def meets(self, sender: ReplicaId, from_node: NodeId) -> bool:
+        """Whether messages of `sender`, which `node_of` does not place on this node, may come from there.
+
+        A replica that no known configuration names may, and is remembered. Else the message is dropped and told.
+        """
+        known = self.node_of.get(sender)
+        if known is not None:
+            self._host.dropped(
+                from_node,
+                "sender",
+                f"replica {sender} of tablet {self._standing.tablet_id} is on node {known}",
+            )
+            return False
+        if len(self.node_of) >= _SENDERS_MAX:
+            self.node_of = {peer.replica_id: peer.node_id for c in self._configs for peer in c.peers}
+        self.node_of[sender] = from_node
+        return True
+
+    def _remember(self, config: Configuration) -> None:
+        older = [c for c in self._configs if c.opid_index < config.opid_index]
+        self._configs = [*older[-(_CONFIGS_KEPT - 1) :], config]
+        self.node_of.update((peer.replica_id, peer.node_id) for peer in config.peers)

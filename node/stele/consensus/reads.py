@@ -1,0 +1,178 @@
+"""The read path of a replica: ReadIndex rounds, one for all readers of a turn of the loop, and snapshots.
+
+One part of a StartedReplica. Invariant: a snapshot that was said to be ready holds everything at or below it, at this
+leader and every later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import TracebackType
+
+from stele.consensus.applier import Applier
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.runtime import CoreRuntime
+from stele.consensus.state import Standing
+from stele.consensus.storage import Storage
+from stele.consensus.writes import Writes, wrong_clock
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, Retryable, SteleError
+from stele.model.ids import HybridTime
+from stele.raft.events import RequestRead
+
+
+class Reads:
+    """Linearizable reads and snapshots. `asked_ms`: when somebody last wanted a read, by the node's clock; 0: never."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        host: Host,
+        options: ReplicaOptions,
+        runtime: CoreRuntime,
+        storage: Storage,
+        writes: Writes,
+        applier: Applier,
+        contexts: Iterator[int],
+    ) -> None:
+        self.asked_ms = 0
+        self._standing = standing
+        self._host = host
+        self._timeout_ms = options.read_timeout_ms
+        self._runtime = runtime
+        self._storage = storage
+        self._writes = writes
+        self._timestamps = writes.timestamps
+        self._applier = applier
+        self._contexts = contexts
+        self._loop = asyncio.get_running_loop()
+        self._next_round: list[asyncio.Future[int]] = []
+        self._rounds: dict[int, list[asyncio.Future[int]]] = {}  # under way, by context
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for a ReadIndex round."""
+        return bool(self._rounds or self._next_round)
+
+    async def linearizable_read(self, within_ms: int = 0) -> None:
+        """Return once whatever was acknowledged before the call is applied here (ReadIndex).
+
+        `within_ms`: how long its caller waits; 0, or more than the replica's own limit: that one.
+
+        Raises:
+            Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
+        """
+        self._standing.check_leader()
+        future: asyncio.Future[int] = self._loop.create_future()
+        if not self._next_round:
+            self._loop.call_soon(self._request_read)
+        self._next_round.append(future)
+        async with self._deadline("a read", within_ms):
+            await self._applier.wait(await future)
+
+    def _request_read(self) -> None:
+        futures, self._next_round = self._next_round, []
+        if not futures:
+            return
+        context = next(self._contexts)
+        self._rounds[context] = futures
+        self.asked_ms = self._host.now_ms()
+        self._runtime.post(RequestRead(context))
+
+    async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
+        """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`.
+
+        It lies no further ahead than the present and the newest write. What is applied here may: a new leader's first
+        ceiling follows on its predecessor's last one. A reader that was told of it would scan other tablets in the future.
+        """
+        await self.linearizable_read(within_ms)
+        machine = self._storage.machine
+        newest = machine.last_timestamp if machine is not None else 0
+        snapshot = HybridTime(max(newest, from_physical_us(self._host.wall_us())))
+        if self._timestamps.applied:
+            return HybridTime(min(self._timestamps.applied, snapshot))
+        self._writes.check_clock()
+        await self.snapshot_ready(snapshot, within_ms)
+        return snapshot
+
+    async def snapshot_ready(self, snapshot: int, within_ms: int = 0) -> None:
+        """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as above.
+
+        Raises:
+            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks are apart).
+            Rejected: CLOCK_AHEAD.
+        """
+        timestamps, standing, applier = self._timestamps, self._standing, self._applier
+        if snapshot <= timestamps.applied and standing.running:
+            return
+        standing.check_leader()
+        if fault := timestamps.fault:
+            raise wrong_clock(fault)
+        timestamps.reserve(snapshot)
+        if not timestamps.covers(snapshot):
+            self._writes.check_clock()
+        async with self._deadline(f"snapshot {snapshot}", within_ms):
+            term = None
+            while term != standing.term:
+                # All of it in one term of leading: who lost the lead and won it back may hold less than it waited for,
+                # until a ceiling of the new term is committed.
+                term = standing.term
+                await self._writes.covered(snapshot)
+                # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
+                await applier.wait(applier.committed_index)
+                outstanding = self._writes.proposals.outstanding(snapshot)
+                if outstanding:
+                    await asyncio.wait(outstanding)
+                standing.check_leader()
+
+    # --- what the core says
+
+    def ready(self, context: int, index: int) -> None:
+        """This replica still leads; the readers of that round may read once `index` is applied."""
+        for future in self._rounds.pop(context, ()):
+            if not future.done():
+                future.set_result(index)
+
+    def refused(self, context: int, error: SteleError) -> None:
+        """The round comes to nothing."""
+        _refuse(self._rounds.pop(context, []), error)
+
+    def refuse_all(self, error: SteleError) -> None:
+        """The replica leads no more, or ends."""
+        waiting = [future for futures in self._rounds.values() for future in futures] + self._next_round
+        self._rounds.clear()
+        self._next_round = []
+        _refuse(waiting, error)
+
+    def _deadline(self, what: str, within_ms: int) -> _Deadline:
+        limit_ms = self._timeout_ms
+        return _Deadline(min(within_ms or limit_ms, limit_ms), f"{what} of tablet {self._standing.tablet_id}")
+
+
+def _refuse(futures: list[asyncio.Future[int]], error: SteleError) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+class _Deadline:
+    """`async with`: a TimeoutError of the body becomes Retryable TIMED_OUT."""
+
+    def __init__(self, timeout_ms: int, what: str) -> None:
+        self._timeout = asyncio.timeout(timeout_ms / 1000)
+        self._what = what
+        self._timeout_ms = timeout_ms
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, exc, trace)
+        except TimeoutError:
+            raise Retryable(
+                f"{self._what} was not ready within {self._timeout_ms} ms; try again", code=Code.TIMED_OUT
+            ) from None
