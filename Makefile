@@ -10,7 +10,7 @@ JOBS   ?= 3
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo images e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv venv-demo demo docs images e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ venv-demo: $(VENV)/.demo
 
 demo: venv-demo $(if $(KUBE),images) ## the product doing its job on real data; KEEP=1 leaves it running, KUBE=1: in your Kubernetes
 	STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(if $(KUBE),--kube)
+
+docs: venv ## the site, into build/site; a link that leads nowhere fails
+	$(BIN)/python docs/tools/picture.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 images: ## the images node, operator and tools; DOCKER=docker TAG=dev BUILD_FLAGS=
 	for target in node operator tools; do \

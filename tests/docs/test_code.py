@@ -100,11 +100,6 @@ def test_a_readme_has_each_file_of_its_part(part: Path) -> None:
     assert [name for name in files if f"`{name}`" not in text] == []
 
 
-def test_the_readme_leads_to_each_page() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert [str(p.relative_to(ROOT)) for p in PAGES if f"({p.relative_to(ROOT)})" not in text] == []
-
-
 async def test_a_put_goes_through_the_functions_that_its_page_names(tmp_path: Path) -> None:
     rows = steps(PUT)
     assert list(rows) == list(range(1, 29))

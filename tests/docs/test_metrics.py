@@ -147,8 +147,3 @@ def test_the_rules_of_alarms_ask_for_what_there_is() -> None:
             assert value in (CONDITIONS if label == "type" else line), rule
         assert rule["for"] and rule["annotations"]["summary"]
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/kubernetes.md"])
-def test_the_page_is_found(name: str) -> None:
-    assert "metrics.md" in (ROOT / name).read_text()

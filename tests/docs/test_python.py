@@ -1,4 +1,4 @@
-"""Every block of docs/python.md, and README's Python, run on a real cluster."""
+"""Every block of docs/python.md, run on a real cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import pytest
 
 import stele
 from examples.demo import flights
-from tests.docs.blocks import ROOT, blocks, make_table, run
+from tests.docs.blocks import blocks, make_table, run
 from tests.harness.standing import standing
-
-HEADING = "Reading and writing"
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +33,3 @@ def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_the_guide(names: dict[str, object]) -> None:
     run(blocks("docs/python.md"), names)
-
-
-def test_readme(names: dict[str, object], masters: str) -> None:
-    """Twice: what is printed for everybody leaves nothing behind that the next reader trips over."""
-    for _ in range(2):
-        found = run(blocks("README.md", heading=HEADING)[:1], dict(names))
-        assert len(found["late"]) > 0  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "document", [path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md"))]
-)
-def test_every_document_stands_in_readme(document: object) -> None:
-    assert f"]({document})" in (ROOT / "README.md").read_text()
