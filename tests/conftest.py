@@ -18,7 +18,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 # Spark starts Java by a fork that closes all files before it becomes Java, and gRPC's threads, which its fork handlers start
-# again in the child, abort it there (docs/limits.md). Nothing here forks and goes on.
+# again in the child, abort it there. Nothing here forks and goes on.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 signal.signal(signal.SIGTERM, _interrupt)

@@ -1,0 +1,44 @@
+"""Documents for people are in plain English: no sentence is so long that it must be read twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tests.docs.prose import sentences
+
+WORDS_MAX = 35
+"""CONTRIBUTING asks for 25; what is above this is refused."""
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "charts" / "stele" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_too_long(page: Path) -> None:
+    long = [each for each in sentences(page.read_text()) if each.words > WORDS_MAX]
+    assert [f"line {each.line}, {each.words} words: {each.text}" for each in long] == []
+
+
+def test_sentences_are_found_in_paragraphs_items_and_cells() -> None:
+    page = (
+        "# A title\n\nOne two\nthree. Four (see [five six](a.md)). What is 1.5 `x y`?\n\n- an item: it\n  goes on\n"
+        "- another\n\n```\nno. sentence\n```\n\n| cell one | two |\n|---|---|\n| a. B | `c \\| d` |\n"
+    )
+    assert [(each.line, each.text, each.words) for each in sentences(page)] == [
+        (1, "A title", 2),
+        (3, "One two three.", 3),
+        (3, "Four (see five six).", 4),
+        (3, "What is 1.5 Code?", 4),
+        (6, "an item: it goes on", 5),
+        (8, "another", 1),
+        (14, "cell one", 2),
+        (14, "two", 1),
+        (16, "a.", 1),
+        (16, "B", 1),
+        (16, "Code", 1),
+    ]
