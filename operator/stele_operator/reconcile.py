@@ -43,11 +43,11 @@ from stele_operator.plan.actions import (
     DeleteTable,
     SetFinalizers,
 )
+from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import patience_s
 from stele_operator.plan.observation import GroupObject
-from stele_operator.plan.planner import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
 from stele_operator.plan.tables import let_go
 from stele_operator.report import Reporter, at_once, timestamp

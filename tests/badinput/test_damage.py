@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stele.cli import ksck
-from stele.cli.sight import cluster_health
+from stele.cli.health import cluster_health
 from stele.client import AsyncClient, AsyncTable
 from stele.client.admin import cluster_view
 from stele.model.errors import SteleError

@@ -235,7 +235,7 @@ class SmallNode:
         tablet = self._leading(request.tablet_id)
         tablet.attempts.append(request)
         _maybe_fail(tablet.before)
-        tablet.store.vet(request.block)
+        tablet.store.check_block(request.block)
         outcome = self._apply(tablet, request, request.block, writeop.BodyKind.BLOCK)
         _maybe_fail(tablet.after)
         answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)

@@ -14,7 +14,7 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Retryable
 from stele.model.ids import OpId
 from stele.tablet.keyspace import KeySpace
-from stele.tablet.lengthy import Lookup
+from stele.tablet.lookup import Lookup
 from stele.tablet.machine import Outcome
 from tests.consensus.cluster import WAIT_S
 

@@ -205,7 +205,7 @@ async def test_a_failed_replica_lets_go_of_a_log_that_a_majority_holds_without_i
         node = group.node_of(victim)
         victim.fail("damaged by a test")
     held = node.log.stream(victim.superblock.key)
-    first = node.log.states[held.key].runs[0].sequence
+    first = node.log.states[held.key].extents[0].sequence
     other = await Group([node]).create()
     await write_much(other)
     await node.log_space.collect()
@@ -229,7 +229,7 @@ async def test_a_failed_replica_that_nobody_stands_in_for_keeps_its_log(group_of
     await group.write(rows(range(10)))
     replica = await group.leader()
     replica.fail("a disk had no space for a moment")
-    first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
+    first = nodes[0].log.states[replica.superblock.key].extents[0].sequence
     await write_much(other)
     await nodes[0].log_space.collect()
     assert first in nodes[0].log.segments

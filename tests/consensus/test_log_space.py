@@ -105,7 +105,7 @@ async def test_a_tail_that_the_disk_changed_is_told_once_and_healed(group_of: Ma
         held.log.cache = EntryCache(0)
     node, leader = await without_majority(group)
     await wait_until(lambda: leader.role is not Role.LEADER)
-    run = node.log.states[leader.superblock.key].runs
+    run = node.log.states[leader.superblock.key].extents
     place = run[run.find(leader.storage.stream.last_opid.index)]
     with node.log.segments[place.sequence].path.open("r+b") as file:
         file.seek(place.offset + GROUP_HEADER_BYTES)  # the last entry may be a ceiling, of a few bytes
@@ -179,7 +179,7 @@ async def test_more_than_is_written_again_stays_where_it_is(
     await group.write(rows([1], "x" * 200_000))
     replica = await group.leader()
     replica.fail("a disk had no space for a moment")
-    first = nodes[0].log.states[replica.superblock.key].runs[0].sequence
+    first = nodes[0].log.states[replica.superblock.key].extents[0].sequence
     with capture_logs() as told:
         await busy(nodes[0], other)
     assert first in nodes[0].log.segments

@@ -90,7 +90,7 @@ class MemoryLog:
         header = WriteHeader(writeop.NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
         await self.read_barrier()
         if self.key_space is not None:
-            self.key_space.vet(operations)
+            self.key_space.check_operations(operations)
         fate, self._group.lose_next = self._group.lose_next, ""
         if fate != "lost":
             entry = self._group.append(writeop.encode(header, body))

@@ -31,7 +31,7 @@ def fill(w: World, bytes_held: int) -> list[TabletId]:
     made: list[TabletId] = []
     while space.held_bytes < bytes_held:
         row = replace(tablets[0], tablet_id=TabletId(f"{len(made) + 1:032x}"), since_us=w.lead.wall_us())
-        left = bytes_held - space.held_bytes - space.vet([insert(row)])
+        left = bytes_held - space.held_bytes - space.check_operations([insert(row)])
         if left < 1_000:
             row = replace(row, leader="x" * left)
         commit(w, [insert(row)])

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stele.model.block import RowOp, encode_block, vetted_rows
+from stele.model.block import RowOp, checked_rows, encode_block
 from stele.model.errors import Rejected
 from stele.model.layout import ROWS_MAX, layout_of
 from stele.model.schema import Schema
-from stele.tablet.vetting import vet
+from stele.tablet.block_checks import check_block
 
 _TYPES = (
     "bool",
@@ -73,7 +73,7 @@ def block(rng: random.Random, schema: Schema, rows: int) -> bytes:
 
 def _vetted(data: bytes, schema: Schema) -> bool:
     try:
-        return vet(data, schema)
+        return check_block(data, schema)
     except Rejected:
         return False
 
@@ -104,7 +104,7 @@ def test_blocks_as_clients_make_them_are_known_at_a_glance(schema: Schema) -> No
     assert layout is not None
     for rows in (1, 2, 7, 8, 9, ROWS_MAX):
         data = block(rng, schema, rows)
-        assert layout.is_plain(data) and vet(data, schema)
+        assert layout.is_plain(data) and check_block(data, schema)
     for rows in (0, ROWS_MAX + 1):
         assert not layout.is_plain(block(rng, schema, rows))
 
@@ -134,7 +134,7 @@ def test_what_is_plain_no_more_is_left_to_others() -> None:
         return encode_block(op, TEXTS.column_ids, batch, TEXTS.version)
 
     good = made(["é".encode(), b"b"])
-    assert layout.is_plain(good) and vet(good, TEXTS)
+    assert layout.is_plain(good) and check_block(good, TEXTS)
     cut = made(["é".encode()[:1], "é".encode()[1:]])  # together they would be a text
     for data in (
         cut,
@@ -166,7 +166,7 @@ def test_rows_of_many_blocks_are_those_of_each(schema: Schema) -> None:
         if found is not None:
             joined += 1
             found.validate(full=True)
-            wanted = pa.concat_batches([vetted_rows(data, schema) for data in blocks])
+            wanted = pa.concat_batches([checked_rows(data, schema) for data in blocks])
             for column, other in zip(found, wanted, strict=True):
                 as_bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type, column.type)
                 assert column.view(as_bits).equals(other.view(as_bits))  # a NaN equals none
@@ -189,4 +189,4 @@ def test_a_buffer_that_ends_within_a_value_is_read_as_far_as_it_is_used() -> Non
     length = 8 * (layout._columns[0].word + 3)  # of the offsets of a key column
     assert struct.unpack_from("<q", data, length) == (16,)
     struct.pack_into("<q", data, length, 17)
-    assert not layout.is_plain(bytes(data)) and vet(data, TEXTS)
+    assert not layout.is_plain(bytes(data)) and check_block(data, TEXTS)

@@ -13,8 +13,8 @@ from stele.rpc.proto.consensus_pb2 import StartTabletCopyRequest
 from stele_operator.api.scalars import RATE_MAX, RATE_MIN
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import DeleteClaim, DeletePod, ReleaseClaim, RetireClaim
+from stele_operator.plan.cluster_plan import BUSY_S
 from stele_operator.plan.fates import SILENT_S, Fate, State, members
-from stele_operator.plan.planner import BUSY_S
 from tests.operator.worlds import made, node_of
 
 FATES = [

@@ -11,8 +11,8 @@ import pytest
 from stele_operator.api.definitions import definitions
 from stele_operator.observe import parse_cluster, parse_group
 from stele_operator.plan.actions import CreateObject, CreateTable, SetFinalizers
+from stele_operator.plan.cluster_plan import Plan
 from stele_operator.plan.findings import Kind
-from stele_operator.plan.planner import Plan
 from tests.operator.cluster import bench
 from tests.operator.test_tables import NOW, conditions
 from tests.operator.world import COLUMNS, World

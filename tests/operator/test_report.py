@@ -18,8 +18,8 @@ from stele_operator import metrics, reconcile
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.kube import Kube, KubeError
 from stele_operator.plan import Observation, Plan, make_plan, naming
+from stele_operator.plan.cluster_plan import BUSY_S
 from stele_operator.plan.observation import Catalog
-from stele_operator.plan.planner import BUSY_S
 from stele_operator.plan.status import cluster_status, healing_status
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter, difference, without_progress

@@ -68,7 +68,7 @@ async def to_replicas(node: TestNode, story: Story) -> list[str]:
                     sent.made_us,
                     writeop.digest(sent.block),
                     machine.schema.version,
-                    plain=machine.vet(sent.block),
+                    plain=machine.check_block(sent.block),
                 )
                 payload = writeop.encode(header, sent.block)
                 outcomes = [await replica.writes.propose(payload) for _ in range(2)]

@@ -13,8 +13,8 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
-from stele.rpc.contact import first_contact
 from stele.rpc.convert import id_to_pb
+from stele.rpc.first_contact import first_contact
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2

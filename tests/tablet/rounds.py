@@ -20,12 +20,12 @@ from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
 from stele.model.writeop import WriteHeader
+from stele.tablet.block_checks import complete, key_columns
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Outcome
 from stele.tablet.memtable import SMALL_ROWS
-from stele.tablet.runs import Mask, Positions
+from stele.tablet.sorted_runs import Mask, Positions
 from stele.tablet.store import TabletStore
-from stele.tablet.vetting import complete, key_columns
 from stele.tablet.writing import U64, Located, _verdict
 
 _PRESENT = "the key is present; use upsert to overwrite it"

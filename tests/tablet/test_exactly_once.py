@@ -16,11 +16,11 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.model.writeop import WriteHeader
+from stele.tablet.block_checks import CHECKED_ROWS_MAX
 from stele.tablet.exactly_once import DETAILS_BYTES_MAX, IDLE_US, OUTCOMES_MAX, ExactlyOnce, encode
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import Outcome
 from stele.tablet.store import TabletStore
-from stele.tablet.vetting import CHECKED_ROWS_MAX
 from tests.tablet.test_keyspace import entry_of
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store, rows_of, write_entry
 

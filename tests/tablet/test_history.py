@@ -13,7 +13,7 @@ from stele.model.block import RowOp
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
-from stele.tablet import runs
+from stele.tablet import sorted_runs
 from stele.tablet.compaction import CompactionJob, run_job
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
@@ -114,8 +114,8 @@ def test_a_merge_into_several_files_loses_nothing(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a key has more versions than a run may hold, the older ones go into a file of their own."""
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 60)
-    monkeypatch.setattr(runs, "_FEW_BYTES", 0)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES_MAX", 60)
+    monkeypatch.setattr(sorted_runs, "_FEW_BYTES", 0)
     story = Story(tmp_path / "t", seed)
     story.tell()
     story.views = []
@@ -163,7 +163,7 @@ def test_a_merge_that_leaves_as_many_files_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers of one key are of one size: they were merged again and again, as long as history lasts."""
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 60)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES_MAX", 60)
     store = new_store(tmp_path / "t", StoreOptions(history_us=1 << 50))
     for index in range(1, 17):
         store.apply(write_entry(index, _row(index)))

@@ -29,7 +29,7 @@ def _full(home: Path) -> KeySpace:
     store = KeySpace.create(home, bytes_max=BYTES_MAX)
     for index in range(1, 11):
         operation = _replace(b"%02d" % index, 100)
-        assert store.vet([operation]) == PAIR_BYTES + 100
+        assert store.check_operations([operation]) == PAIR_BYTES + 100
         store.apply(entry_of(index, [operation]))
     assert store.held_bytes == BYTES_MAX
     return store
@@ -37,7 +37,7 @@ def _full(home: Path) -> KeySpace:
 
 def _refused(store: KeySpace, *operations: KeyOperation) -> None:
     with pytest.raises(Rejected) as caught:
-        store.vet(operations)
+        store.check_operations(operations)
     assert caught.value.code is Code.TOO_LARGE
 
 
@@ -56,9 +56,9 @@ def test_what_would_be_too_much_is_refused_before_it_is_proposed(tmp_path: Path)
         [KeyOperation(KeyOp.DELETE, b"none")],
         [KeyOperation(KeyOp.DELETE, b"01"), _replace(b"new", 100)],
     ):
-        assert store.vet(operations) == 0
+        assert store.check_operations(operations) == 0
     store.apply(entry_of(11, [KeyOperation(KeyOp.DELETE, b"01")]))
-    assert store.vet([_replace(b"new", 100)]) == PAIR_BYTES + 100
+    assert store.check_operations([_replace(b"new", 100)]) == PAIR_BYTES + 100
     _refused(store, _replace(b"new", 101))
 
 
@@ -72,23 +72,25 @@ def test_what_is_under_way_counts(tmp_path: Path) -> None:
     insert = KeyOperation(KeyOp.INSERT, b"b", b"v" * 99)
     store.reserve(second, [insert])
     _refused(store, _replace(b"c", 1))
-    assert store.vet([KeyOperation(KeyOp.DELETE, b"03")]) == 0
+    assert store.check_operations([KeyOperation(KeyOp.DELETE, b"03")]) == 0
     _refused(
         store, KeyOperation(KeyOp.INSERT, b"b", b"v" * 99)
     )  # the first may come to nothing, and this be done
     store.end_pending(second)  # it was never proposed
-    assert store.vet([_replace(b"c", 100)]) == store.vet([insert]) == PAIR_BYTES + 100
+    assert (
+        store.check_operations([_replace(b"c", 100)]) == store.check_operations([insert]) == PAIR_BYTES + 100
+    )
     store.apply(entry_of(12, [_replace(b"a", 100)]))
     store.end_pending(first)
     store.end_pending(first)
-    assert store.vet([_replace(b"c", 100)]) == PAIR_BYTES + 100
+    assert store.check_operations([_replace(b"c", 100)]) == PAIR_BYTES + 100
     _refused(store, _replace(b"c", 101))
     claim = store.begin_pending([KeyOperation(KeyOp.DELETE, b"03")])
     _refused(store, KeyOperation(KeyOp.INSERT, b"03", b"v" * 100))  # it may be gone by then
     store.end_pending(claim)
     with pytest.raises(Rejected):
         store.reserve(store.begin_pending([_replace(b"c", 101)]), [_replace(b"c", 101)])
-    assert store.vet([_replace(b"d", 100)]) == PAIR_BYTES + 100
+    assert store.check_operations([_replace(b"d", 100)]) == PAIR_BYTES + 100
 
 
 def test_a_write_that_was_done_is_not_refused_when_it_is_sent_again(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_write_that_was_done_is_not_refused_when_it_is_sent_again(tmp_path: Pa
     store.apply(entry)
     store.apply(entry_of(12, [_replace(b"01", 50), _replace(b"02", 150)]))
     _refused(store, *again)
-    assert store.vet(again, header) == 0
+    assert store.check_operations(again, header) == 0
 
 
 def test_what_the_log_holds_is_applied_by_all_alike(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_what_the_log_holds_is_applied_by_all_alike(tmp_path: Path) -> None:
     again = KeySpace.open(tmp_path / "small", bytes_max=1)
     assert again.checksum() == large.checksum() and again.held_bytes == large.held_bytes > 1
     _refused(again, _replace(b"5", 1))
-    assert again.vet([KeyOperation(KeyOp.DELETE, b"1")]) == 0
+    assert again.check_operations([KeyOperation(KeyOp.DELETE, b"1")]) == 0
 
 
 def test_sizes_and_checksum_are_those_of_the_pairs_that_are_there(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, encode
+from stele.tablet.block_checks import check_block
 from stele.tablet.colformat import NAME, read_footer
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import StateMachine
 from stele.tablet.store import TabletStore
-from stele.tablet.vetting import vet
 from tests.tablet.twin import SCHEMA, START_US, block_of, flush, header, write_entry
 
 ROW = {"k": "a", "n": 1, "v": "x", "w": 2, "d": 0.5}
@@ -130,7 +130,7 @@ def test_what_is_no_longer_what_was_proposed_is_damage(tmp_path: Path) -> None:
 def test_what_ends_applying_is_refused_before_it_is_proposed(body: Body) -> None:
     """Else one block of a client would end every replica."""
     with pytest.raises(Rejected):
-        vet(body(), SCHEMA)
+        check_block(body(), SCHEMA)
 
 
 def test_files_with_a_type_of_a_later_program_are_no_damage(

@@ -12,8 +12,8 @@ import pytest
 from stele.model.block import RowOp, encode_block
 from stele.model.errors import Corrupt
 from stele.model.schema import Schema
-from stele.tablet.lengthy import Lookup
 from stele.tablet.locate import StoreRows
+from stele.tablet.lookup import Lookup
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located
 from tests.tablet.twin import FOREVER, flush, new_store, rows_of, write_entry
@@ -96,7 +96,7 @@ def test_rows_of_a_load_are_indexed_in_a_thread(tmp_path: Path) -> None:
 def test_upserts_and_their_like_are_never_looked_up(tmp_path: Path) -> None:
     store = new_store(tmp_path / "t", FOREVER, NARROW)
     body = _block(NARROW, RowOp.UPSERT, range(10_000), 1)
-    assert not isinstance(store.begin(write_entry(1, body, plain=store.vet(body))), Lookup)
+    assert not isinstance(store.begin(write_entry(1, body, plain=store.check_block(body))), Lookup)
 
 
 def test_damage_that_a_lookup_finds_is_told_where_the_entry_is_applied(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
 from stele.tablet import exactly_once, flushing
+from stele.tablet.block_checks import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, check_block
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import StoreOptions, TabletStore
-from stele.tablet.vetting import CHECKED_ROWS_MAX, NULLS_MAX, WHOLE_BYTES_MAX, vet
 from tests.model.packed import compressed_rows
 from tests.tablet.test_keyspace import replace_entry
 from tests.tablet.twin import FOREVER, START_US, block_of, flush, header, new_store
@@ -44,7 +44,7 @@ def entry_of(index: int, block: bytes, *, plain: bool) -> Entry:
 
 
 def put(store: TabletStore, block: bytes) -> None:
-    plain = store.vet(block)
+    plain = store.check_block(block)
     outcome = store.apply(entry_of(store.applied.index + 1, block, plain=plain))
     assert not outcome.row_errors and outcome.code is Code.OK
 
@@ -82,10 +82,10 @@ def test_a_block_that_its_defaults_make_too_large_is_refused(tmp_path: Path) -> 
     schema = long_default(300_000)
     store = new_store(tmp_path / "t", StoreOptions(), schema)
     with pytest.raises(Rejected, match="send fewer rows") as caught:
-        vet(keys_only(schema, 0, 8_192), schema)
+        check_block(keys_only(schema, 0, 8_192), schema)
     assert caught.value.code is Code.TOO_LARGE
     for op in (RowOp.DELETE, RowOp.DELETE_IGNORE):
-        vet(keys_only(schema, 0, 8_192, op), schema)
+        check_block(keys_only(schema, 0, 8_192, op), schema)
     fitting = WHOLE_BYTES_MAX // 300_100
     put(store, keys_only(schema, 0, fitting))
     assert store.memory_bytes > fitting * 300_000
@@ -93,7 +93,7 @@ def test_a_block_that_its_defaults_make_too_large_is_refused(tmp_path: Path) -> 
 
 def test_8192_rows_of_the_widest_table_may_come_without_values() -> None:
     schema = Schema.make([("k", "int64"), *((f"c{n}", "decimal(38,2)", True) for n in range(999))], ["k"])
-    assert not vet(keys_only(schema, 0, 8_192), schema)
+    assert not check_block(keys_only(schema, 0, 8_192), schema)
 
 
 def large_rows(first: int, rows: int, size: int, op: RowOp = RowOp.UPSERT) -> bytes:
@@ -107,7 +107,7 @@ def large_rows(first: int, rows: int, size: int, op: RowOp = RowOp.UPSERT) -> by
 def test_compressed_blocks_are_refused_but_those_in_a_log_are_applied_and_counted(tmp_path: Path) -> None:
     store = new_store(tmp_path / "t", StoreOptions(), NAMES)
     with pytest.raises(Rejected, match="compressed"):
-        store.vet(large_rows(0, 1, 100))
+        store.check_block(large_rows(0, 1, 100))
     for index in range(1, 11):
         store.apply(entry_of(index, large_rows(index, 1, 4 << 20), plain=True))
     put(store, block_of([{"k": 0, "v": "y"}], RowOp.INSERT, NAMES))
@@ -174,28 +174,28 @@ def test_a_block_that_lacks_a_required_column_is_refused_whole() -> None:
     lacking = "block: columns a, b are missing and have no default; expected an int64, a string"
     for op in (RowOp.INSERT, RowOp.INSERT_IGNORE, RowOp.UPSERT):
         with pytest.raises(Rejected, match=lacking) as caught:
-            vet(keys_only(schema, 0, 3, op), schema)
+            check_block(keys_only(schema, 0, 3, op), schema)
         assert caught.value.code is Code.INVALID_ARGUMENT
     for op in (RowOp.UPDATE, RowOp.UPDATE_IGNORE, RowOp.DELETE, RowOp.DELETE_IGNORE):
-        assert not vet(keys_only(schema, 0, 3, op), schema)
+        assert not check_block(keys_only(schema, 0, 3, op), schema)
     keys = pa.RecordBatch.from_arrays([pa.array([1, 2])], schema=schema.to_arrow([0]))
     for second, refused in ((RowOp.UPDATE, False), (RowOp.INSERT, True)):
         block = encode_block(np.array([RowOp.DELETE, second], np.uint8), [0], keys, 1)
         if refused:
             with pytest.raises(Rejected, match=lacking):
-                vet(block, schema)
+                check_block(block, schema)
         else:
-            assert not vet(block, schema)
+            assert not check_block(block, schema)
 
 
 @pytest.mark.parametrize("op", list(RowOp), ids=lambda op: op.name)
 def test_rows_that_may_each_be_refused_are_bounded(op: RowOp) -> None:
     block = keys_only(WIDE, 0, CHECKED_ROWS_MAX + 1, op)
     if op in (RowOp.UPSERT, RowOp.DELETE_IGNORE):
-        vet(keys_only(NUMBERS, 0, 1 << 20, op), NUMBERS)
+        check_block(keys_only(NUMBERS, 0, 1 << 20, op), NUMBERS)
         return
     with pytest.raises(Rejected, match="8193 rows that are looked up; at most 8192") as caught:
-        vet(block, WIDE)
+        check_block(block, WIDE)
     assert caught.value.code is Code.TOO_LARGE
 
 
@@ -205,13 +205,13 @@ def test_nulls_that_are_each_an_error_are_bounded() -> None:
         batch = pa.RecordBatch.from_arrays(columns, schema=NAMES.to_arrow())
         return encode_block(op, NAMES.column_ids, batch, 1)
 
-    assert not vet(nulls(NULLS_MAX, RowOp.UPSERT), NAMES)
+    assert not check_block(nulls(NULLS_MAX, RowOp.UPSERT), NAMES)
     with pytest.raises(Rejected, match="8193 nulls in columns that are not nullable"):
-        vet(nulls(NULLS_MAX + 1, RowOp.UPSERT), NAMES)
-    vet(nulls(NULLS_MAX + 1, RowOp.DELETE_IGNORE), NAMES)
+        check_block(nulls(NULLS_MAX + 1, RowOp.UPSERT), NAMES)
+    check_block(nulls(NULLS_MAX + 1, RowOp.DELETE_IGNORE), NAMES)
     mixed = np.full(NULLS_MAX + 1, RowOp.UPSERT, np.uint8)
     mixed[0] = RowOp.DELETE_IGNORE
-    assert not vet(nulls(NULLS_MAX + 1, mixed), NAMES)
+    assert not check_block(nulls(NULLS_MAX + 1, mixed), NAMES)
 
 
 LACKING = """

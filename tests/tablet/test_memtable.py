@@ -11,7 +11,7 @@ from stele.model.block import RowOp, encode_block
 from stele.model.keys import encode_tuple
 from stele.model.schema import Schema
 from stele.tablet.memtable import _CHUNK_OVERHEAD_BYTES, MemTable
-from stele.tablet.runs import concat
+from stele.tablet.sorted_runs import concat
 
 SCHEMA = Schema.make([("k", "int64"), ("v", "string"), ("b", "bool")], ["k"])
 

@@ -20,12 +20,12 @@ from stele.model.errors import Rejected
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import encode
-from stele.tablet.lengthy import Lookup
+from stele.tablet.block_checks import check_block
 from stele.tablet.locate import StoreRows
+from stele.tablet.lookup import Lookup
 from stele.tablet.machine import Outcome
 from stele.tablet.manifest import NAME as MANIFEST
 from stele.tablet.store import TabletStore
-from stele.tablet.vetting import vet
 from stele.tablet.writing import Located
 from tests.tablet.rounds import StoreByRounds
 from tests.tablet.twin import FOREVER, SCHEMA, START_US, compact, flush, header, new_store, rows_of
@@ -55,7 +55,7 @@ class Pair:
         """Apply a block to both; what both say of it."""
         self.index += 1
         try:
-            plain = vet(body, self.schema)
+            plain = check_block(body, self.schema)
         except Rejected:
             plain = False
         about = header(body, client_id=CLIENT, sequence=sequence or self.index, plain=plain)

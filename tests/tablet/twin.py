@@ -16,10 +16,10 @@ from stele.model.ids import HybridTime, OpId
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
+from stele.tablet.block_checks import check_block
 from stele.tablet.compaction import run_job
 from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
-from stele.tablet.vetting import vet
 from stele.tablet.view import View
 
 SCHEMA = Schema.make(
@@ -62,7 +62,7 @@ def write_entry(index: int, body: bytes, *, term: int = 1, at_us: int | None = N
 def _plain(body: bytes) -> bool:
     """What a leader finds out before it proposes; a block that it would refuse is written as it is."""
     try:
-        return vet(body, SCHEMA)
+        return check_block(body, SCHEMA)
     except Rejected:
         return False
 

@@ -30,7 +30,7 @@ from stele.tserver.options import (
 )
 from stele.tserver.process import exit_code
 from stele.tserver.volume import Fate
-from stele.wal.handover import Writer
+from stele.wal.append_queue import Writer
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
 
@@ -141,14 +141,14 @@ async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> No
         assert not node.failed.done(), "a log at rest does not hang"
         await wait_until(lambda: node.log.under_way is None)
         with node.log.lock:  # as if a sync of the thread's never returned
-            node.log.handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+            node.log.append_queue.pass_writer(Writer.NOBODY, Writer.THREAD)
         await wait_until(node.failed.done)
         assert "hangs" in str(node.failed.result())
         assert exit_code(node.failed.result()) == EXIT_TRY_AGAIN
         with (
             node.log.lock
         ):  # it goes on, with what was queued meanwhile: who waits for that would hold up the end
-            node.log.handover.wake.notify()
+            node.log.append_queue.wake.notify()
     await cluster.stop("node-0")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stele.cli import ksck
-from stele.cli.sight import cluster_health
+from stele.cli.health import cluster_health
 from stele.client import AsyncClient
 from stele.client.health import ClusterHealth
 from stele.client.table import AsyncTable

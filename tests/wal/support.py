@@ -13,7 +13,7 @@ from stele.model.config import Configuration, Peer
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OPID_NONE, NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.ports import LoadedLog, fold_records
-from stele.wal import Log, LogOptions, StreamLog, inline
+from stele.wal import Log, LogOptions, StreamLog, loop_writer
 from tests.wal.simfs import SimFiles, SimLoop, SimSync
 
 NODE = NodeId("ab" * 16)
@@ -25,7 +25,7 @@ SMALL = LogOptions(segment_bytes=16 << 10, low_space_bytes=0, prepare=False)
 ROOMY = replace(SMALL, segment_bytes=1 << 20)
 WAIT_S = 60.0
 """For what comes at once, on a machine that stands still for seconds."""
-LARGE = b"x" * (inline.INLINE_BYTES_MAX + 1)
+LARGE = b"x" * (loop_writer.LOOP_BYTES_MAX + 1)
 
 
 def key(tablet: int = 1, replica: int = 1) -> StreamKey:

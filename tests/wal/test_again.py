@@ -16,7 +16,7 @@ from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import OpId, ReplicaId
 from stele.wal import Log
 from stele.wal import stream as stream_module
-from stele.wal.handover import RECORD_COST_BYTES
+from stele.wal.append_queue import RECORD_COST_BYTES
 from stele.wal.stream import StreamLog
 from tests.wal.simfs import SimFile, SimFiles
 from tests.wal.support import (
@@ -151,7 +151,7 @@ def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large(
         stream.write_again(MAX)
     assert full.value.code is Code.DISK_FULL
     log.no_space = False
-    assert not log.handover.queue
+    assert not log.append_queue.items
     reads: list[int] = []
     read = StreamLog.read_entries
     with monkeypatch.context() as patched:
@@ -208,7 +208,7 @@ def test_what_is_not_in_memory_is_not_looked_for_there_index_by_index() -> None:
     state.cache = cache = Looked(state.cache)
     assert len(cache) == 1 and stream.write_again(MAX)
     log.turn()
-    assert not cache and len(log.states[key()].runs) == 1
+    assert not cache and len(log.states[key()].extents) == 1
     state.raise_start(2_000)
     stream.pop_entries(4_000)
     assert [e.index for e in stream.read_entries(2_001, MAX)] == list(range(2_001, 4_000))
@@ -261,7 +261,7 @@ def test_what_is_not_needed_any_more_once_it_was_read_is_not_written(what: str) 
     log.turn()
     files.meanwhile(1, lambda: stream.set_flushed(2) if what == "flushed" else log.tombstone(key()))
     assert stream.write_again(MAX) == 0 and not files.at
-    assert len(log.handover.queue) == (what == "removed")
+    assert len(log.append_queue.items) == (what == "removed")
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["in memory", "on the disk alone"])

@@ -20,8 +20,8 @@ import uvloop
 from stele.model.errors import InvariantViolation
 from stele.wal import Log, aio
 from stele.wal.aio import KernelSync, kernel_sync
+from stele.wal.append_queue import Writer
 from stele.wal.files import OsFile, OsFiles
-from stele.wal.handover import Writer
 from tests.wal.simfs import SimFiles
 from tests.wal.support import NODE, SMALL, entry, key, loaded, run_all, stream_of
 
@@ -267,8 +267,8 @@ def test_bursts_of_any_size_come_back_in_order(
     loop.run_until_complete(main())
     count = len(node.order)
     assert node.order == list(range(1, count + 1)) and count == 300
-    assert (node.log.stats.inline_batches > 20) == with_aio
-    assert node.log.stats.batches > node.log.stats.inline_batches
+    assert (node.log.stats.loop_batches > 20) == with_aio
+    assert node.log.stats.batches > node.log.stats.loop_batches
     node.log.close()
     again = Log.open(tmp_path / "wal", SMALL, NODE, run_all)
     assert len(loaded(again.stream(key())).entries) == 300
@@ -285,7 +285,7 @@ def test_close_with_a_sync_under_way(tmp_path: Path, how: str) -> None:
     async def main() -> None:
         await node.append(b"first")
         waiting = node.append(b"second"), node.append(b"third")
-        while node.log.handover.writer is not Writer.KERNEL and not waiting[0].done():
+        while node.log.append_queue.writer is not Writer.KERNEL and not waiting[0].done():
             await asyncio.sleep(0)
         if how == "in a thread":
             await loop.run_in_executor(None, node.log.close)

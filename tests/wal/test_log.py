@@ -18,7 +18,7 @@ from stele.model.entry import Entry
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.wal import Log, LogOptions, SyncMode
-from stele.wal.handover import Writer
+from stele.wal.append_queue import Writer
 from tests.wal.simfs import SimFiles, SimLoop
 from tests.wal.support import (
     CONFIG,
@@ -40,7 +40,7 @@ from tests.wal.support import (
 
 
 def _until_idle(log: Log) -> None:
-    until(lambda: log.handover.writer is Writer.NOBODY)
+    until(lambda: log.append_queue.writer is Writer.NOBODY)
 
 
 # --- group commit
@@ -306,7 +306,7 @@ def test_damage_that_comes_while_the_log_runs_is_never_served() -> None:
     files = SimFiles()
     log = open_still(files, replace(SMALL, cache_bytes_max=0))
     fill(log, 5)
-    run = log.states[key()].runs[2]
+    run = log.states[key()].extents[2]
     files.content(log.segments[run.sequence].path)[run.offset + 200] ^= 1
     stream = log.stream(key())
     assert stream.read_entries(1, 1)[0].index == 1

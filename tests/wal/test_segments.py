@@ -166,7 +166,7 @@ def test_what_is_held_is_the_sum_of_the_segments_from_there_on() -> None:
         log.stream(key(number)).anchor("peer", 5 * number)
 
     def held(number: int, index: int) -> int:
-        runs = log.states[key(number)].runs
+        runs = log.states[key(number)].extents
         at = runs.find(index)
         assert at is not None
         return sum(s.length for s in log.segments.values() if s.sequence >= runs[at].sequence)
@@ -360,7 +360,7 @@ def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() 
     opened = log.segment_opened
 
     def look(*args: object) -> None:
-        run = log.states[key()].runs
+        run = log.states[key()].extents
         seen.append(run.last)
         opened(*args)  # type: ignore[arg-type]
 

@@ -85,7 +85,7 @@ def test_a_segment_without_a_header_is_collected_like_any() -> None:
     fill(log, 60, stream=2)
     fill(log, 30, stream=3)
     log.close()
-    first = log.states[key(3)].runs[0].sequence
+    first = log.states[key(3)].extents[0].sequence
     files.content(log.segments[first - 1].path)[20] ^= 1
     log = open_still(files)
     assert log.recovery.failed.keys() == {key(2)}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.errors import NO, OK
+from stele.cli.health import cluster_health, show_ailing, tell_unsettled
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table, size
-from stele.cli.sight import cluster_health, show_ailing, tell_unsettled
 from stele.model.ids import CATALOG_TABLET_ID
 
 if TYPE_CHECKING:

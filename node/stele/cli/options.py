@@ -133,7 +133,7 @@ def with_client(masters: str, work: Callable[[AsyncClient], Awaitable[T]], timeo
     A --timeout that was given is also the patience until a first master answers.
     """
     from stele.client import AsyncClient
-    from stele.rpc.contact import FIRST_CONTACT_S
+    from stele.rpc.first_contact import FIRST_CONTACT_S
 
     context = click.get_current_context()
     given = context.get_parameter_source("timeout_s") not in (None, ParameterSource.DEFAULT)

@@ -153,7 +153,7 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
 def _prepare(values: dict[str, Any]) -> None:
     """Before anything heavy is imported: gRPC's fork support costs a check per fork and wakes threads."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    from stele.model.lean import keep_pandas_out
+    from stele.model.no_pandas import keep_pandas_out
     from stele.rpc.logging import setup
 
     keep_pandas_out()

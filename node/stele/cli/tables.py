@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stele.cli.health import cluster_health, names_of_nodes, show_ailing, tell_unsettled
 from stele.cli.options import (
     json_option,
     masters_option,
@@ -16,7 +17,6 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import json_value, say, short, show_json, show_table
-from stele.cli.sight import cluster_health, names_of_nodes, show_ailing, tell_unsettled
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stele.cli.health import cluster_health, names_of_nodes, tell_unsettled
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
-from stele.cli.sight import cluster_health, names_of_nodes, tell_unsettled
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

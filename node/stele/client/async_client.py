@@ -30,9 +30,9 @@ from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
-from stele.rpc.contact import FIRST_CONTACT_S
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
+from stele.rpc.first_contact import FIRST_CONTACT_S
 from stele.rpc.identity import NO_CLUSTER, Identity
 from stele.rpc.masters import Masters, parse_masters
 from stele.rpc.proto import master_pb2

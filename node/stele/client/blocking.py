@@ -34,7 +34,7 @@ from stele.model.ids import HybridTime
 from stele.model.rows import python_rows
 from stele.model.schema import Schema
 from stele.rpc import forks
-from stele.rpc.contact import FIRST_CONTACT_S
+from stele.rpc.first_contact import FIRST_CONTACT_S
 from stele.rpc.threads import main_thread_ended
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from stele.client.async_client import TIMEOUT_S, AsyncClient
 from stele.client.blocking import Client
-from stele.rpc.contact import FIRST_CONTACT_S
+from stele.rpc.first_contact import FIRST_CONTACT_S
 
 
 def connect(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stele.master.catalog import Catalog
+from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
-from stele.master.told import bound_registration
 from stele.model.bounds import HOLDER_CHARS_MAX, NODE_NAME_CHARS_MAX, PLACE_CHARS_MAX, WALL_US_MAX, cut
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID

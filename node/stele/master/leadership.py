@@ -104,7 +104,7 @@ class Leadership:
         if space is None:
             return True  # who proposes is told
         try:
-            growth = space.vet(operations)
+            growth = space.check_operations(operations)
         except Rejected:
             return False
         return not growth or space.held_bytes + growth <= space.bytes_max * quarters // 4

@@ -22,9 +22,9 @@ from stele.master.cluster_view import (
     table_info,
     tablet_locations,
 )
+from stele.master.heartbeat_bounds import bound_heartbeat
 from stele.master.liveness import NodeLife, Told, refuse_older
 from stele.master.master import Master
-from stele.master.told import bound_heartbeat
 from stele.model.errors import Code, Rejected, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.rpc.convert import id_from_pb, id_to_pb

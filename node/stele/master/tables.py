@@ -191,7 +191,7 @@ def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
 def _check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation]) -> None:
     """New tables have half of the catalog: what becomes of those that there are needs the rest."""
     space = lead.log.key_space
-    held = space.held_bytes + space.vet(batch) if space is not None else 0
+    held = space.held_bytes + space.check_operations(batch) if space is not None else 0
     if space is not None and held > space.bytes_max // 2:
         raise Rejected(
             f"create table {table.name!r}: the catalog would hold {held >> 10} KiB with it, at most "

@@ -175,11 +175,11 @@ def plain_rows(data: bytes | memoryview) -> int:
     return int(rows)
 
 
-def vetted_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
+def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
     """The rows of a block that has all columns of `schema` and one operation for all rows, and was decoded before.
 
     Raises:
-        Rejected: it is not what was vetted.
+        Rejected: it is not what was checked.
     """
     at = HEADER.size + 4 * len(schema.columns)
     at += -at % 8

@@ -104,7 +104,7 @@ class Layout:
 
     def is_plain(self, block: bytes) -> bool:
         """Whether this is such a block, of at most `ROWS_MAX` rows, safe to read, and none of its rows can be refused: what
-        stele.tablet.vetting finds out of any block. False: it may be plain all the same."""
+        stele.tablet.block_checks finds out of any block. False: it may be plain all the same."""
         body = self._front.size
         if len(block) < body:
             return False

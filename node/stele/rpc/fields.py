@@ -74,7 +74,7 @@ NUMBERS: dict[str, int] = {
 """Of fields with 64 bits; those that may be negative are -1 at the least. Fewer bits bound themselves."""
 
 APART = frozenset({"TSHeartbeatRequest"})
-"""Requests with a check of their own: a node that says too much must not count as lost (stele.master.told)."""
+"""Requests with a check of their own: a node that says too much must not count as lost (stele.master.heartbeat_bounds)."""
 UNREAD = frozenset(
     {"CreateTabletRequest.schema", "CreateTabletRequest.partitioning", "CreateTabletRequest.table_name"}
 )

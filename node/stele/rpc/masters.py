@@ -17,8 +17,8 @@ from typing import Any
 
 from stele.model.errors import Advice, Code, NotLeader, Rejected, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
-from stele.rpc.contact import FIRST_CONTACT_S, first_contact
 from stele.rpc.convert import id_from_pb
+from stele.rpc.first_contact import FIRST_CONTACT_S, first_contact
 from stele.rpc.proto import master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub

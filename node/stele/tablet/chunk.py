@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.schema import Schema
-from stele.tablet.runs import Mask, Run
+from stele.tablet.sorted_runs import Mask, Run
 
 U64 = npt.NDArray[np.uint64]
 

@@ -34,9 +34,9 @@ from stele.tablet.colformat import (
     read_footer,
 )
 from stele.tablet.files import translate
-from stele.tablet.lengthy import Lengthy
+from stele.tablet.lookup import WouldBlock
 from stele.tablet.reading import read_at, sum_at
-from stele.tablet.runs import KeyList, Mask, Positions, Run, lower_bound
+from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, lower_bound
 
 _BISECT_KEYS = 16
 _LET_GO_BYTES = 8 << 20
@@ -92,7 +92,7 @@ class ColumnFile:
         offset, length, _ = found
         if (part, group) not in self._verified:
             if brief:
-                raise Lengthy  # all of it has to be read
+                raise WouldBlock  # all of it has to be read
             self._check((part, group))
             self._verified.add((part, group))
         return self._bytes[offset : offset + length]
@@ -134,7 +134,7 @@ class ColumnFile:
             raise translate(exc, f"reading {self.name}") from exc
 
     def keys(self, group: int, *, brief: bool = False) -> pa.BinaryArray:
-        """Encoded keys of a group, ascending. Raises Lengthy if `brief` and not read yet."""
+        """Encoded keys of a group, ascending. Raises WouldBlock if `brief` and not read yet."""
         data = self._part(PART_KEYS, group, brief=brief)
         if data is None:
             raise self._damaged(f"group {group} has no keys")
@@ -148,7 +148,7 @@ class ColumnFile:
         return data.view("<u8")
 
     def deleted(self, group: int, *, brief: bool = False) -> Mask | None:
-        """Delete marks of a group; None if it has none. Raises Lengthy if `brief` and not read yet."""
+        """Delete marks of a group; None if it has none. Raises WouldBlock if `brief` and not read yet."""
         data = self._part(PART_DELETED, group, brief=brief)
         if data is None:
             return None
@@ -216,7 +216,7 @@ class ColumnFile:
         return groups, rows
 
     def find_one(self, key: bytes, hash_: int, *, brief: bool = False) -> tuple[int, int] | None:
-        """(group, row) of the newest version of one key, None if the file does not have it. Raises Lengthy if `brief` and what
+        """(group, row) of the newest version of one key, None if the file does not have it. Raises WouldBlock if `brief` and what
         tells it was not read yet."""
         if not self.groups or key < self.first_keys[0] or key > self.last_key:
             return None

@@ -36,7 +36,7 @@ from stele.tablet.colformat import (
     padded,
 )
 from stele.tablet.files import Files
-from stele.tablet.runs import Mask, Run
+from stele.tablet.sorted_runs import Mask, Run
 from stele.tablet.spool import HashSpool
 
 _ENTRY = struct.Struct("<IIQQII")

@@ -20,7 +20,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import FileMeta
 from stele.tablet.colwriter import write_layers
 from stele.tablet.files import FILES, Files
-from stele.tablet.runs import Kept, Run
+from stele.tablet.sorted_runs import Kept, Run
 from stele.tablet.sources import pieces
 
 FILES_MIN = 4

@@ -22,11 +22,11 @@ from stele.tablet.contents import Contents
 from stele.tablet.manifest import Manifest
 from stele.tablet.memtable import MemTable
 from stele.tablet.progress import Progress
-from stele.tablet.runs import Kept
+from stele.tablet.sorted_runs import Kept
 
 _ONCE_MAGIC, _ONCE_VERSION = b"STLONCE1", 1
 _RUN_BYTES = 64 << 20
-"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`vetting.complete`)."""
+"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`block_checks.complete`)."""
 
 
 class StoreFlush:

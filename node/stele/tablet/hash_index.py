@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stele.tablet.chunk import U64
-from stele.tablet.runs import Positions
+from stele.tablet.sorted_runs import Positions
 
 
 class Keys(Protocol):

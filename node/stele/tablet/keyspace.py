@@ -28,7 +28,7 @@ from stele.tablet import keyfile
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
-from stele.tablet.lengthy import Lookup
+from stele.tablet.lookup import Lookup
 from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 from stele.tablet.progress import Progress
@@ -225,7 +225,7 @@ class KeySpace:
 
     # --- before proposing ------------------------------------------------------------------------------------------
 
-    def vet(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
+    def check_operations(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
         """Check a batch before it is proposed; by how many bytes it makes the key space larger, with what is under way.
 
         Raises:
@@ -289,10 +289,10 @@ class KeySpace:
         """Have what a batch adds counted until `end_pending`.
 
         Raises:
-            Rejected: as `vet`.
+            Rejected: as `check_operations`.
         """
         claim = self._claims[token]
-        claim.growth = self.vet(operations, header)
+        claim.growth = self.check_operations(operations, header)
         self._growth += claim.growth
 
     def end_pending(self, token: int) -> None:

@@ -15,9 +15,9 @@ from stele.model.errors import ensure
 from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
-from stele.tablet.lengthy import Lengthy
+from stele.tablet.lookup import WouldBlock
 from stele.tablet.memtable import MemTable
-from stele.tablet.runs import Positions, concat_batches
+from stele.tablet.sorted_runs import Positions, concat_batches
 from stele.tablet.writing import U64, Located
 
 _FIRST_FILE = 2  # sources 0 and 1 are memory
@@ -25,7 +25,7 @@ _FIRST_FILE = 2  # sources 0 and 1 are memory
 
 class StoreRows:
     """One state of a store: its memtables and its files, newest first. `brief`: what would take longer than a few ms raises
-    Lengthy instead, before it is begun."""
+    WouldBlock instead, before it is begun."""
 
     __slots__ = ("_brief", "active", "files", "frozen", "schema")
 
@@ -65,7 +65,7 @@ class StoreRows:
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
         """See stele.tablet.writing.Rows."""
         if self._brief:
-            raise Lengthy
+            raise WouldBlock
         found = Located(np.full(len(keys), -1), np.zeros(len(keys), np.int64), np.zeros(len(keys), bool))
         left = np.arange(len(keys))
         for source, table in enumerate((self.active, self.frozen)):
@@ -110,7 +110,7 @@ class StoreRows:
         """See stele.tablet.writing.Rows."""
         schema = self.schema
         if self._brief and int(located.source.max()) >= _FIRST_FILE:
-            raise Lengthy
+            raise WouldBlock
         parts = []
         for source in np.unique(located.source).tolist():
             members = np.flatnonzero(located.source == source)

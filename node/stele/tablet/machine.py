@@ -19,7 +19,7 @@ from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
 from stele.model.record import record
 from stele.model.writeop import WriteHeader
-from stele.tablet.lengthy import Lookup
+from stele.tablet.lookup import Lookup
 
 
 @record

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
-from stele.tablet.runs import KeyList, Mask
+from stele.tablet.sorted_runs import KeyList, Mask
 from stele.tablet.sources import Source, pieces
 
 BYTES_MAX = 16 << 20

@@ -24,16 +24,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stele.model.block import plain_rows, vetted_rows
+from stele.model.block import checked_rows, plain_rows
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.layout import layout_of
 from stele.model.schema import Schema
 from stele.tablet.chunk import U64, Chunk
 from stele.tablet.hash_index import HashIndex
-from stele.tablet.lengthy import Lengthy
+from stele.tablet.lookup import WouldBlock
 from stele.tablet.order import SharedOrder, SortedRows
-from stele.tablet.runs import Mask, Positions, Run, concat_batches
+from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches
 
 SMALL_ROWS = 32
 """Blocks up to this many rows go through the dict."""
@@ -120,10 +120,10 @@ class MemTable:
                 self._coalesce(self._small_tail)
 
     def append_plain(self, block: memoryview, time: int, size_bytes: int) -> None:
-        """Add the rows of a vetted plain block; a small one is decoded later.
+        """Add the rows of a checked plain block; a small one is decoded later.
 
         Raises:
-            Corrupt: a block that waited is not what was vetted.
+            Corrupt: a block that waited is not what was checked.
             Rejected: UNSUPPORTED_VERSION, of this block; nothing was added.
         """
         rows = plain_rows(block)
@@ -141,7 +141,7 @@ class MemTable:
 
     def _decoded(self, block: memoryview) -> pa.RecordBatch:
         try:
-            return vetted_rows(block, self.schema)
+            return checked_rows(block, self.schema)
         except Rejected as exc:
             raise Corrupt(f"a write that was checked: {exc}", code=Code.CORRUPT) from exc
 
@@ -237,16 +237,16 @@ class MemTable:
     # --- finding ---------------------------------------------------------------------------------------------------
 
     def newest_small(self, key: bytes, *, brief: bool = False) -> tuple[int, bool] | None:
-        """(ordinal, deleted) of the newest version of one key, None if it is not here. Raises Lengthy if `brief` and many rows
+        """(ordinal, deleted) of the newest version of one key, None if it is not here. Raises WouldBlock if `brief` and many rows
         are still to be indexed."""
         self._decode()
         found = self._small.get(key)
         best = None if found is None else (found >> 1, bool(found & 1))
         if self._big_end:
             if brief and self._big_end - self._index.end > _BRIEF_ROWS_MAX:
-                raise Lengthy
+                raise WouldBlock
             if not self._lock.acquire(blocking=not brief):
-                raise Lengthy  # a reader indexes, perhaps many rows
+                raise WouldBlock  # a reader indexes, perhaps many rows
             try:
                 self._ensure_index(self._big_end)
                 candidates = self._index.candidates(hash_bytes(key))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from stele.model.errors import Code, Retryable
 from stele.tablet.chunk import Chunk
 from stele.tablet.colformat import GROUP_BYTES, GROUP_ROWS
-from stele.tablet.runs import KeyList, Run, concat, sorted_newest_first
+from stele.tablet.sorted_runs import KeyList, Run, concat, sorted_newest_first
 
 
 class SortedRows:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import FileMeta
-from stele.tablet.runs import Run, kept_rows
+from stele.tablet.sorted_runs import Run, kept_rows
 
 SHARE_MIN = 0.25
 """Of a store's bytes: so many dead ones are worth a merge of all. Each of them then costs four bytes written at most."""

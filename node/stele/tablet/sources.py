@@ -14,7 +14,7 @@ import pyarrow as pa
 from stele.model.column import Column
 from stele.model.schema import Schema
 from stele.tablet.order import SortedRows
-from stele.tablet.runs import Mask, Run
+from stele.tablet.sorted_runs import Mask, Run
 
 GROUPS_PER_PIECE = 4
 

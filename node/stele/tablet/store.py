@@ -28,21 +28,21 @@ from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet import manifest
+from stele.tablet.block_checks import check_block
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.contents import Contents, State
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.flushing import StoreFlush, read_once
-from stele.tablet.lengthy import Lengthy, Lookup
 from stele.tablet.locate import StoreRows
+from stele.tablet.lookup import Lookup, WouldBlock
 from stele.tablet.machine import Checkpoint, Outcome
 from stele.tablet.manifest import Manifest
 from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import SMALL_ROWS, MemTable, MemView
 from stele.tablet.merging import Merges
 from stele.tablet.progress import Progress
-from stele.tablet.vetting import vet
 from stele.tablet.view import View
 from stele.tablet.writing import Plan, plan_block
 
@@ -232,7 +232,7 @@ class TabletStore:
             return Lookup(partial(self._look_up, header, body))
         try:
             found = self._look_up(header, body, brief=True)
-        except Lengthy:
+        except WouldBlock:
             return Lookup(partial(self._look_up, header, body))
         return self._apply_write(entry, header, body, found)
 
@@ -278,7 +278,7 @@ class TabletStore:
 
     def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Plan | SteleError:
         """What a block does, or what ends applying there: that counts only for a write that did not come before. Any thread.
-        Raises Lengthy if `brief`."""
+        Raises WouldBlock if `brief`."""
         try:
             block = decode_block(body, self.schema, trusted=True)
         except Rejected as exc:
@@ -306,15 +306,15 @@ class TabletStore:
                 active.append_keyed(put.batch, entry.timestamp, put.deleted, put.size_bytes, put.keys)
         return Outcome(entry.timestamp, plan.errors)
 
-    def vet(self, block: bytes) -> bool:
-        """Check a block before it is proposed; whether it is plain (stele.tablet.vetting.vet). Most are small ones, which are
+    def check_block(self, block: bytes) -> bool:
+        """Check a block before it is proposed; whether it is plain (stele.tablet.block_checks.check_block). Most are small ones, which are
         known to be at a glance.
 
         Raises:
             Rejected: every fault of the block as a whole.
         """
         layout = self._contents.state.active.layout
-        return (layout is not None and layout.is_plain(block)) or vet(block, self.schema)
+        return (layout is not None and layout.is_plain(block)) or check_block(block, self.schema)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
-from stele.tablet.runs import Run, concat_batches, visible
+from stele.tablet.sorted_runs import Run, concat_batches, visible
 from stele.tablet.sources import MemorySource, Source, clusters, pieces
 
 _SIGN_OF_LIFE = 32

@@ -13,7 +13,7 @@ import select
 import sys
 
 from stele.model.errors import Code, SteleError
-from stele.model.lean import keep_pandas_out
+from stele.model.no_pandas import keep_pandas_out
 
 _NICE = 10
 """Compaction has time: it takes what serving, replication and copies leave of a processor, and a tenth of a busy one."""

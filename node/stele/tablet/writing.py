@@ -1,5 +1,5 @@
 """What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.py; changes
-nothing, so it may run on any thread. What a block may be is told in vetting.py.
+nothing, so it may run on any thread. What a block may be is told in block_checks.py.
 
 A small block goes row by row through dicts; a big one by columns, and as if each row saw what those before it did.
 
@@ -22,9 +22,9 @@ from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
+from stele.tablet.block_checks import UNCHECKED, all_unchecked, complete, key_columns
 from stele.tablet.memtable import SMALL_ROWS
-from stele.tablet.runs import Mask, Positions
-from stele.tablet.vetting import UNCHECKED, all_unchecked, complete, key_columns
+from stele.tablet.sorted_runs import Mask, Positions
 
 U64 = npt.NDArray[np.uint64]
 

@@ -80,7 +80,7 @@ class TabletService(TabletServerServiceServicer):
             first_attempt_us=request.first_attempt_us,
             digest=_check_digest(block, request.digest),
             schema_version=machine.schema.version,
-            plain=machine.vet(block),
+            plain=machine.check_block(block),
         )
         self._admit(replica, header)
         return replica.writes.submit(writeop.encode(header, block))

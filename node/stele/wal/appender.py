@@ -1,6 +1,6 @@
 """Writing: drain the queue, write, sync once, run the callbacks once; and the thread that does it. Owned by log.py.
 
-All of it belongs to whoever is the log's writer (handover.py): the thread here, or the event loop's thread (inline.py).
+All of it belongs to whoever is the log's writer (append_queue.py): the thread here, or the event loop's thread (loop_writer.py).
 Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
 after a failed write or sync nothing is written and no `done` runs, ever.
 """
@@ -16,9 +16,9 @@ import structlog
 
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
+from stele.wal.append_queue import Again, Checkpoint, Done, Item, SmallBatchWriter, Writer
 from stele.wal.base import LogBase
 from stele.wal.format import RECORD, GroupKind, Kind, Record
-from stele.wal.handover import Again, Checkpoint, Done, Item, LoopSide, Writer
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
 from stele.wal.state import State, place
@@ -74,7 +74,7 @@ class Appender:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)
-        self.unsettled: LoopSide | None = None
+        self.unsettled: SmallBatchWriter | None = None
         """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
         self._log = log
         self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
@@ -118,26 +118,28 @@ class Appender:
         self.guard(self._all_turns)
 
     def _one_turn(self) -> None:
-        log, handover = self._log, self._log.handover
+        log, append_queue = self._log, self._log.append_queue
         with log.lock:
-            if handover.writer is not Writer.THREAD:
-                ensure(handover.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's")
-                handover.pass_writer(handover.writer, Writer.THREAD)
+            if append_queue.writer is not Writer.THREAD:
+                ensure(
+                    append_queue.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's"
+                )
+                append_queue.pass_writer(append_queue.writer, Writer.THREAD)
         self._settle()
-        if handover.queue:
+        if append_queue.items:
             self._batch()
-        if handover.closing:
+        if append_queue.closing:
             self._finish()
         with log.lock:
-            handover.pass_writer(Writer.THREAD, Writer.NOBODY)
+            append_queue.pass_writer(Writer.THREAD, Writer.NOBODY)
 
     def _all_turns(self) -> None:
-        handover = self._log.handover
+        append_queue = self._log.append_queue
         worked = False
         while self._wait(worked):
             worked = True
             self._settle()
-            if handover.closing and not handover.queue:  # a closing log takes nothing more
+            if append_queue.closing and not append_queue.items:  # a closing log takes nothing more
                 self._finish()
                 return
             self._batch()
@@ -147,24 +149,24 @@ class Appender:
 
         After work of its own it offers what is queued by then to the loop: else a busy log would never come back there.
         """
-        log, handover = self._log, self._log.handover
+        log, append_queue = self._log, self._log.append_queue
         with log.lock:
             while log.failed is None:
-                if handover.writer is Writer.THREAD:
-                    if self.unsettled is not None or handover.closing:
+                if append_queue.writer is Writer.THREAD:
+                    if self.unsettled is not None or append_queue.closing:
                         return True
-                    if not handover.queue:
-                        handover.pass_writer(Writer.THREAD, Writer.NOBODY)
-                    elif not worked or not handover.give_to_loop():
+                    if not append_queue.items:
+                        append_queue.pass_writer(Writer.THREAD, Writer.NOBODY)
+                    elif not worked or not append_queue.give_to_loop():
                         return True
                 timeout = self._sync_due()
-                if handover.writer is Writer.NOBODY and (handover.closing or timeout == 0.0):
-                    handover.pass_writer(Writer.NOBODY, Writer.THREAD)
+                if append_queue.writer is Writer.NOBODY and (append_queue.closing or timeout == 0.0):
+                    append_queue.pass_writer(Writer.NOBODY, Writer.THREAD)
                     return True
-                if handover.writer is Writer.KERNEL and handover.closing:
-                    handover.pass_writer(Writer.KERNEL, Writer.THREAD)
+                if append_queue.writer is Writer.KERNEL and append_queue.closing:
+                    append_queue.pass_writer(Writer.KERNEL, Writer.THREAD)
                     return True
-                handover.wake.wait(timeout)
+                append_queue.wake.wait(timeout)
                 worked = False
         return False
 
@@ -179,7 +181,7 @@ class Appender:
         """All that is queued: written together, synced once, told once."""
         log = self._log
         with log.lock:
-            items = log.handover.take()
+            items = log.append_queue.take()
             checkpoints = [i[2] for i in items if isinstance(i[2], Checkpoint)]
             if checkpoints:
                 saved = tuple(s.saved() for s in log.states.values())
@@ -295,7 +297,7 @@ class Appender:
         active = self.active
         if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
             return
-        if self._log.handover.queue:
+        if self._log.append_queue.items:
             return
         active.stage(GroupKind.SYNCED, [], 0)
         self._write_staged()
@@ -304,7 +306,9 @@ class Appender:
     def _roll(self) -> None:
         """Go to the next segment if this one is used up and the next is ready; else overrun it."""
         active = self.active
-        ensure(self._log.handover.writer is not Writer.LOOP, "log: a segment is closed in the loop's thread")
+        ensure(
+            self._log.append_queue.writer is not Writer.LOOP, "log: a segment is closed in the loop's thread"
+        )
         if active.empty:
             return  # a group larger than a whole segment
         ready = self._log.take_next(active.sequence)
@@ -335,14 +339,14 @@ class Appender:
         for sequence, offset, rows in self._unindexed:
             for state, kind, first, last, term, written in rows:
                 if kind == _ENTRY:
-                    state.runs.add(first, last, term, sequence, offset)
+                    state.extents.add(first, last, term, sequence, offset)
                     cache.add(state, written)
                 elif kind == Kind.TRUNCATE:
-                    state.runs.cut(first)
+                    state.extents.cut(first)
                 elif kind == Kind.SNAPSHOT_END:
                     state.index_snapshot(first, bool(term))
                 elif kind == Kind.TOMBSTONE:
-                    state.runs.reset(state.start.index)
+                    state.extents.reset(state.start.index)
         self._unindexed.clear()
 
     def _finish(self) -> None:

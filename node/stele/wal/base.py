@@ -14,12 +14,12 @@ import structlog
 
 from stele.model.errors import Code, Corrupt, InvariantViolation, Retryable, SteleError
 from stele.model.ids import NodeId, StreamKey
-from stele.wal.aside import Aside
+from stele.wal.append_queue import AppendQueue, Done, Writer
 from stele.wal.cache import EntryCache
 from stele.wal.files import Files
-from stele.wal.handover import Done, Handover, Writer
 from stele.wal.options import LogOptions
 from stele.wal.pool import Pool
+from stele.wal.quarantine import Quarantine
 from stele.wal.report import LogStats, RecoveryReport
 from stele.wal.segment import ActiveSegment, Ready, Segment
 from stele.wal.state import State
@@ -54,10 +54,10 @@ class LogBase:
         self.free_files: int | None = None
         self.anchor_bytes_max = options.anchor_bytes_max
         self.pool = Pool(files, directory, options, node_id)
-        self.aside = Aside(files, directory)
+        self.quarantine = Quarantine(files, directory)
         # guarded by `lock`
         self.lock = threading.Lock()
-        self.handover = Handover(self.lock)
+        self.append_queue = AppendQueue(self.lock)
         self.states: dict[StreamKey, State] = {}
         self.segments: dict[int, Segment] = {}
         self.active_sequence = 0
@@ -72,7 +72,7 @@ class LogBase:
     def under_way(self) -> tuple[int, int] | None:
         """Something is queued, being written or being synced: how many batches and syncs ended before. None: nothing is.
         As long as the same is told again, the disk has not moved. Never waits."""
-        if self.handover.writer is Writer.NOBODY and not self.handover.queue:
+        if self.append_queue.writer is Writer.NOBODY and not self.append_queue.items:
             return None
         return self.stats.batches, self.stats.syncs
 
@@ -80,13 +80,13 @@ class LogBase:
 
     def admit(self, size: int) -> None:
         """Refuse entries while the queue is full, or where there is no space left but for hard state."""
-        handover = self.handover
-        if self.failed is not None or handover.closing:
+        append_queue = self.append_queue
+        if self.failed is not None or append_queue.closing:
             self.admit_control()
-        if handover.queued_bytes + size > self.options.queue_bytes_max and handover.queue:
+        if append_queue.queued_bytes + size > self.options.queue_bytes_max and append_queue.items:
             self.stats.throttled += 1
             raise Retryable(
-                f"log: {handover.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
+                f"log: {append_queue.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
                 "try again",
                 code=Code.THROTTLED,
             )
@@ -113,7 +113,7 @@ class LogBase:
             raise Corrupt(
                 f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
             ) from self.failed
-        if self.handover.closing:
+        if self.append_queue.closing:
             raise Retryable(f"log {self.directory} is closed", code=Code.NOT_READY)
 
     # --- segments
@@ -136,7 +136,7 @@ class LogBase:
     def wanted_sequence(self) -> int | None:
         """The sequence of the segment to prepare, None if one is ready."""
         with self.lock:
-            return None if self._next is not None or self.handover.closing else self._next_sequence
+            return None if self._next is not None or self.append_queue.closing else self._next_sequence
 
     def offer_next(self, ready: Ready) -> None:
         """The next segment is in place."""
@@ -190,8 +190,8 @@ class LogBase:
             if self.failed is not None:
                 return
             self.failed = error
-            self.handover.take()
-            self.handover.wake.notify()
+            self.append_queue.take()
+            self.append_queue.wake.notify()
         log = _log.error if isinstance(error, SteleError) else _log.exception
         log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
         if self.on_failure is not None:

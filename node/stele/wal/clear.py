@@ -71,8 +71,8 @@ class Suspects:
             return False
         if state.tombstoned:
             return True
-        if len(state.runs):
-            first = state.runs[0]
+        if len(state.extents):
+            first = state.extents[0]
             return (first.sequence, first.offset) > (damage.sequence, damage.offset)
         saved = self._saved.get(raw)
         return saved is not None and saved.last == saved.start

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import structlog
 
 from stele.model.ids import OpId, StreamKey
-from stele.wal.aside import evidence_end
+from stele.wal.append_queue import Checkpoint
 from stele.wal.base import LogBase
-from stele.wal.handover import Checkpoint
 from stele.wal.metadata import Metadata, write_metadata
+from stele.wal.quarantine import evidence_end
 from stele.wal.report import Collected
 from stele.wal.segment import Segment
 from stele.wal.state import State
@@ -29,7 +29,7 @@ def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collecte
     with log.lock:
         evidence = evidence_end(log.states.values())
     if not evidence:
-        log.aside.clear()
+        log.quarantine.clear()
     log.refresh_space()
     if _lacking(log) > 0:
         log.pool.empty()
@@ -73,7 +73,7 @@ def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
     for segment in going:
         try:
             if segment.sequence < evidence:
-                log.aside.take(segment.path, segment.sequence)
+                log.quarantine.take(segment.path, segment.sequence)
             else:
                 log.pool.adopt(segment.path, sound=segment.sound)
         except FileNotFoundError:
@@ -108,8 +108,8 @@ def bytes_from_each(log: LogBase) -> dict[int, int]:
 
 def _segment_of(state: State, index: int) -> int | None:
     """The segment of the entry at `index`, or of the first one there is; None if there is none."""
-    at = state.runs.find(max(index, state.start.index + 1))
-    return None if at is None else state.runs[at].sequence
+    at = state.extents.find(max(index, state.start.index + 1))
+    return None if at is None else state.extents[at].sequence
 
 
 def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
@@ -168,11 +168,11 @@ def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
     """Streams whose first entries stood in segments that go: their log now begins later."""
     starts = {}
     for state in log.states.values():
-        if state.tombstoned or state.failed is not None or not len(state.runs):
+        if state.tombstoned or state.failed is not None or not len(state.extents):
             continue
-        first = state.runs.first_at_or_behind(keep_from)
+        first = state.extents.first_at_or_behind(keep_from)
         before = state.start
-        state.raise_start(state.runs.last if first is None else first - 1)
+        state.raise_start(state.extents.last if first is None else first - 1)
         if state.start != before:
             starts[state.key] = state.start
     return starts

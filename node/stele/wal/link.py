@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stele.wal.aside import evidence_end
 from stele.wal.format import FooterRow, GroupHeader
 from stele.wal.metadata import Metadata
 from stele.wal.options import HEADER_BYTES
+from stele.wal.quarantine import evidence_end
 from stele.wal.scan import Behind, Found, Gap, Scan, Verdict, judge
 
 

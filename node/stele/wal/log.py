@@ -2,7 +2,7 @@
 
 Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper (prepares segments).
 What they share is base.py, and guarded by one lock. Invariant: the order in which calls took the lock is the
-order on disk; only who is the writer (handover.py) touches the appender.
+order on disk; only who is the writer (append_queue.py) touches the appender.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import structlog
 from stele.model.config import Configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, OpId, StreamKey
+from stele.wal.append_queue import RECORD_COST_BYTES, Checkpoint, Done
 from stele.wal.appender import Appender
 from stele.wal.base import Dispatch, LogBase
 from stele.wal.collect import bytes_from_each, collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
-from stele.wal.handover import RECORD_COST_BYTES, Checkpoint, Done
-from stele.wal.inline import Inline
 from stele.wal.keeper import Keeper
+from stele.wal.loop_writer import LoopWriter
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.options import LogOptions, SyncMode
 from stele.wal.recovery import recover
@@ -44,7 +44,7 @@ class Log(LogBase):
         super().__init__(directory, options, node_id, dispatch, files)
         self._appender: Appender | None = None
         self._keeper: Keeper | None = None
-        self._inline: Inline | None = None
+        self._loop_writer: LoopWriter | None = None
         self._collecting = threading.Lock()
         self._threads = True
 
@@ -99,17 +99,17 @@ class Log(LogBase):
 
         What one turn of the loop appends is then written and synced together, however many streams it belongs to,
         and the appender does not fight the loop for the interpreter meanwhile. With `background`, which becomes the
-        log's, small batches are written by the loop's thread itself (see `stele.wal.inline`), which then runs their
+        log's, small batches are written by the loop's thread itself (see `stele.wal.loop_writer`), which then runs their
         callbacks without `dispatch`. Only in sync mode `always`: in the others little waits for a sync. `clock`: seconds
         that only rise, to see how long the loop was held.
         """
         assert self._appender is not None
         if background is not None and self.options.sync is SyncMode.ALWAYS:
-            self._inline = Inline(self, self._appender, loop, background, clock)
+            self._loop_writer = LoopWriter(self, self._appender, loop, background, clock)
         elif background is not None:
             background.close()
         with self.lock:
-            self.handover.attach(loop, self._inline)
+            self.append_queue.attach(loop, self._loop_writer)
 
     # --- streams
 
@@ -135,7 +135,7 @@ class Log(LogBase):
             state = State(key, start, blob, self.active_sequence)
             self.states[key] = state
             record = Record(Kind.CREATE, 0, *state.raw, start.term, start.index, 0, blob)
-            self.handover.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+            self.append_queue.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
             return StreamLog(self, state)
 
     def stream(self, key: StreamKey) -> StreamLog:
@@ -173,7 +173,7 @@ class Log(LogBase):
         """Call `done` once everything appended so far survives power loss, whatever the sync mode."""
         with self.lock:
             self.admit_control()
-            self.handover.push((None, None, None, done), 0)
+            self.append_queue.push((None, None, None, done), 0)
 
     def turn(self) -> None:
         """Write, sync and dispatch what is queued; only for a log opened without threads."""
@@ -202,9 +202,9 @@ class Log(LogBase):
             active = self.active_length
             held_from = bytes_from_each(self)
             for state in self.states.values():
-                at = None if state.needs_nothing else state.runs.find(state.flushed + 1)
+                at = None if state.needs_nothing else state.extents.find(state.flushed + 1)
                 if at is not None:
-                    found.append((state.key, state.flushed + 1, held_from[state.runs[at].sequence]))
+                    found.append((state.key, state.flushed + 1, held_from[state.extents[at].sequence]))
         pins = [Pin(key, index, held + active) for key, index, held in found if held]
         return sorted(pins, key=lambda p: (-p.bytes, p.key))
 
@@ -223,16 +223,16 @@ class Log(LogBase):
     def close(self) -> None:
         """Write and sync what is queued, close the segment, write the metadata. Blocks. Never raises for a failed log."""
         with self.lock:
-            if self.handover.closing:
+            if self.append_queue.closing:
                 return
-            self.handover.closing = True
-            self.handover.wake.notify()
+            self.append_queue.closing = True
+            self.append_queue.wake.notify()
         if self._keeper is not None:
             self._keeper.stop()
         assert self._appender is not None
         self._appender.join()
-        if self._inline is not None:
-            self._inline.close()
+        if self._loop_writer is not None:
+            self._loop_writer.close()
         with self.lock:
             ready, self._next = self._next, None
         if ready is not None:
@@ -253,7 +253,9 @@ class Log(LogBase):
             _log.warning("metadata not written at close; the log has it all", error=str(exc))
 
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
-        self.handover.push((state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES)
+        self.append_queue.push(
+            (state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES
+        )
 
     def _state(self, key: StreamKey) -> State:
         state = self.states.get(key)
@@ -270,8 +272,8 @@ class Log(LogBase):
         checkpoint = Checkpoint()
         with self.lock:
             self.admit_control()
-            self.handover.push((None, None, checkpoint, None), 0)
-            self.handover.for_thread = True
+            self.append_queue.push((None, None, checkpoint, None), 0)
+            self.append_queue.for_thread = True
         if not self._threads:
             self.turn()
         while not checkpoint.ready.wait(0.05):

@@ -15,7 +15,6 @@ import structlog
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import StreamKey
 from stele.wal.appender import voids
-from stele.wal.aside import evidence_end
 from stele.wal.base import LogBase
 from stele.wal.clear import Suspects
 from stele.wal.format import (
@@ -33,6 +32,7 @@ from stele.wal.format import (
 from stele.wal.link import Linked, Part, link
 from stele.wal.metadata import Metadata, Position, mend_metadata, read_metadata, write_metadata
 from stele.wal.options import HEADER_BYTES
+from stele.wal.quarantine import evidence_end
 from stele.wal.replay import Raw, Replay
 from stele.wal.report import RecoveryReport, StreamState
 from stele.wal.scan import Scan, scan_segment
@@ -132,7 +132,7 @@ def _read_all(log: LogBase) -> _Found:
             code=Code.WRONG_NODE,
         )
     mend_metadata(files, directory, both)
-    log.aside.find(files.names(directory))
+    log.quarantine.find(files.names(directory))
     evidence = evidence_end(metadata.streams) if metadata is not None else 0
     for name in files.names(directory):
         if sequence_of(name, "prepared") is not None:
@@ -145,7 +145,7 @@ def _read_all(log: LogBase) -> _Found:
             continue
         if metadata is not None and sequence < metadata.first_sequence:
             if sequence < evidence:
-                log.aside.take(directory / name, sequence)
+                log.quarantine.take(directory / name, sequence)
             else:
                 log.pool.adopt(directory / name)
             continue

@@ -69,7 +69,7 @@ class Replay:
         elif r.kind == Kind.TRUNCATE:
             at = max(r.b, state.start.index + 1)
             state.cut(at)
-            state.runs.cut(at)
+            state.extents.cut(at)
         elif r.kind == Kind.SNAPSHOT_END:
             self._snapshot(state, r, covered)
         elif covered:
@@ -78,12 +78,12 @@ class Replay:
             state.hard_record(r.kind, r.a, r.b)
         elif r.kind == Kind.TOMBSTONE:
             state.bury()
-            state.runs.reset(state.start.index)
+            state.extents.reset(state.start.index)
 
     def _entry(self, state: State, raw: Raw, r: Record, sequence: int, offset: int, covered: bool) -> None:
         if r.b <= state.start.index:
             state.cut(state.start.index + 1)
-            state.runs.cut(state.start.index + 1)
+            state.extents.cut(state.start.index + 1)
             return
         if r.b > state.last.index + 1:
             if covered:
@@ -92,7 +92,7 @@ class Replay:
             return
         entry = Entry(r.a, r.b, entry_kind_of(r.detail, r.a, r.b), r.c, r.blob)
         state.put((entry,))
-        state.runs.add(r.b, r.b, r.a, sequence, offset)
+        state.extents.add(r.b, r.b, r.a, sequence, offset)
         self._cache.add(state, (entry,))
 
     def _snapshot(self, state: State, r: Record, covered: bool) -> None:
@@ -102,7 +102,7 @@ class Replay:
             state.index_snapshot(state.start.index, keep)
         elif not keep:
             state.cut(state.start.index + 1)
-            state.runs.reset(state.start.index)
+            state.extents.reset(state.start.index)
 
     def placeholder(self, raw: Raw) -> State:
         """A stream of which nothing is known but that it was there."""

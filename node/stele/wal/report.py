@@ -66,7 +66,7 @@ class Pin:
 class LogStats:
     """Counters since open; bytes and numbers rise, `last_sync_seconds` and `worst_sync_seconds` are durations.
 
-    `inline_batches`: batches that the event loop's thread wrote. `slow_writes`: those that held the loop too long.
+    `loop_batches`: batches that the event loop's thread wrote. `slow_writes`: those that held the loop too long.
     """
 
     records: int = 0
@@ -75,7 +75,7 @@ class LogStats:
     bytes_written: int = 0
     syncs: int = 0
     markers: int = 0
-    inline_batches: int = 0
+    loop_batches: int = 0
     slow_writes: int = 0
     segments_prepared: int = 0
     segments_recycled: int = 0

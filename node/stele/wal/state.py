@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.ids import OpId, ReplicaId, StreamKey
+from stele.wal.extents import Extents
 from stele.wal.format import Kind
-from stele.wal.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def segment_of(at: int) -> int:
 
 
 class State:
-    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `runs` follow what is written. `cuts`: how often entries
+    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `extents` follow what is written. `cuts`: how often entries
     became void."""
 
     __slots__ = (
@@ -76,6 +76,7 @@ class State:
         "cuts",
         "damaged",
         "damaged_at",
+        "extents",
         "failed",
         "flushed",
         "hard",
@@ -83,7 +84,6 @@ class State:
         "last",
         "let_go",
         "raw",
-        "runs",
         "start",
         "tombstoned",
     )
@@ -97,7 +97,7 @@ class State:
         self.last = start
         self.cache: dict[int, Entry] = {}
         self.configs: list[tuple[int, bytes]] = []
-        self.runs = Runs(start.index)
+        self.extents = Extents(start.index)
         self.flushed = start.index
         self.anchors: dict[str, Anchor] = {}
         self.let_go = False
@@ -150,8 +150,8 @@ class State:
         entry = self.cache.get(index)
         if entry is not None:
             return entry.term
-        at = self.runs.find(index)
-        return None if at is None else self.runs[at].term
+        at = self.extents.find(index)
+        return None if at is None else self.extents[at].term
 
     # The log's lock is held meanwhile: these look at each index, or at all that is in memory, whichever are fewer.
 
@@ -229,7 +229,7 @@ class State:
             if at <= index:
                 config = blob
         self.snapshot(OpId(term, index), config, True)
-        self.runs.drop_to(index)
+        self.extents.drop_to(index)
 
     def bury(self) -> None:
         """A tombstone: hard state and last OpId stay, entries go."""
@@ -241,14 +241,14 @@ class State:
 
     @property
     def needs_nothing(self) -> bool:
-        """Whether nobody reads an entry of it again. What may tell of a damaged one is set aside (see `stele.wal.aside`)."""
+        """Whether nobody reads an entry of it again. What may tell of a damaged one is set aside (see `stele.wal.quarantine`)."""
         return self.tombstoned or self.let_go or self.failed is not None
 
     # --- entries, once written
 
     def index_snapshot(self, start_index: int, keep: bool) -> None:
-        """The runs' side of `snapshot`."""
+        """The part of `snapshot` that concerns `extents`."""
         if keep:
-            self.runs.drop_to(start_index)
+            self.extents.drop_to(start_index)
         else:
-            self.runs.reset(start_index)
+            self.extents.reset(start_index)

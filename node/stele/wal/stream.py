@@ -20,11 +20,11 @@ from stele.model.logrecord import (
     TermRecord,
     VoteRecord,
 )
+from stele.wal.append_queue import RECORD_COST_BYTES, Again, Done
 from stele.wal.base import LogBase
+from stele.wal.extents import Extent
 from stele.wal.format import Kind, Record
-from stele.wal.handover import RECORD_COST_BYTES, Again, Done
 from stele.wal.reader import GroupReader, entries_of
-from stele.wal.runs import Run
 from stele.wal.segment import Segment
 from stele.wal.state import Anchor, HardState, State
 
@@ -131,7 +131,7 @@ class StreamLog:
                     f"it begins after {state.start}",
                 )
             state.put(entries)
-            log.handover.push((state, entries, None, done), size)
+            log.append_queue.push((state, entries, None, done), size)
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         """As LogPort."""
@@ -160,7 +160,7 @@ class StreamLog:
             self._check_live()
             self._log.admit_control()
             if opid.index < state.start.index:
-                self._log.handover.push((None, None, None, done), 0)
+                self._log.append_queue.push((None, None, None, done), 0)
                 return
             keep = state.term_at(opid.index) == opid.term
             state.snapshot(opid, blob, keep)
@@ -172,8 +172,8 @@ class StreamLog:
         with self._log.lock:
             self._check_live()
             hard, start, last, config = state.hard, state.start, state.last, state.config
-            runs = state.runs.copy_to(min(above, last.index))
-            configs = [at_blob for at_blob in state.configs if at_blob[0] <= runs.last]
+            held = state.extents.copy_to(min(above, last.index))
+            configs = [at_blob for at_blob in state.configs if at_blob[0] <= held.last]
         yield SnapshotRecord(start, config)
         if hard.voted_for is None:
             if hard.term:
@@ -182,7 +182,7 @@ class StreamLog:
             yield PromoteRecord(hard.term, hard.voted_for)
         else:
             yield VoteRecord(hard.term, hard.voted_for)
-        terms = tuple(end for end in runs.ends() if end.index > start.index)
+        terms = tuple(end for end in held.ends() if end.index > start.index)
         if terms:
             yield SkippedRecord(terms, tuple((at, decode_configuration(blob)) for at, blob in configs))
         index = terms[-1].index + 1 if terms else start.index + 1
@@ -227,17 +227,17 @@ class StreamLog:
                         first_index += 1
                     else:
                         return found
-                    at = state.runs.find(first_index)
+                    at = state.extents.find(first_index)
                     ensure(
                         at is not None,
                         f"log {state.key}: entry {first_index} is neither in memory nor on disk",
                     )
-                    run = state.runs[at]  # type: ignore[index]
+                    extent = state.extents[at]  # type: ignore[index]
                     # What is in memory may replace, unwritten, what the disk has.
-                    upto = state.next_cached(first_index, min(run.last, state.last.index)) - 1
-                    segment = log.pin_segment(run.sequence)
+                    upto = state.next_cached(first_index, min(extent.last, state.last.index)) - 1
+                    segment = log.pin_segment(extent.sequence)
                 try:
-                    entries = self._read_run(reader, segment, run, first_index, upto)
+                    entries = self._read_extent(reader, segment, extent, first_index, upto)
                 finally:
                     log.unpin_segment(segment)
                 for entry in entries:
@@ -288,7 +288,7 @@ class StreamLog:
                 size += len(entry.payload) + RECORD_COST_BYTES
             self._check_size(size, bytes_max)
             log.admit_again()
-            log.handover.push((state, Again(entries), None, done), size)
+            log.append_queue.push((state, Again(entries), None, done), size)
         return size
 
     def set_flushed(self, index: int) -> None:
@@ -316,14 +316,14 @@ class StreamLog:
 
     # --- inner
 
-    def _read_run(
-        self, reader: GroupReader, segment: Segment, run: Run, first: int, last: int
+    def _read_extent(
+        self, reader: GroupReader, segment: Segment, extent: Extent, first: int, last: int
     ) -> list[Entry]:
-        body, count = reader.group(segment.path, segment.segment_id, run.offset)
+        body, count = reader.group(segment.path, segment.segment_id, extent.offset)
         entries = entries_of(body, count, self._state.raw, first, last)
-        if len(entries) != last - first + 1 or any(e.term != run.term for e in entries):
+        if len(entries) != last - first + 1 or any(e.term != extent.term for e in entries):
             raise Corrupt(
-                f"{segment.path}: the group at {run.offset} lacks entries {first} to {last} of {self.key}"
+                f"{segment.path}: the group at {extent.offset} lacks entries {first} to {last} of {self.key}"
             )
         return entries
 
@@ -339,7 +339,7 @@ class StreamLog:
     def _push(self, kind: Kind, detail: int, a: int, b: int, blob: bytes, done: Done | None) -> None:
         state = self._state
         record = Record(kind, detail, *state.raw, a, b, 0, blob)
-        self._log.handover.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+        self._log.append_queue.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
 
     def _check_size(self, size: int, bytes_max: int) -> None:
         allowed = min(bytes_max, self._log.options.append_bytes_max)

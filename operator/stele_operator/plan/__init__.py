@@ -5,7 +5,7 @@ action is safe to repeat, and a plan made after any prefix of it was carried out
 """
 
 from stele_operator.plan.actions import Action
+from stele_operator.plan.cluster_plan import Plan, make_plan
 from stele_operator.plan.observation import Observation
-from stele_operator.plan.planner import Plan, make_plan
 
 __all__ = ["Action", "Observation", "Plan", "make_plan"]

@@ -13,6 +13,7 @@ from typing import Any
 from stele.driver.progress import Progress
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
+from stele_operator.plan.cluster_plan import Plan, asked_again
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.health import (
@@ -24,7 +25,6 @@ from stele_operator.plan.health import (
 )
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
-from stele_operator.plan.planner import Plan, asked_again
 from stele_operator.plan.tables import may_record, table_of
 
 Json = dict[str, Any]

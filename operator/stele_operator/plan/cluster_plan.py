@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second
-from stele_operator.plan import formation, tables, trouble, upkeep
+from stele_operator.plan import diagnosis, formation, member_objects, tables
 from stele_operator.plan.actions import Action, CreateTable, GrowClaim
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
@@ -63,7 +63,7 @@ def make_plan(o: Observation) -> Plan:
     everyone = members(o)
     health = tablet_health(o)
     spec = o.cluster.spec
-    retaining = upkeep.plan_retaining(o, spec, everyone) if spec is not None else ()
+    retaining = member_objects.plan_retaining(o, spec, everyone) if spec is not None else ()
     if o.cluster.deleting:
         actions, findings = tables.plan_tables(o, everyone, health)
         return Plan((*retaining, *actions), tuple(findings), everyone, health, None, QUIET_S)
@@ -86,9 +86,9 @@ def make_plan(o: Observation) -> Plan:
         return Plan(tuple(actions), tuple(findings), everyone, health, None, BUSY_S)
     budgets = plan_budgets(o, spec, everyone)
     steps: list[tuple[list[Action], list[Finding]]] = [
-        (upkeep.plan_services(o, budgets), []),
+        (member_objects.plan_services(o, budgets), []),
         formation.plan_formation(o, identity),
-        upkeep.plan_members(o, spec, identity, everyone),
+        member_objects.plan_members(o, spec, identity, everyone),
         tables.plan_tables(o, everyone, health),
     ]
     for more_actions, more_findings in steps:
@@ -109,13 +109,13 @@ def plan_keeping(o: Observation) -> tuple[Action, ...]:
     if not o.cluster.deleting or spec is None:
         return ()
     o = with_owners(o)
-    return upkeep.plan_retaining(o, spec, members(o))
+    return member_objects.plan_retaining(o, spec, members(o))
 
 
 def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:
     """What is found of a cluster to which nothing is done, `why` first: what goes wrong meanwhile is to be known all the
     same. Only of what is under way nothing is told."""
-    found = [why, *_too_many(o, everyone), *trouble.find_members(o, everyone)]
+    found = [why, *_too_many(o, everyone), *diagnosis.find_members(o, everyone)]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
     message = f"TabletCluster {o.cluster.name}: {why.message}"

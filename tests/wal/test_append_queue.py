@@ -14,8 +14,8 @@ from functools import partial
 import pytest
 
 from stele.model.errors import InvariantViolation
-from stele.wal import Log, inline
-from stele.wal.handover import Writer
+from stele.wal import Log, loop_writer
+from stele.wal.append_queue import Writer
 from tests.wal.simfs import SimFiles
 from tests.wal.support import (
     DIRECTORY,
@@ -42,13 +42,13 @@ def thread_writes_for(pause_s: float, log: Log, side: LoopSide, append: Appends)
     """The second entry is the thread's to write, and the loop's the third, which comes that much later."""
     append()
     side.loop.run()
-    assert log.handover.writer is Writer.THREAD
+    assert log.append_queue.writer is Writer.THREAD
     log.turn()
     assert append.done == [1, 2]
     side.now += pause_s
     append()
     side.run()
-    assert append.done == [1, 2, 3] and log.stats.inline_batches == 2
+    assert append.done == [1, 2, 3] and log.stats.loop_batches == 2
 
 
 def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
@@ -59,14 +59,14 @@ def test_after_a_slow_write_the_thread_writes_for_a_while() -> None:
 
     def slow(buffers: Sequence[bytes], offset: int) -> None:
         file.write = write  # type: ignore[method-assign]
-        side.now += 2 * inline.SLOW_WRITE_S
+        side.now += 2 * loop_writer.SLOW_WRITE_S
         write(buffers, offset)
 
     file.write = slow  # type: ignore[method-assign]
     append()
     side.run()
     assert append.done == [1] and log.stats.slow_writes == 1
-    thread_writes_for(2 * inline.SLOW_WRITE_S * inline.PAUSE_PER_WRITE, log, side, append)
+    thread_writes_for(2 * loop_writer.SLOW_WRITE_S * loop_writer.PAUSE_PER_WRITE, log, side, append)
 
 
 def test_after_a_slow_sync_the_thread_writes_for_a_while() -> None:
@@ -75,10 +75,10 @@ def test_after_a_slow_sync_the_thread_writes_for_a_while() -> None:
     append = Appends(log)
     append()
     side.loop.turn()
-    side.now += 2 * inline.SLOW_SYNC_S
+    side.now += 2 * loop_writer.SLOW_SYNC_S
     side.run()
     assert append.done == [1]
-    thread_writes_for(2 * inline.SLOW_SYNC_S * inline.PAUSE_PER_SYNC, log, side, append)
+    thread_writes_for(2 * loop_writer.SLOW_SYNC_S * loop_writer.PAUSE_PER_SYNC, log, side, append)
 
 
 def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
@@ -87,13 +87,13 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
     side.sync.refuses = True
     append()
     side.loop.run()
-    assert log.handover.writer is Writer.THREAD and append.done == []
+    assert log.append_queue.writer is Writer.THREAD and append.done == []
     append()
     log.turn()
     assert append.done == [1, 2] and log.failed is None
     append()
     side.loop.run()
-    assert log.handover.writer is Writer.THREAD  # it was not tried again
+    assert log.append_queue.writer is Writer.THREAD  # it was not tried again
     log.turn()
     log.close()
     assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 3
@@ -102,10 +102,10 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
 def test_the_writer_changes_only_as_the_table_says() -> None:
     _, log, _ = still()
     with pytest.raises(InvariantViolation):
-        log.handover.pass_writer(Writer.LOOP, Writer.NOBODY)
+        log.append_queue.pass_writer(Writer.LOOP, Writer.NOBODY)
     with pytest.raises(InvariantViolation):
-        log.handover.pass_writer(Writer.NOBODY, Writer.KERNEL)
-    assert log.handover.writer is Writer.NOBODY
+        log.append_queue.pass_writer(Writer.NOBODY, Writer.KERNEL)
+    assert log.append_queue.writer is Writer.NOBODY
 
 
 # --- the end
@@ -130,12 +130,12 @@ def test_the_thread_takes_a_sync_under_way_when_the_log_closes() -> None:
     log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
     stream_of(log)
     settle(log)
-    until(lambda: log.handover.writer is Writer.NOBODY)
+    until(lambda: log.append_queue.writer is Writer.NOBODY)
     side = LoopSide(log)
     append = Appends(log)
     append()
     side.loop.turn()
-    assert log.handover.writer is Writer.KERNEL
+    assert log.append_queue.writer is Writer.KERNEL
     append()
     log.close()
     assert append.done == [1, 2] and side.sync.closed
@@ -147,7 +147,7 @@ def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> Non
     log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
     stream_of(log)
     settle(log)
-    until(lambda: log.handover.writer is Writer.NOBODY)
+    until(lambda: log.append_queue.writer is Writer.NOBODY)
     side = LoopSide(log)
     append = Appends(log)
     closing = threading.Thread(target=log.close)
@@ -157,9 +157,9 @@ def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> Non
     def slow(buffers: Sequence[bytes], offset: int) -> None:
         file.write = write  # type: ignore[method-assign]
         closing.start()
-        until(lambda: log.handover.closing)
+        until(lambda: log.append_queue.closing)
         time.sleep(0.05)  # the log's thread looks, and must wait
-        assert log.handover.writer is Writer.LOOP
+        assert log.append_queue.writer is Writer.LOOP
         write(buffers, offset)
 
     append()
@@ -218,7 +218,7 @@ class _WithThread:
         stream_of(self.log)
         self.side = LoopSide(self.log)
         self.side.settle()
-        until(lambda: self.log.handover.writer is Writer.NOBODY)
+        until(lambda: self.log.append_queue.writer is Writer.NOBODY)
         self.append = Appends(self.log)
 
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
@@ -235,17 +235,17 @@ class _WithThread:
 def test_a_burst_goes_from_the_loop_to_the_thread_and_back() -> None:
     w = _WithThread()
     for round_ in range(20):
-        until(lambda: w.log.handover.writer is Writer.NOBODY)
-        before = w.log.stats.inline_batches
+        until(lambda: w.log.append_queue.writer is Writer.NOBODY)
+        before = w.log.stats.loop_batches
         w.append()
         w.side.loop.turn()
-        assert w.log.handover.writer is Writer.KERNEL
+        assert w.log.append_queue.writer is Writer.KERNEL
         w.append(LARGE)
         w.side.end()
         w.until_done(w.append())
         w.until_done(w.append())
-        assert w.log.stats.inline_batches > before
-        assert w.log.stats.batches > w.log.stats.inline_batches + round_
+        assert w.log.stats.loop_batches > before
+        assert w.log.stats.batches > w.log.stats.loop_batches + round_
     assert w.append.done == sorted(w.append.done)
     w.log.close()
     assert len(loaded(open_still(w.files).stream(key())).entries) == 80
@@ -264,14 +264,14 @@ def test_a_busy_thread_gives_small_batches_back_to_the_loop() -> None:
     w.append(LARGE)
     active.file.write = slow  # type: ignore[method-assign]
     w.side.loop.turn()
-    until(lambda: not w.log.handover.queue)  # the thread has it
+    until(lambda: not w.log.append_queue.items)  # the thread has it
     w.append()  # waits behind it
     gate.set()
     active.file.write = write  # type: ignore[method-assign]
-    until(lambda: w.log.handover.writer is Writer.NOBODY)
-    assert len(w.log.handover.queue) == 1 and w.append.done == []
+    until(lambda: w.log.append_queue.writer is Writer.NOBODY)
+    assert len(w.log.append_queue.items) == 1 and w.append.done == []
     w.side.loop.turn()  # first the thread's callbacks, then the small batch
-    assert w.append.done == [1] and w.log.handover.writer is Writer.KERNEL
+    assert w.append.done == [1] and w.log.append_queue.writer is Writer.KERNEL
     w.side.end()
     assert w.append.done == [1, 2]
     w.log.close()
@@ -317,7 +317,7 @@ def test_appends_of_other_threads_are_in_order_with_those_of_the_loop() -> None:
     until(all_done)
     for n in (2, 3):
         assert [i for m, i in order if m == n] == list(range(1, 201))
-    assert w.log.failed is None and w.log.stats.inline_batches > 0
+    assert w.log.failed is None and w.log.stats.loop_batches > 0
     w.log.close()
     again = open_still(w.files)
     assert all(len(loaded(again.stream(key(n))).entries) == 200 for n in streams)

@@ -26,7 +26,7 @@ def evidence_end(streams: Iterable[State | Saved]) -> int:
     return max((segment_of(s.damaged_at) for s in streams if s.damaged_at and not s.tombstoned), default=0)
 
 
-class Aside:
+class Quarantine:
     """Not thread-safe: recovery uses it first, then one collection at a time."""
 
     def __init__(self, files: Files, directory: Path) -> None:

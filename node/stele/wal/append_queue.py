@@ -45,7 +45,7 @@ Item = tuple[State | None, Sequence[Entry] | None, Record | Checkpoint | None, D
 """(stream, entries, record, done): entries or one record; without a stream a checkpoint or a bare callback."""
 
 
-class LoopSide(Protocol):
+class SmallBatchWriter(Protocol):
     """Who writes small batches in the event loop's thread."""
 
     def takes(self) -> bool:
@@ -93,11 +93,11 @@ PASSES = frozenset(
 )
 
 
-class Handover:
+class AppendQueue:
     """Between those who append, the appender's thread and the event loop."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.queue: list[Item] = []
+        self.items: list[Item] = []
         self.queued_bytes = 0
         self.for_thread = False
         """Whether something is queued that the event loop must not do: a checkpoint looks at every stream."""
@@ -107,17 +107,17 @@ class Handover:
         """The appender's thread waits here, and nobody else."""
         self._lock = lock
         self._loop: Loop | None = None
-        self._inline: LoopSide | None = None
+        self._loop_writer: SmallBatchWriter | None = None
         self._owner = 0
         self._deferred = False
 
-    def attach(self, loop: Loop, inline: LoopSide | None) -> None:
+    def attach(self, loop: Loop, inline: SmallBatchWriter | None) -> None:
         """Appends of this thread, which is the loop's, wait for the end of the loop's turn."""
-        self._loop, self._inline, self._owner = loop, inline, threading.get_ident()
+        self._loop, self._loop_writer, self._owner = loop, inline, threading.get_ident()
 
     def push(self, item: Item, size: int) -> None:
         """Put something behind all else; tell who will write it."""
-        self.queue.append(item)
+        self.items.append(item)
         self.queued_bytes += size
         if self.writer is Writer.NOBODY and not self._deferred:
             if self._loop is not None and threading.get_ident() == self._owner:
@@ -128,7 +128,7 @@ class Handover:
 
     def take(self) -> list[Item]:
         """All that is queued, for the writer."""
-        items, self.queue = self.queue, []
+        items, self.items = self.items, []
         self.queued_bytes = 0
         self.for_thread = False
         return items
@@ -151,7 +151,7 @@ class Handover:
             self.pass_writer(old, Writer.THREAD)
             return
         self.pass_writer(old, Writer.NOBODY)
-        if self.queue and not self._deferred:
+        if self.items and not self._deferred:
             # Not at once: the callbacks that run now append too, and one sync serves all.
             assert self._loop is not None
             self._deferred = True
@@ -159,7 +159,7 @@ class Handover:
 
     def give_to_loop(self) -> bool:
         """The appender's thread, which is the writer, lets the loop go on if what is queued is small. Whether it did."""
-        if self._inline is None or self._loop is None or self.closing or not self._inline.takes():
+        if self._loop_writer is None or self._loop is None or self.closing or not self._loop_writer.takes():
             return False
         try:
             # Behind what was dispatched: so callbacks keep their order.
@@ -174,14 +174,14 @@ class Handover:
         """In the loop's thread, without the lock."""
         with self._lock:
             self._deferred = False
-            if not self.queue or self.writer is not Writer.NOBODY:
+            if not self.items or self.writer is not Writer.NOBODY:
                 return
-            if self._inline is None or self.closing or not self._inline.takes():
+            if self._loop_writer is None or self.closing or not self._loop_writer.takes():
                 self._wake_thread()
                 return
             self.pass_writer(Writer.NOBODY, Writer.LOOP)
             items = self.take()
-        self._inline.begin(items)
+        self._loop_writer.begin(items)
 
     def _wake_thread(self) -> None:
         self.pass_writer(Writer.NOBODY, Writer.THREAD)

@@ -20,9 +20,9 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
 )
+from stele_operator.plan.cluster_plan import plan_keeping
 from stele_operator.plan.fates import State
 from stele_operator.plan.findings import Kind
-from stele_operator.plan.planner import plan_keeping
 from stele_operator.plan.status import cluster_status
 from tests.operator.world import World, merged
 from tests.operator.worlds import check, made, names, node_of

@@ -11,7 +11,7 @@ _MODEL = """
 import sys
 import stele.model.partition, stele.model.rows, stele.tablet.store, stele.tablet.keyspace
 assert "pandas" not in sys.modules, "imported by a module of ours"
-from stele.model.lean import keep_pandas_out
+from stele.model.no_pandas import keep_pandas_out
 keep_pandas_out()
 import pyarrow as pa
 assert pa.array([1, 2]).to_pylist() == [1, 2]

@@ -1,7 +1,8 @@
 """Where a stream's entries stand on disk. Used by state.py; opens no files.
 
-A run is a row of consecutive entries of one stream, of one term, in one group: 24 bytes of memory however many entries.
-Invariant: runs are contiguous: the next begins where the one before ends, the last ends at `last`.
+An extent is a range of consecutive entries of one stream, of one term, in one group. It takes 24 bytes of memory, however
+many entries it has.
+Invariant: extents are contiguous: each begins where the one before it ends, and the last ends at `last`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _OFFSET_BITS = 40
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 
 
-class Run(NamedTuple):
+class Extent(NamedTuple):
     """Entries `first` to `last` of one term, in the group at `offset` of segment `sequence`."""
 
     first: int
@@ -27,8 +28,8 @@ class Run(NamedTuple):
     offset: int
 
 
-class Runs:
-    """The runs of one stream, by index."""
+class Extents:
+    """The extents of one stream, by index."""
 
     __slots__ = ("_firsts", "_places", "_terms", "last")
 
@@ -78,9 +79,9 @@ class Runs:
         del self._firsts[:at], self._places[:at], self._terms[:at]
         self._firsts[0] = max(self._firsts[0], start_index + 1)
 
-    def copy_to(self, index: int) -> Runs:
+    def copy_to(self, index: int) -> Extents:
         """Those that hold entries up to `index`, as they are now."""
-        found = Runs(min(index, self.last))
+        found = Extents(min(index, self.last))
         at = bisect_right(self._firsts, index)
         found._firsts, found._places, found._terms = self._firsts[:at], self._places[:at], self._terms[:at]
         return found
@@ -95,15 +96,15 @@ class Runs:
             yield OpId(terms[-1], self.last)
 
     def find(self, index: int) -> int | None:
-        """The position of the run that holds `index`."""
+        """The position of the extent that holds `index`."""
         at = bisect_right(self._firsts, index) - 1
         return None if at < 0 or index > self.last else at
 
-    def __getitem__(self, at: int) -> Run:
+    def __getitem__(self, at: int) -> Extent:
         firsts = self._firsts
         last = firsts[at + 1] - 1 if at + 1 < len(firsts) else self.last
         place = self._places[at]
-        return Run(firsts[at], last, self._terms[at], place >> _OFFSET_BITS, place & _OFFSET_MASK)
+        return Extent(firsts[at], last, self._terms[at], place >> _OFFSET_BITS, place & _OFFSET_MASK)
 
     def first_at_or_behind(self, sequence: int) -> int | None:
         """The lowest index that stands in segment `sequence` or a later one."""

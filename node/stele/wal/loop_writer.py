@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import structlog
 
+from stele.wal.append_queue import Done, Item, Writer
 from stele.wal.appender import Appender, call_all
 from stele.wal.base import LogBase
 from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
-from stele.wal.handover import Done, Item, Writer
 
-INLINE_BYTES_MAX = 64 << 10
+LOOP_BYTES_MAX = 64 << 10
 """Most bytes that the loop's thread packs and copies at once: well below a millisecond, where 5 ms is all that a callback
 may hold the loop."""
 SLOW_WRITE_S = 0.005
@@ -40,8 +40,8 @@ _GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
 _log = structlog.get_logger("stele.wal")
 
 
-class Inline:
-    """The loop's side of the appender: LoopSide."""
+class LoopWriter:
+    """The loop's side of the appender: SmallBatchWriter."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Inline:
 
     def takes(self) -> bool:
         """Whether all that is queued may be written here. Call with the log's lock held, by who may take the writer."""
-        handover = self._log.handover
-        size = handover.queued_bytes
-        if size > INLINE_BYTES_MAX or handover.for_thread:
+        append_queue = self._log.append_queue
+        size = append_queue.queued_bytes
+        if size > LOOP_BYTES_MAX or append_queue.for_thread:
             return False
         if self._not_before and self._clock() < self._not_before:
             return False
@@ -83,7 +83,7 @@ class Inline:
         appender, stats = self._appender, self._log.stats
         begin = self._clock()
         appender.write(items)
-        stats.inline_batches += 1
+        stats.loop_batches += 1
         self._dones = [done for _, _, _, done in items if done is not None]
         self._begun = self._clock()
         took = self._begun - begin
@@ -98,11 +98,11 @@ class Inline:
             _log.warning("syncs go through the log's thread from now on", error=str(exc))
             self._not_before = float("inf")
             with self._log.lock:
-                self._log.handover.pass_writer(Writer.LOOP, Writer.THREAD)
+                self._log.append_queue.pass_writer(Writer.LOOP, Writer.THREAD)
         else:
             self._under_way = True
             with self._log.lock:
-                self._log.handover.pass_writer(Writer.LOOP, Writer.KERNEL)
+                self._log.append_queue.pass_writer(Writer.LOOP, Writer.KERNEL)
 
     def _told(self) -> None:
         """The background sync may have ended."""
@@ -115,27 +115,27 @@ class Inline:
 
     def _take(self) -> list[Done] | None:
         """The callbacks of the batch whose sync has ended. The lock is held for all of it: nobody else takes the writer."""
-        log, handover = self._log, self._log.handover
+        log, append_queue = self._log, self._log.append_queue
         with log.lock:
             # Not in the kernel's hands: the thread has taken it, as the log is closing.
-            if handover.writer is not Writer.KERNEL or not self._background.ended():
+            if append_queue.writer is not Writer.KERNEL or not self._background.ended():
                 return None
             self._appender.active.was_synced()
             dones = self._settled()
             self._appender.index_written()
-            handover.loop_rests(Writer.KERNEL)
+            append_queue.loop_rests(Writer.KERNEL)
         return dones
 
     def _mark(self) -> None:
         """Write the marker, unless the next group, which says the same, is to follow at once."""
-        log, handover = self._log, self._log.handover
+        log, append_queue = self._log, self._log.append_queue
         with log.lock:
-            if handover.queue or handover.closing or handover.writer is not Writer.NOBODY:
+            if append_queue.items or append_queue.closing or append_queue.writer is not Writer.NOBODY:
                 return
-            handover.pass_writer(Writer.NOBODY, Writer.LOOP)
+            append_queue.pass_writer(Writer.NOBODY, Writer.LOOP)
         self._appender.mark_synced()
         with log.lock:
-            handover.loop_rests(Writer.LOOP)
+            append_queue.loop_rests(Writer.LOOP)
 
     # --- whoever is the writer
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stele.tablet import runs
-from stele.tablet.runs import Kept, Run, lower_bound, visible
+from stele.tablet import sorted_runs
+from stele.tablet.sorted_runs import Kept, Run, lower_bound, visible
 
 
 @given(st.lists(st.binary(max_size=9)), st.lists(st.binary(max_size=9)), st.booleans())
@@ -62,7 +62,7 @@ def test_versions_of_more_than_an_array_holds_are_read_and_merged() -> None:
 
 
 def test_what_a_merge_keeps_is_cut_by_keys_and_then_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 30)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES_MAX", 30)
     keys = [b"a", b"b", b"b", b"b", b"c", b"d"]
     batch = pa.record_batch(
         [pa.array(["x" * 9] * len(keys))], names=["v"]
@@ -70,14 +70,14 @@ def test_what_a_merge_keeps_is_cut_by_keys_and_then_by_age(monkeypatch: pytest.M
     run = Run(batch, pa.array(keys, pa.binary()), np.array([9, 9, 8, 7, 9, 9], np.uint64), None)
     kept = Kept([run.slice(0, 3), run.slice(3, 3)], 0, bottom=True)
     assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[0], [1, 2, 3], [4, 5]]]
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 20)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES_MAX", 20)
     kept = Kept([run.slice(0, 3), run.slice(3, 3)], 0, bottom=True)
     assert [[rows.tolist() for rows in layer] for layer in kept.layers] == [[[0], [1, 2], [4, 5]], [[3]]]
 
 
 def test_what_a_flush_writes_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as they were applied; of one key there may be more in a run than of several."""
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 30)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES_MAX", 30)
     keys = [b"b", b"d", b"b", b"a", b"b", b"c"]
     batch = pa.record_batch([pa.array([f"{n:9}" for n in range(len(keys))])], names=["v"])
     run = Run(batch, pa.array(keys, pa.binary()), np.arange(6, dtype=np.uint64), None)

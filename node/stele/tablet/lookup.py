@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Lengthy(Exception):
+class WouldBlock(Exception):
     """A brief look was asked for, and this one would take long. Nothing was changed."""
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from stele.model.errors import Corrupt
 from stele.model.ids import ReplicaId
-from stele.wal import Log, SyncMode, inline
-from stele.wal.handover import Writer
+from stele.wal import Log, SyncMode, loop_writer
+from stele.wal.append_queue import Writer
 from tests.wal.simfs import SimFiles
 from tests.wal.support import (
     DIRECTORY,
@@ -41,20 +41,20 @@ def test_a_small_batch_is_written_at_the_end_of_the_turn_and_told_after_its_sync
     append = Appends(log)
     append()
     append()
-    assert log.handover.writer is Writer.NOBODY and not side.sync.begun
+    assert log.append_queue.writer is Writer.NOBODY and not side.sync.begun
     writes, syncs = len(files.write_calls), files.syncs
     side.loop.turn()
     assert len(files.write_calls) == writes + 1
-    assert log.handover.writer is Writer.KERNEL
+    assert log.append_queue.writer is Writer.KERNEL
     assert files.syncs == syncs and append.done == []
     side.sync.tell()  # in vain
-    assert log.handover.writer is Writer.KERNEL and append.done == []
+    assert log.append_queue.writer is Writer.KERNEL and append.done == []
     side.end()
     assert append.done == [1, 2]
-    assert log.handover.writer is Writer.NOBODY
+    assert log.append_queue.writer is Writer.NOBODY
     assert files.syncs == syncs + 1
     assert len(files.write_calls) == writes + 2  # and the marker
-    assert log.synced_place > 0 and log.stats.inline_batches == 1
+    assert log.synced_place > 0 and log.stats.loop_batches == 1
     assert [e.index for e in log.stream(key()).read_entries(1, 1 << 20)] == [1, 2]
 
 
@@ -80,7 +80,7 @@ def test_hard_state_is_written_by_the_loop_too() -> None:
     done: list[int] = []
     log.stream(key()).append_vote(3, ReplicaId(2), lambda: done.append(1))
     side.run()
-    assert done == [1] and log.stats.inline_batches == 1
+    assert done == [1] and log.stats.loop_batches == 1
     assert loaded(open_still(files.crash(random.Random(1))).stream(key())).hard_state.voted_for == 2
 
 
@@ -96,7 +96,7 @@ def test_what_is_not_small_and_plain_goes_to_the_thread(why: str) -> None:
         append(LARGE)
     elif why == "many":
         for _ in range(9):
-            append(b"x" * (inline.INLINE_BYTES_MAX // 8))
+            append(b"x" * (loop_writer.LOOP_BYTES_MAX // 8))
     elif why == "no room":
         append(b"x" * (ROOMY.segment_bytes - (8 << 10)))
         log.turn()
@@ -110,13 +110,13 @@ def test_what_is_not_small_and_plain_goes_to_the_thread(why: str) -> None:
             append(b"x" * 24)
     else:
         append()
-        log.handover.for_thread = True
+        log.append_queue.for_thread = True
     side.loop.run()
-    assert log.handover.writer is Writer.THREAD
+    assert log.append_queue.writer is Writer.THREAD
     assert side.sync.begun == 0
     log.turn()
     assert append.done == list(range(1, len(append.done) + 1))
-    assert log.handover.writer is Writer.NOBODY and not log.handover.for_thread
+    assert log.append_queue.writer is Writer.NOBODY and not log.append_queue.for_thread
 
 
 def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part() -> None:
@@ -125,14 +125,14 @@ def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part
     for _ in range(200):
         append(b"x" * 300)
         side.loop.turn()
-        if log.handover.writer is Writer.THREAD:
+        if log.append_queue.writer is Writer.THREAD:
             log.turn()
         side.run()
         active = log._appender.active  # type: ignore[union-attr]
         assert active.room >= 0
     assert append.done == list(range(1, 201))
     assert len(log.segments) > 3 and log.stats.overruns == 0
-    assert log.stats.inline_batches > 150
+    assert log.stats.loop_batches > 150
     log.close()
     assert len(loaded(open_still(files).stream(key())).entries) == 200
 
@@ -144,7 +144,7 @@ def test_other_sync_modes_need_no_background_sync(mode: SyncMode) -> None:
     append = Appends(log)
     append()
     side.loop.run()
-    assert log.handover.writer is Writer.THREAD
+    assert log.append_queue.writer is Writer.THREAD
     log.turn()
     assert append.done == [1]
 
@@ -196,7 +196,7 @@ def test_a_failure_in_the_loop_ends_the_thread() -> None:
     settle(log)
     side = LoopSide(log)
     append = Appends(log)
-    until(lambda: log.handover.writer is Writer.NOBODY)
+    until(lambda: log.append_queue.writer is Writer.NOBODY)
     append()
     side.loop.turn()
     files.sync_error = True

@@ -1,5 +1,5 @@
 """Whether a block can be applied, asked before it is proposed; and a block's rows with all columns of their table, of which that is
-a question of size. Called by store.vet, which a leader asks, and by writing.py.
+a question of size. Called by store.check_block, which a leader asks, and by writing.py.
 
 Invariant: what passes here costs each replica a bounded amount when it is applied, and again at each start.
 """
@@ -28,7 +28,7 @@ NULLS_MAX = 8_192
 """Of a block, in columns that are not nullable, for the same reason."""
 
 
-def vet(data: bytes | memoryview, schema: Schema) -> bool:
+def check_block(data: bytes | memoryview, schema: Schema) -> bool:
     """Check a block that comes from outside, before it is proposed.
 
     Returns: whether it is plain: upserts of whole rows, none of which can be refused, whatever the store holds.

@@ -12,7 +12,7 @@ from typing import Any
 
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
 from stele_operator.api.scalars import byte_count
-from stele_operator.plan import manifests, naming, trouble
+from stele_operator.plan import diagnosis, manifests, naming
 from stele_operator.plan.actions import (
     Action,
     CreateClaim,
@@ -89,7 +89,7 @@ def plan_members(
     actions: list[Action] = list(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
-    needing = trouble.needing(o, spec, everyone)
+    needing = diagnosis.needing(o, spec, everyone)
     for member in everyone:
         actions.extend(_one(o, spec, identity, member, everyone, needing))
     known = {m.pod.name for m in everyone if m.pod is not None}
@@ -101,7 +101,7 @@ def plan_members(
             )
     if identity.formed and o.catalog is not None:
         actions.extend(_newcomers(o, spec, identity, everyone))
-    return actions, [*trouble.find_members(o, everyone), *trouble.claims_refused(o, actions)]
+    return actions, [*diagnosis.find_members(o, everyone), *diagnosis.claims_refused(o, actions)]
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
@@ -127,7 +127,7 @@ def _one(
     identity: Identity,
     member: Member,
     everyone: tuple[Member, ...],
-    needing: trouble.Needing,
+    needing: diagnosis.Needing,
 ) -> list[Action]:
     claim, pod = member.claim, member.pod
     if claim is None:
@@ -138,7 +138,7 @@ def _one(
         return _retired(o, spec, member, claim, needing)
     if claim.deleting:
         return []
-    actions = _claim_upkeep(o, spec, claim, identity.fork_id)
+    actions = _claim_changes(o, spec, claim, identity.fork_id)
     if pod is None and claim.copied:
         return actions  # what a lost identity is read back from is noted before anything runs under the new fork id
     if pod is None:
@@ -255,7 +255,7 @@ def _start(
     return CreatePod(f"{member.name}: {reason}", manifest)
 
 
-def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
+def _claim_changes(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
     """One thing in a pass: which copy of the cluster it is of, its owner, its size. The owner comes before the size: a size may be refused for good (no allowVolumeExpansion, a quota), and must
     not decide whether the volume goes with the TabletCluster."""
     if not claim.noted(fork_id):
@@ -269,7 +269,7 @@ def _claim_upkeep(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id
     size = manifests.storage_of(spec, claim.role).size
     if claim.phase != "Bound" or claim.requested_bytes >= byte_count(size):
         return []  # never made smaller: Kubernetes cannot
-    refused = trouble.refused_growth(o, claim, size)
+    refused = diagnosis.refused_growth(o, claim, size)
     if refused is not None and o.now_s < refused.again_s:
         return []
     patch = {"spec": {"resources": {"requests": {"storage": size}}}}
@@ -304,7 +304,7 @@ def _gone(o: Observation, machine: str) -> bool:
 
 
 def _retired(
-    o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: trouble.Needing
+    o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: diagnosis.Needing
 ) -> list[Action]:
     """Retired → so noted on its claim → pod deleted → claim released → claim deleted, one after the other."""
     pod = member.pod
@@ -332,7 +332,7 @@ def _retired(
                 reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
             ),
         ]
-    if trouble.due(o, spec, claim) and not needing[member.role]:
+    if diagnosis.due(o, spec, claim) and not needing[member.role]:
         reason = f"{claim.name} was released {spec.healing.keepFor} ago"
         return [DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)]
     return []
