@@ -31,7 +31,7 @@ project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
 lists = {"node": project["dependencies"], "operator": extras["operator"], "tools": extras["spark"] + extras["demo"]}
 for name, requirements in lists.items():
-    text = "\n".join(r for r in requirements if not r.startswith("stele["))
+    text = "\n".join(r for r in requirements if not r.startswith("stele-store["))
     open(f"{name}.txt", "w").write(text + "\n")
 PY
 
@@ -66,7 +66,7 @@ COPY operator operator
 COPY pipeline pipeline
 RUN --mount=type=cache,target=/var/cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/build/bin/pip --python /opt/venv/bin/python install -q --no-deps --target /opt/app . && \
-    mkdir /opt/version && mv /opt/app/stele-*.dist-info /opt/version/ && rm /opt/version/*/RECORD
+    mkdir /opt/version && mv /opt/app/stele_store-*.dist-info /opt/version/ && rm /opt/version/*/RECORD
 
 FROM base AS runtime
 COPY --from=venv /opt/venv /opt/venv

@@ -22,12 +22,12 @@ $(VENV)/.base:
 	$(BIN)/python -m pip install -q --upgrade pip
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.base pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[demo]'
+$(VENV)/.demo: $(VENV)/.base pyproject.toml tools/stele_local/pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[demo]' -e ./tools/stele_local
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.base pyproject.toml tools/stele_local/pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' -e ./tools/stele_local
 	@touch $@ $(VENV)/.demo
 
 venv: $(VENV)/.dev ## the virtual environment with all that developers need

@@ -13,8 +13,9 @@ _EXIT_USAGE = 2
 
 
 @contextmanager
-def extra(name: str, *, program: str = "") -> Iterator[None]:
-    """Around imports that need the extra `name`. A `program` that lacks it ends with status 2.
+def extra(name: str, *, program: str = "", install: str = "") -> Iterator[None]:
+    """Around imports that need the extra `name`, or what `pip install` of `install` brings. A `program` that lacks it ends with
+    status 2.
 
     Raises:
         ImportError: it is not installed, and no program was named.
@@ -24,7 +25,8 @@ def extra(name: str, *, program: str = "") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("stele"):
             raise
-        what = f"the module {error.name} is missing; install the extra: `pip install '.[{name}]'` in Stele's checkout"
+        wanted = install or f"'.[{name}]'"
+        what = f"the module {error.name} is missing; run `pip install {wanted}` in Stele's checkout"
         if not program:
             raise ImportError(what, name=error.name) from None
         print(f"{program}: {what}", file=sys.stderr)

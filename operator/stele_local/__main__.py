@@ -19,7 +19,7 @@ import click
 
 from stele.extras import extra
 
-with extra("local", program="stele-local"):
+with extra("local", program="stele-local", install="./tools/stele_local"):
     from stele_local import processes
     from stele_local.cluster import FolderTaken, LocalCluster, Settings, as_called, owner_of
 
