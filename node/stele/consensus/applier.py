@@ -1,8 +1,8 @@
 """Applies committed entries to a state machine in order, in short slices of the event loop, and wakes who waits.
 
-What an entry needs to have looked up at length is looked up in a thread; the entries behind it wait, and the loop goes on.
+A lookup that takes long runs in a thread. The entries behind it wait; the loop goes on.
 
-Owned by Replica. Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
+Owned by StartedReplica. Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
 """
 
 from __future__ import annotations
@@ -12,27 +12,31 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from stele.model.entry import Entry
 from stele.model.errors import InvariantViolation, SteleError, ensure
 from stele.tablet.lookup import Lookup
+from stele.tablet.machine import Outcome, StateMachine
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 _READ_BYTES = 4 << 20
 
 
 class Applier:
-    """One machine's entries. `applied` is told each entry with its outcome, `failed` the error that ends it all. `in_thread`
-    runs what blocks."""
+    """Applies the entries of one replica.
+
+    `applied` is called with each entry and its outcome, `failed` with the error that ends applying. `in_thread` runs
+    what blocks. Nothing is applied before `attach` or `catch_up` has brought the machine.
+    """
 
     def __init__(
         self,
         *,
         slice_ms: float,
         in_thread: InThread,
-        applied: Callable[[Entry, Any], None],
+        applied: Callable[[Entry, Outcome], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +44,7 @@ class Applier:
         self._in_thread = in_thread
         self._told = applied
         self._failed = failed
-        self._machine: Any = None
+        self._machine: StateMachine  # of attach or catch_up
         self._queue: deque[Entry] = deque()
         self._scheduled = False  # a slice is to come, or what it waits for
         self._lookup: asyncio.Task[None] | None = None
@@ -56,14 +60,16 @@ class Applier:
         """Committed entries that wait to be applied, but the one that is being looked up."""
         return len(self._queue)
 
-    def attach(self, machine: Any) -> None:
+    def attach(self, machine: StateMachine) -> None:
         """Apply to `machine`, which holds everything up to `committed_index` (nothing was committed here since)."""
         self._machine = machine
         self.applied_index = machine.applied.index
         self.committed_index = max(self.committed_index, self.applied_index)
         self._live = True
 
-    async def catch_up(self, machine: Any, read: Callable[[int, int], Any]) -> None:
+    async def catch_up(
+        self, machine: StateMachine, read: Callable[[int, int], Awaitable[Sequence[Entry]]]
+    ) -> None:
         """Apply to a machine that came later than the log: first the committed entries it lacks, read back.
 
         `read(first_index, bytes_max)` gives entries. On return everything committed is applied.
@@ -167,7 +173,7 @@ class Applier:
         self._scheduled = False
         self._go_on()
 
-    def _was_applied(self, entry: Entry, outcome: Any) -> None:
+    def _was_applied(self, entry: Entry, outcome: Outcome) -> None:
         self.applied_index = entry.index
         self._told(entry, outcome)
 

@@ -47,19 +47,16 @@ class Replica:
 
     # --- its parts
 
-    def _parts(self) -> StartedReplica:
-        """
-        Raises:
-            Retryable: NOT_READY during bootstrap, NOT_LEADER where it FAILED before its core was made.
-        """
-        if self.started is None:
-            raise self.standing.refusal()
-        return self.started
-
     @property
     def writes(self) -> Writes:
-        """Its write path. Raises as all parts do before it is started: Retryable."""
-        return self._parts().writes
+        """Its write path.
+
+        Raises, as all parts do before it is started:
+            Retryable: NOT_READY during bootstrap, NOT_LEADER where it FAILED before its core was made.
+        """
+        if self.started is None:  # asked for each block: a call less
+            raise self.standing.refusal()
+        return self.started.writes
 
     @property
     def reads(self) -> Reads:
@@ -75,6 +72,11 @@ class Replica:
     def storage(self) -> Storage:
         """Its rows and its log."""
         return self._parts().storage
+
+    def _parts(self) -> StartedReplica:
+        if self.started is None:
+            raise self.standing.refusal()
+        return self.started
 
     @property
     def machine(self) -> StateMachine | None:

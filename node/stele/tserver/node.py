@@ -435,7 +435,7 @@ class Node:
             if envelope.HasField("resting"):
                 self.quiet.told(from_node, envelope.resting)
             return
-        if envelope.tablet_incarnation < replica.superblock.tablet_incarnation:
+        if envelope.tablet_incarnation < replica.standing.superblock.tablet_incarnation:
             return
         try:
             message = message_from_pb(envelope)

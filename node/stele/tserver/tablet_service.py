@@ -247,7 +247,7 @@ class TabletService(TabletServerServiceServicer):
 
 
 def _check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
-    superblock = replica.superblock
+    superblock = replica.standing.superblock
     if incarnation and incarnation != superblock.tablet_incarnation:
         raise Rejected(
             f"tablet {replica.tablet_id} is at incarnation {superblock.tablet_incarnation}, the request "
