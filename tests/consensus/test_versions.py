@@ -256,6 +256,20 @@ async def test_a_configuration_of_a_later_program_is_not_taken(group_of: MakeGro
     assert victim.running and not node.given_up
 
 
+async def test_a_log_with_a_configuration_of_a_later_program_ends_the_start(group_of: MakeGroup) -> None:
+    """Its store is open by then. As FAILED the replica would be replaced, and its rows erased."""
+    group, nodes = await group_of(1)
+    await group.write(rows([0]))
+    leader = await group.leader()
+    assert leader.core is not None
+    last = leader.core.log.last_opid
+    later = config.encode_configuration(leader.config).replace(b':1",1,0', b':1",9,0')
+    leader.storage.stream.append_entries((Entry(last.term, last.index + 1, EntryKind.CONFIG, 0, later),))
+    with pytest.raises(Rejected, match="upgrade") as refused:
+        await nodes[0].restart()
+    assert refused.value.code is Code.UNSUPPORTED_VERSION
+
+
 def sealed() -> bytes:
     return checked.seal(b"STLONCE1", 2, b"body")
 
