@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stele.consensus.copy_bounds import refuse_beyond, refuse_offer
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.copy_target import TabletCopy
-from stele.consensus.offer import refuse_beyond, refuse_offer
 from stele.model.bounds import COPY_FILES_MAX, TERM_JUMP_MAX
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable

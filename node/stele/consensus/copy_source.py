@@ -20,8 +20,8 @@ import structlog
 from stele.consensus.files import make_directory, remove_tree
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica
+from stele.consensus.shielded import ShieldedTasks
 from stele.consensus.superblock import Superblock
-from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import OPID_NONE, OpId, new_id
@@ -78,7 +78,7 @@ class CopySessions:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._making = 0
-        self._orders = Whole()
+        self._orders = ShieldedTasks()
         self._looking = asyncio.Lock()
         self._looked_at: set[Replica] = set()
         self._closed = False

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import structlog
 
 from stele.consensus.bootstrap import STORE, open_machine, sums_of
+from stele.consensus.copy_bounds import refuse_beyond, refuse_offer
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.fetch import (
     SILENT_MAX_S,
@@ -35,7 +36,6 @@ from stele.consensus.fetch import (
     whole,
 )
 from stele.consensus.files import make_directory, remove_tree, sync_directory
-from stele.consensus.offer import refuse_beyond, refuse_offer
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go

@@ -285,7 +285,7 @@ class Replica:
         members = started.members
         if members.node_of.get(sender) != from_node and not members.meets(sender, from_node):
             return
-        admitted = started.edge.admit(from_node, message)
+        admitted = started.bounds.admit(from_node, message)
         if admitted is not None:
             started.runtime.receive(sender, admitted)
 

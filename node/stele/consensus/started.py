@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable
 
 from stele.consensus.applier import Applier
-from stele.consensus.edge import Edge
 from stele.consensus.members import Members
+from stele.consensus.message_bounds import MessageBounds
 from stele.consensus.ports import Host, ReplicaOptions, ReplicaStream
 from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
@@ -60,7 +60,7 @@ class StartedReplica:
         self.committed_opid: OpId = machine.applied if machine is not None else OPID_NONE
         self.core = RaftCore(options.raft, standing.replica_id, initial, host)
         self.runtime = CoreRuntime(self.core, stream, self, host.now_ms)
-        self.edge = Edge(self.core, host)
+        self.bounds = MessageBounds(self.core, host)
         contexts = itertools.count(1)
         self.members = Members(standing, host, self.runtime, contexts, initial)
         self.storage = Storage(standing, host, stream, self.runtime, machine)

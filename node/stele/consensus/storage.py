@@ -12,8 +12,8 @@ from collections import deque
 
 from stele.consensus.ports import Host, ReplicaStream
 from stele.consensus.runtime import CoreRuntime
+from stele.consensus.shielded import ShieldedTasks
 from stele.consensus.state import Standing
-from stele.consensus.whole import Whole
 from stele.model.entry import Entry
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OpId
@@ -46,7 +46,7 @@ class Storage:
             deque()
         )  # (when, flushed index), the oldest that counts first
         self._flushing = asyncio.Lock()
-        self._flushes = Whole()
+        self._flushes = ShieldedTasks()
 
     def take(self, machine: StateMachine) -> None:
         """The rows of a young witness are here and hold all that is committed."""

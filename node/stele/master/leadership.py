@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from stele import metrics
-from stele.consensus.whole import Whole
+from stele.consensus.shielded import ShieldedTasks
 from stele.master.catalog import Catalog
 from stele.master.liveness import Liveness
 from stele.master.locks import Locks
@@ -75,7 +75,7 @@ class Leadership:
     """How long it then lasts; None: an earlier leader granted it, and only that one knew."""
     full: bool = False
     """Whether, in this pass of the background, something was left undone since the catalog has no room for it."""
-    _running: Whole = field(default_factory=Whole)
+    _running: ShieldedTasks = field(default_factory=ShieldedTasks)
 
     def __post_init__(self) -> None:
         self.claim_seen_ms = self.now_ms()

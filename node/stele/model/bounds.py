@@ -13,7 +13,7 @@ from __future__ import annotations
 
 TERM_JUMP_MAX = 1 << 32
 """Terms above a replica's own, in one message. An election raises a term by one: ten a second take 13 years to come here.
-A replica that lags by more is led up in steps of so many (`stele.consensus.edge`), so none is locked out."""
+A replica that lags by more is led up in steps of so many (`stele.consensus.message_bounds`), so none is locked out."""
 TERM_MAX = 1 << 62
 """The highest term anybody may name. Two to the 30th messages, each of the largest jump, would be needed to come here."""
 INDEX_MAX = 1 << 62

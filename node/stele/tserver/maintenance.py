@@ -21,7 +21,7 @@ import structlog
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.replica import Replica
-from stele.consensus.whole import Whole
+from stele.consensus.shielded import ShieldedTasks
 from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import StreamKey
 from stele.tablet.compaction import CompactionJob
@@ -86,7 +86,7 @@ class Maintenance:
         self._since: dict[StreamKey, int] = {}
         self._flush_rests: dict[StreamKey, int] = {}
         self._compactor = Compactor()
-        self._installs = Whole()
+        self._installs = ShieldedTasks()
         self._merged_last: StreamKey | None = None
         self._reclaim_ms = 0
         self._resting: dict[StreamKey, int] = {}

@@ -28,8 +28,8 @@ from stele.consensus.fetch import CopySource
 from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.shielded import ShieldedTasks
 from stele.consensus.superblock import SUPERBLOCK, DataState, Superblock, read_superblock, write_superblock
-from stele.consensus.whole import Whole
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, of_later_program
 from stele.model.ids import OPID_NONE, OpId, ReplicaId, StreamKey, TableId, TabletId, is_id
@@ -75,7 +75,7 @@ class TabletManager:
         self._opening = asyncio.Semaphore(_OPEN_AT_ONCE)
         self._waiting: set[asyncio.Task[None]] = set()
         self._changing: WeakValueDictionary[TabletId, asyncio.Lock] = WeakValueDictionary()
-        self._orders = Whole()
+        self._orders = ShieldedTasks()
 
     # --- start and stop
 

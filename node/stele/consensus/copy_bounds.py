@@ -1,13 +1,14 @@
-"""What a copy source offers, held to bounds before anything is made of it. Called by copy_target.py; touches no files.
+"""Checks what a copy source offers against bounds before it is used. Called by copy_target.py; touches no files.
 
 A source is another process: its names become paths here, its sizes become room on this disk, its OpIds become those of a
-replica that votes. Invariant: what passes names files as stores do, fits, and claims no number that an honest group reaches.
+replica that votes. Invariant: an offer that passes names files as stores do, fits on the disk, and claims no number that
+no sound group reaches.
 """
 
 from __future__ import annotations
 
 from stele.consensus.copy_source import SessionInfo
-from stele.consensus.edge import configuration_fault
+from stele.consensus.message_bounds import configuration_fault
 from stele.model.bounds import (
     COPY_FILES_MAX,
     INCARNATION_MAX,

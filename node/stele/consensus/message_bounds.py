@@ -1,7 +1,7 @@
-"""What a replica takes from other replicas: messages are held to the bounds of `stele.model.bounds` before the core sees them.
+"""Checks messages of other replicas against the bounds of `stele.model.bounds` before the core sees them.
 
-Owned by Replica, called for every message. What breaks a bound is dropped and told to the host; it fails nobody's replica.
-What only the core can judge, as it knows who led and what its log holds, the core ignores itself (`MessageIgnored`).
+Owned by StartedReplica, called for every message. A message that breaks a bound is dropped and told to the host; it fails
+no replica. What only the core can judge by its log, the core ignores itself (`MessageIgnored`).
 
 Invariants: entries that pass follow each other, in terms that never fall nor exceed the message's; configurations among
 them have voters. A message of a term far above the replica's own leads it up by TERM_JUMP_MAX: a replica that was away
@@ -30,8 +30,8 @@ from stele.raft.core import RaftCore
 from stele.raft.messages import Message, UpdateRequest, UpdateResponse
 
 
-class Edge:
-    """One replica's."""
+class MessageBounds:
+    """The check of one replica."""
 
     __slots__ = ("_core", "_host")
 

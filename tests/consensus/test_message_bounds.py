@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stele.consensus.edge import Edge
+from stele.consensus.message_bounds import MessageBounds
 from stele.consensus.replica import Replica
 from stele.consensus.timestamps import encode_ceiling
 from stele.model.bounds import TERM_JUMP_MAX, TERM_MAX, UNCOMMITTED_AHEAD_MAX_US
@@ -29,7 +29,7 @@ NOW_US = 1_800_000_000_000_000
 
 
 class Judge:
-    """A host of an edge alone: most clocks say NOW_US."""
+    """A host of a check alone: most clocks say NOW_US."""
 
     def __init__(self) -> None:
         self.causes: list[str] = []
@@ -42,10 +42,10 @@ class Judge:
         self.causes.append(cause)
 
 
-def edge(term: int = 5) -> tuple[Edge, Judge]:
+def checked(term: int = 5) -> tuple[MessageBounds, Judge]:
     judge: Any = Judge()
     core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), term=term), random.Random(1))
-    return Edge(core, judge), judge
+    return MessageBounds(core, judge), judge
 
 
 LAST = OpId(5, 3)
@@ -114,13 +114,13 @@ HOSTILE = [
 
 @pytest.mark.parametrize("message", SOUND)
 def test_what_sound_replicas_send_passes(message: Message) -> None:
-    one, judge = edge()
+    one, judge = checked()
     assert one.admit(NODE, message) is message and not judge.causes
 
 
 @pytest.mark.parametrize(("cause", "message"), HOSTILE)
 def test_what_no_sound_replica_sends_is_dropped_and_told(cause: str, message: Message) -> None:
-    one, judge = edge()
+    one, judge = checked()
     assert one.admit(NODE, message) is None
     assert judge.causes == [cause]
 
@@ -137,7 +137,7 @@ def test_what_no_sound_replica_sends_is_dropped_and_told(cause: str, message: Me
 )
 def test_a_replica_that_lags_by_many_terms_is_led_up_in_steps(message: Message) -> None:
     """It must never be locked out; and one message may not end a tablet's terms."""
-    one, judge = edge()
+    one, judge = checked()
     assert one.admit(NODE, message) == UpdateResponse(5 + TERM_JUMP_MAX, False)
     assert not judge.causes
 
