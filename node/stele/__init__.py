@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stele.client.async_client import AsyncClient
-    from stele.client.blocking import Client, KeySpace, Scanner, Session, Table
+    from stele.client.blocking import Client
+    from stele.client.blocking_table import KeySpace, Scanner, Session, Table
     from stele.client.connect import connect, connect_async
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
@@ -33,7 +34,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "stele.client.async_client": ("AsyncClient",),
-    "stele.client.blocking": ("Client", "KeySpace", "Scanner", "Session", "Table"),
+    "stele.client.blocking": ("Client",),
+    "stele.client.blocking_table": ("KeySpace", "Scanner", "Session", "Table"),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.kv": ("AsyncKeySpace",),
     "stele.client.locations": ("TableInfo",),

@@ -13,7 +13,7 @@ from types import FrameType, FunctionType
 import pytest
 
 from stele.client import Client
-from stele.client.handover import Handover
+from stele.client.thread_call import ThreadCall
 
 
 class Operation:
@@ -47,7 +47,7 @@ class Interrupt:
         if not self._within:
             self._within = frame.f_code is self._code
             return
-        self.last = event == "c_call" and frame.f_code is Handover.wait.__code__
+        self.last = event == "c_call" and frame.f_code is ThreadCall.wait.__code__
         self.number -= event in ("call", "return", "c_return")
         if self.number < 0 or self.last:
             raise KeyboardInterrupt

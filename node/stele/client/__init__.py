@@ -5,7 +5,8 @@ that was not is reported as not done, or as of unknown outcome, never as somethi
 """
 
 from stele.client.async_client import AsyncClient
-from stele.client.blocking import Client, Table
+from stele.client.blocking import Client
+from stele.client.blocking_table import Table
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stele.client.cast_values import cast_each, is_text
 from stele.client.casts import python_value
-from stele.client.misfits import cast_each, is_text
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
@@ -44,13 +44,13 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 """Rows of one tablet, and their positions in the whole input."""
 
 
-Misfits = dict[int, dict[int, str]]
+Refused = dict[int, dict[int, str]]
 """By column id and row: why a value is no value of its column."""
 
 
 def fit(
     batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp, *, begun: bool = False
-) -> tuple[pa.RecordBatch, tuple[int, ...], Misfits]:
+) -> tuple[pa.RecordBatch, tuple[int, ...], Refused]:
     """`batch` with exactly the columns that a block of `op` carries, cast to the types of `table`; their ids; and which values
     do not fit, where it has null. `begun`: rows of the same write came before these.
 
@@ -61,7 +61,7 @@ def fit(
     faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
     wanted = schema.key_columns if op in DELETES else schema.columns
     arrays, ids = [], []
-    misfits: Misfits = {}
+    refused: Refused = {}
     for column in wanted:
         position = batch.schema.get_field_index(column.name)
         if position < 0:
@@ -79,26 +79,26 @@ def fit(
                 faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({exc})")
                 continue
             if reasons:
-                words = {row: _misfit(column, array[row], why) for row, why in reasons.items()}
+                words = {row: _why_refused(column, array[row], why) for row, why in reasons.items()}
                 if not begun and _says_text(array.type) and found.null_count == len(found):
                     first = next(iter(words.values()))
                     faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({first})")
                     continue
-                misfits[int(column.id)] = words
+                refused[int(column.id)] = words
             array = found
         arrays.append(array)
         ids.append(int(column.id))
     if faults:
         expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
         raise Rejected(f"table {table}: the rows do not fit: {'; '.join(faults)}; expected {expected}")
-    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), misfits
+    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), refused
 
 
 def _says_text(type_: pa.DataType) -> bool:
     return is_text(type_.value_type if pa.types.is_dictionary(type_) else type_)
 
 
-def _misfit(column: Column, scalar: pa.Scalar, why: str) -> str:
+def _why_refused(column: Column, scalar: pa.Scalar, why: str) -> str:
     """Of a number in the words of a session. A session reads no text, and takes no midnight for a date."""
     value = python_value(scalar)
     told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
@@ -242,12 +242,12 @@ class BulkWriter:
         """The next rows, in a thread: it changes nothing here. Left out, with an error each, are those that hold null where
         the table forbids it, or what is no value of its column."""
         begun = bool(self._column_ids)
-        batch, ids, misfits = fit(chunk, self.result.table, self._schema, self._op, begun=begun)
+        batch, ids, refused = fit(chunk, self.result.table, self._schema, self._op, begun=begun)
         self._check_same(self._column_ids, ids)
         row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
         positions = np.arange(self._fed_rows, self._fed_rows + batch.num_rows, dtype=np.int64)
         block = Block(int(self._schema.version), ids, batch, self._op, None)
-        faults = row_faults(block, self._schema, misfits)
+        faults = row_faults(block, self._schema, refused)
         errors = self._placed(faults, batch, positions)
         if faults:
             good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])

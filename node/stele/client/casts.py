@@ -1,4 +1,4 @@
-"""Arrow's casts, without those that lose something and do not say so. Called by misfits.py and bulk.py; sends nothing.
+"""Arrow's casts, without those that lose something and do not say so. Called by cast_values.py and bulk.py; sends nothing.
 
 Invariant: what is cast means the same as before, but for the precision of `float` and `double`.
 """

@@ -1,7 +1,7 @@
-"""Which values of an array are none of a column's type. Called by bulk.py; sends nothing.
+"""Casts an array to a column's type and says which of its values do not fit. Called by bulk.py; sends nothing.
 
-What many values may have in common is looked for in all of them at once; what that leaves is found by halves, most often a
-few, as Arrow does not say where a cast failed. Invariant: the same values fit as if each were cast alone.
+Arrow does not say where a cast failed. So common faults are looked for in all values at once; the few others are found by
+halving the array. Invariant: the same values fit as if each were cast alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int,
         cast(array.slice(0, 0), wanted)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    misfits: dict[int, str] = {}
+    refused: dict[int, str] = {}
     given = array
-    for misfit, why in _certain(given, wanted):
-        found = pc.fill_null(misfit, False)
-        misfits.update(dict.fromkeys(pc.indices_nonzero(found).to_pylist(), why))
+    for unfit, why in _certain(given, wanted):
+        found = pc.fill_null(unfit, False)
+        refused.update(dict.fromkeys(pc.indices_nonzero(found).to_pylist(), why))
         array = pc.if_else(found, pa.scalar(None, array.type), array)
-    fitting = _by_text(array, wanted, misfits) if is_text(array.type) else _by_halves(array, wanted, misfits)
-    return fitting, dict(sorted(misfits.items()))
+    fitting = _by_text(array, wanted, refused) if is_text(array.type) else _by_halves(array, wanted, refused)
+    return fitting, dict(sorted(refused.items()))
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -52,31 +52,31 @@ def is_text(type_: pa.DataType) -> bool:
     )
 
 
-def _by_halves(array: pa.Array, wanted: pa.DataType, misfits: dict[int, str]) -> pa.Array:
-    return pa.concat_arrays(list(_halves(array, wanted, 0, misfits)))
+def _by_halves(array: pa.Array, wanted: pa.DataType, refused: dict[int, str]) -> pa.Array:
+    return pa.concat_arrays(list(_halves(array, wanted, 0, refused)))
 
 
-def _halves(array: pa.Array, wanted: pa.DataType, first: int, misfits: dict[int, str]) -> Iterator[pa.Array]:
+def _halves(array: pa.Array, wanted: pa.DataType, first: int, refused: dict[int, str]) -> Iterator[pa.Array]:
     try:
         yield cast(array, wanted)
     except NO_CAST as exc:
         if len(array) == 1:
-            misfits[first] = str(exc)
+            refused[first] = str(exc)
             yield pa.nulls(1, wanted)
             return
         half = len(array) // 2
-        yield from _halves(array.slice(0, half), wanted, first, misfits)
-        yield from _halves(array.slice(half), wanted, first + half, misfits)
+        yield from _halves(array.slice(0, half), wanted, first, refused)
+        yield from _halves(array.slice(half), wanted, first + half, refused)
 
 
-def _by_text(array: pa.Array, wanted: pa.DataType, misfits: dict[int, str]) -> pa.Array:
+def _by_text(array: pa.Array, wanted: pa.DataType, refused: dict[int, str]) -> pa.Array:
     """The same text fits everywhere or nowhere."""
     encoded = array.cast(pa.large_string()).dictionary_encode()
     why: dict[int, str] = {}
     texts = _by_halves(encoded.dictionary, wanted, why)
     numbers = encoded.indices.fill_null(-1).to_numpy()
     for row in np.flatnonzero(np.isin(numbers, list(why))).tolist():
-        misfits[row] = why[int(numbers[row])]
+        refused[row] = why[int(numbers[row])]
     return texts.take(encoded.indices)
 
 

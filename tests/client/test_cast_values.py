@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stele.client import misfits
+from stele.client import cast_values
+from stele.client.cast_values import cast_each
 from stele.client.casts import NO_CAST, cast, python_value
-from stele.client.misfits import cast_each
 
 WANTED = [
     pa.bool_(),
@@ -227,7 +227,7 @@ def test_where_no_value_fits_there_is_not_a_cast_for_each(
         calls.append(len(arguments[0]))
         return cast(*arguments)
 
-    monkeypatch.setattr(misfits, "cast", counted)
+    monkeypatch.setattr(cast_values, "cast", counted)
     found, reasons = cast_each(array, wanted)
     assert len(reasons) == found.null_count == ROWS
     assert len(calls) < 20

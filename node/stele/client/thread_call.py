@@ -1,8 +1,8 @@
-"""A coroutine on its way from a caller's thread to the client's, and what came of it on the way back. Used by blocking.py.
+"""A call from a caller's thread to the client's loop, and its result. Used by blocking.py.
 
-Ctrl-C raises KeyboardInterrupt wherever the main thread is, in the standard library too: a `Future` or `Condition` that is
-waited for may be left locked by it, and then holds up the loop that would tell of its outcome. Invariant: an interrupt at any
-moment leaves nothing locked, and a call that is given up is cancelled, or does not begin.
+Ctrl-C raises KeyboardInterrupt wherever the main thread is, also within the standard library. It may leave a `Future` or
+`Condition` locked, which would block the loop. So a call waits for a plain lock. Invariant: an interrupt at any moment leaves
+nothing locked, and an abandoned call is cancelled or never begins.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Handover(Generic[T]):
-    """One call, of the coroutine that `make` gives. `hand_over`, then `wait`; `give_up` at any time, from the thread that called."""
+class ThreadCall(Generic[T]):
+    """One call of the coroutine that `make` gives. The calling thread calls `submit`, then `wait`, and `abandon` at any time."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
         self._make = make
         self._loop = loop
-        self._handed_over = False
-        self._given_up = False
+        self._submitted = False
+        self._abandoned = False
         self._task: asyncio.Task[T] | None = None
         self._over = threading.Lock()  # held until it is over: C takes and gives it back in one step
         self._over.acquire()
 
-    def hand_over(self) -> None:
-        """The loop will run it."""
-        self._handed_over = True  # first: interrupted behind it, the loop may have it or not
+    def submit(self) -> None:
+        """Hand the call to the loop."""
+        self._submitted = True  # first: interrupted behind it, the loop may have it or not
         self._loop.call_soon_threadsafe(self._begin)
 
     def wait(self) -> T:
-        """What the coroutine returns; raises what it raises, and CancelledError of concurrent.futures if it was cancelled."""
+        """The coroutine's result. Raises what it raises, and concurrent.futures.CancelledError if it was cancelled."""
         self._over.acquire()
         assert self._task is not None
         if self._task.cancelled():
             raise CancelledError()
         return self._task.result()
 
-    def give_up(self) -> None:
-        """Nobody waits for it any more. Does nothing once it has ended."""
-        self._given_up = True
-        if not self._handed_over:
+    def abandon(self) -> None:
+        """Cancel the call, since nobody waits for it. Does nothing once it has ended."""
+        self._abandoned = True
+        if not self._submitted:
             self._make().close()
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed, and has ended all that it had
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self) -> None:
-        if not self._given_up:
+        if not self._abandoned:
             self._task = self._loop.create_task(self._make())
             self._task.add_done_callback(self._ended)
 
