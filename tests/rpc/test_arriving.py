@@ -100,6 +100,55 @@ async def test_what_stands_still_is_closed_sooner_while_others_wait(clock: list[
     assert slow.closed and not waiting.closed
 
 
+async def test_a_large_message_over_a_slow_link_arrives_though_others_wait(clock: list[float]) -> None:
+    """It was closed after 2 s, each time that it was sent again."""
+    held = Arriving(1 << 20)
+    slow = Source("slow")
+    held.holds(slow, size := 2 << 20)
+    done = 0
+    while size < MESSAGE_BYTES_MAX:
+        quick = Source("quick")
+        held.holds(quick, 1 << 18)  # whoever waits has its turn after 2 s
+        assert quick.held_back
+        for _ in range(9):
+            if not slow.held_back:
+                held.holds(slow, size := size + 50_000)
+            await look(held, clock, 0.25)
+        assert slow.held_back and not quick.held_back
+        held.holds(quick, 0)
+        assert not slow.held_back and not slow.closed and not quick.closed
+        done += 1
+    assert done > 20
+    held.holds(slow, 0)
+    assert not held.bytes and not held._frames
+
+
+async def test_slow_messages_take_turns_and_bounded_memory(clock: list[float]) -> None:
+    held = Arriving(1 << 20)
+    sizes = {Source(f"slow {n}"): 0 for n in range(60)}
+    most = 0
+    for _ in range(40):
+        for source in sizes:
+            if not source.held_back and not source.closed:
+                sizes[source] += 200_000
+                held.holds(source, sizes[source])
+            if source.closed:
+                held.holds(source, 0)
+            most = max(most, held.bytes)
+        await look(held, clock, 0.25)
+    assert sum(size > 400_000 for size in sizes.values()) > 3, "they had turns"
+    assert most <= held.close_bytes
+    for _ in range(800):
+        for source in sizes:
+            if not source.held_back and not source.closed:
+                sizes[source] += 200_000
+                held.holds(source, 0 if sizes[source] >= MESSAGE_BYTES_MAX else sizes[source])
+                most = max(most, held.bytes)
+        await look(held, clock, 0.25)
+    assert most <= held.close_bytes
+    assert any(not source.closed and sizes[source] >= MESSAGE_BYTES_MAX for source in sizes)
+
+
 async def test_a_loop_that_stood_still_itself_closes_nobody(clock: list[float]) -> None:
     held = Arriving(1 << 20)
     first, waiting = Source("first"), Source("waiting")
@@ -133,7 +182,7 @@ async def test_connections_without_end_are_closed(clock: list[float]) -> None:
 @pytest.fixture
 async def crowd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(arriving, "_LOOK_S", 0.02)
-    monkeypatch.setattr(arriving, "YIELD_STILL_S", 0.05)
+    monkeypatch.setattr(arriving, "TURN_STILL_S", 0.05)
     yield
 
 

@@ -10,7 +10,7 @@ import pyarrow.flight as fl
 import pytest
 
 from stele.rpc.flight import FlightServer
-from stele.rpc.inflow import ALLOWED_BYTES, RATE_BYTES, InflowWatch, _Flow
+from stele.rpc.inflow import ALLOWED_BYTES, GREW_BYTES, RATE_BYTES, InflowWatch, Looks, _Flow
 from tests.rpc.test_flight import CLUSTER, Provider, ticket
 
 GET_FLIGHT_INFO = "/arrow.flight.protocol.FlightService/GetFlightInfo"
@@ -55,6 +55,19 @@ def test_what_acknowledges_a_scan_is_no_inflow() -> None:
     assert flow.passed(0.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES)
     assert flow.passed(2.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES + 2 * RATE_BYTES)
     assert not flow.passed(0.0, 49 * gib, 49 * (gib >> 5) + ALLOWED_BYTES + 2 * RATE_BYTES + 1)
+
+
+def test_connections_are_looked_at_seldom_unless_memory_grows() -> None:
+    """Each look asks the kernel for every descriptor, 20 times a second whatever came in."""
+    looks, start = Looks(0.0, 100 << 20), 100 << 20
+    quiet = [looks.due(n * 0.05, start) for n in range(1, 101)]
+    assert sum(map(bool, quiet)) in (4, 5) and abs(sum(quiet) - 5.0) <= 1.0
+    looks = Looks(0.0, start)
+    assert not looks.due(0.05, start + GREW_BYTES - 1)
+    assert looks.due(0.10, start + GREW_BYTES) == 0.10
+    assert not looks.due(0.15, start + GREW_BYTES), "it is compared with what was at the last look"
+    assert not looks.due(0.20, start), "what was given back"
+    assert looks.due(0.25, start + GREW_BYTES), "is not there for others to take unseen"
 
 
 def test_a_process_without_descriptors_is_watched_on(port: int) -> None:
