@@ -144,7 +144,7 @@ class Scenario(Group):
 
     def campaigns(self, number: str) -> None:
         core = self._core(number)
-        core._election_due_ms = self.now
+        core.state.timer.due_ms = self.now
         self._feed(int(number), Tick(self.now))
 
     def deliver_all(self) -> None:

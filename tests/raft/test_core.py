@@ -309,19 +309,25 @@ def test_a_learner_does_not_vote_in_its_own_right() -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=7), st.integers(0, 30))
 def test_the_commit_index_is_what_sorting_and_counting_says(peers: list[tuple[int, bool]], own: int) -> None:
     core = RaftCore(RaftOptions(), ReplicaId(1), initial(len(peers) + 1), random.Random(1))
-    core.step(Start(0))
-    core.role = Role.LEADER
-    core._become_leader("test")
-    core.log.take_persist(1)
-    core.step_many([Propose(n, EntryKind.WRITE, b"") for n in range(30)])
-    core.log.durable_index = own
+    settle(core, core.step(Start(0)))
+    for pre_vote in (True, False):
+        for number in range(2, len(peers) + 2):
+            answer = VoteResponse(core.term, True, pre_vote, 1, True)
+            settle(core, core.step(Received(ReplicaId(number), answer, 1)))
+    assert (core.role, core.log.last_index) == (Role.LEADER, 1)
+    asked = core.last_persist_id
+    for n in range(29):
+        core.step(Propose(n, EntryKind.WRITE, b""))
     for number, (match, failed) in enumerate(peers, start=2):
-        core._progress[number].match = match
-        core._progress[number].failed = failed
+        answer = UpdateResponse(1, True, OpId(1 if match else 0, match))
+        core.note(Received(ReplicaId(number), answer, 2))
+        if failed:
+            core.note(Received(ReplicaId(number), UpdateResponse(1, False, failed=True), 2))
+    own = max(own, 1)  # the first entry was persisted with the election
+    core.step(Persisted(asked + own - 1))
     counted = [own, *(0 if failed else match for match, failed in peers)]
     need = len(counted) // 2 + 1
     dumb = max(i for i in range(31) if sum(1 for c in counted if c >= i) >= need)
-    core._advance_commit()
     assert core.commit_index == dumb
 
 

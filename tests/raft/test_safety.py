@@ -376,9 +376,9 @@ def test_an_answer_of_an_earlier_term_is_not_counted() -> None:
     settle(core, core.step(Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), replaced, 1), 10)))
     core.step(Tick(10_000))
     core.step(Received(ReplicaId(2), VoteResponse(2, True, True, 3, True), 10_001))
-    core.step(Persisted(core._persist_id))
+    core.step(Persisted(core.last_persist_id))
     core.step(Received(ReplicaId(2), VoteResponse(3, True, False, 3, True), 10_002))
-    core.step(Persisted(core._persist_id))
+    core.step(Persisted(core.last_persist_id))
     assert (core.role, core.log.last_opid, core.commit_index) == (Role.LEADER, OpId(3, 3), 1)
     core.step(Received(ReplicaId(2), late, 10_003))
     assert core.commit_index == 1

@@ -9,89 +9,131 @@ from dataclasses import replace
 
 from stele.consensus.timestamps import Timestamps
 from stele.model.config import MemberType
-from stele.model.ids import HybridTime, ReplicaId
+from stele.model.ids import HybridTime, OpId, ReplicaId
 from stele.raft import RaftCore
-from stele.raft.effects import HardState, Persist, ReadReady, Role
+from stele.raft.changes import Changes
+from stele.raft.effects import HardState, ReadReady, Role
 from stele.raft.events import ProposeChange
+from stele.raft.follower import Follower
+from stele.raft.leader import Leader
+from stele.raft.log import LogView
 from stele.raft.membership import Refusal
-from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest
+from stele.raft.messages import UpdateResponse
+from stele.raft.outbox import Outbox
+from stele.raft.roles import Parts
 from tests.sim.plan import Weather
+
+
+class _ForgetsVotes(Outbox):
+    def persist(self) -> None:
+        if self.hard_state is not None:
+            self.hard_state = HardState(self.hard_state.term, None)
+        super().persist()
 
 
 class ForgetsItsVote(RaftCore):
     """Persists the term but not the vote (Raft figure 2: votedFor is persistent)."""
 
-    def _emit_persist(self) -> None:
-        before = len(self._persists)
-        super()._emit_persist()
-        for at in range(before, len(self._persists)):
-            effect = self._persists[at]
-            if isinstance(effect, Persist) and effect.hard_state is not None:
-                hard = HardState(effect.hard_state.term, None)
-                self._persists[at] = Persist(effect.id, hard, effect.truncate_from, effect.entries)
+    parts = Parts(outbox=_ForgetsVotes)
+
+
+class _CommitsAnyTerm(Leader):
+    def may_commit(self, index: int) -> bool:
+        return True
 
 
 class CommitsOldTerms(RaftCore):
     """Commits entries of earlier terms by counting copies (Raft §5.4.2, figure 8)."""
 
-    def _may_commit(self, index: int) -> bool:
-        return True
+    parts = Parts(leader=_CommitsAnyTerm)
+
+
+class _CountsMemory(Leader):
+    def own_match(self) -> int:
+        return self.state.log.last_index
 
 
 class CountsItsUndurableCopy(RaftCore):
     """The leader's own copy counts before its disk has it."""
 
-    def _own_match(self) -> int:
-        return self.log.last_index
+    parts = Parts(leader=_CountsMemory)
+
+
+class _NoLogBarrier(Outbox):
+    def log_barrier(self) -> int:
+        return 0
 
 
 class AnswersBeforeItsDisk(RaftCore):
     """A follower acknowledges entries that it has only in memory."""
 
-    def _log_barrier(self) -> int:
+    parts = Parts(outbox=_NoLogBarrier)
+
+
+class _NoHardBarrier(Outbox):
+    def hard_barrier(self) -> int:
         return 0
 
 
 class SpeaksBeforeItsDisk(RaftCore):
     """Asks and answers in a term that it has only in memory (Raft figure 2: updated before responding)."""
 
-    def _hard_barrier(self) -> int:
-        return 0
+    parts = Parts(outbox=_NoHardBarrier)
+
+
+class _CoveredByAny(LogView):
+    def covered_by(self, last_logged: OpId) -> bool:
+        return True
 
 
 class VotesForShorterLogs(RaftCore):
     """Grants votes without comparing logs (Raft §5.4.1)."""
 
-    def _up_to_date(self, request: VoteRequest) -> bool:
-        return True
+    parts = Parts(log=_CoveredByAny)
+
+
+class _Trusting(Follower):
+    @property
+    def verified_index(self) -> int:
+        return self.state.log.last_index
+
+    @verified_index.setter
+    def verified_index(self, index: int) -> None:
+        pass
 
 
 class TrustsItsWholeLog(RaftCore):
     """Takes the leader's commit index for entries that were never compared with the leader's log."""
 
-    def _on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        self._verified_index = self.log.last_index
-        super()._on_update_request(sender, request)
+    parts = Parts(follower=_Trusting)
+
+
+class _AsksNobody(Leader):
+    def serve_reads(self) -> bool:
+        waiting, self.reads.waiting = self.reads.waiting, []
+        for context in waiting:
+            self.state.outbox.others.append(ReadReady(context, self.state.commit_index))
+        return False
 
 
 class ReadsWithoutAsking(RaftCore):
     """Serves reads at its commit index without a word from a majority (Raft §8)."""
 
-    def _serve_reads(self) -> bool:
-        waiting, self._reads.waiting = self._reads.waiting, []
-        for context in waiting:
-            self._out.append(ReadReady(context, self.commit_index))
-        return False
+    parts = Parts(leader=_AsksNobody)
+
+
+class _AtAnyTime(Changes):
+    def not_now(self, event: ProposeChange) -> Refusal | None:
+        refusal = super().not_now(event)
+        if refusal is not None and refusal.code.name in ("CHANGE_IN_PROGRESS", "NOT_READY", "CAS_FAILED"):
+            return None
+        return refusal
 
 
 class ChangesAtAnyTime(RaftCore):
     """Changes the membership while another change is pending and before it committed in its own term."""
 
-    def _not_now(self, event: ProposeChange) -> Refusal | None:
-        refusal = super()._not_now(event)
-        if refusal is not None and refusal.code.name in ("CHANGE_IN_PROGRESS", "NOT_READY", "CAS_FAILED"):
-            return None
-        return refusal
+    parts = Parts(changes=_AtAnyTime)
 
 
 class BeginsBelowTheCeiling(Timestamps):
@@ -133,17 +175,22 @@ PLANTED_TIMESTAMPS = (
 """(bug, first seed): looked for in the next worlds whose writes have timestamps."""
 
 
+class _Promotes(Changes):
+    def consider_promotion(self) -> None:
+        state = self.state
+        if not state.term_committed:
+            for peer in state.config.peers:
+                if peer.promote and state.pending_change_index is None:
+                    voter = replace(peer, member_type=MemberType.VOTER, promote=False)
+                    peers = tuple(voter if p is peer else p for p in state.config.peers)
+                    self.append(None, peers, "at once")
+        super().consider_promotion()
+
+
 class PromotesAtOnce(RaftCore):
     """Makes voters of learners before it has committed anything in its own term."""
 
-    def _consider_promotion(self) -> None:
-        if self.role is Role.LEADER and not self.term_committed:
-            for peer in self.config.peers:
-                if peer.promote and self.pending_change_index is None:
-                    voter = replace(peer, member_type=MemberType.VOTER, promote=False)
-                    peers = tuple(voter if p is peer else p for p in self.config.peers)
-                    self._append_change(None, peers, "at once")
-        super()._consider_promotion()
+    parts = Parts(changes=_Promotes)
 
 
 class HoldsItsDiskForIdle(RaftCore):

@@ -146,7 +146,7 @@ class SimReplica:
     @property
     def busy(self) -> bool:
         """Whether somebody waits for a read."""
-        return bool(self._reads_ready) or (self.core is not None and self.core._reads.pending)
+        return bool(self._reads_ready) or (self.core is not None and self.core.reads_pending)
 
     def rest(self) -> bool:
         """As CoreRuntime."""
@@ -312,8 +312,8 @@ class SimReplica:
         core = self.core
         if core is None or core.role is not Role.LEADER:
             return
-        failed = [n for n, progress in core._progress.items() if progress.failed]
-        told = [n for n in core._progress if n in self._told_failed]
+        failed = [peer.replica_id for peer in core.progress if peer.failed]
+        told = [peer.replica_id for peer in core.progress if peer.replica_id in self._told_failed]
         ensure(failed == told, f"leader {self.replica_id} believes that {failed} FAILED, and has said {told}")
 
     def _set_wake(self) -> None:

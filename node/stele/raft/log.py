@@ -107,6 +107,10 @@ class LogView:
             ensure(False, f"log: index {index} is outside of {self.start} to {self.last_opid}")
         return OpId(term or 0, index)
 
+    def covered_by(self, last_logged: OpId) -> bool:
+        """Whether a log that ends at `last_logged` is at least as up to date as this one (Raft §5.4.1)."""
+        return last_logged >= self.last_opid
+
     def first_of_term(self, index: int) -> int:
         """The first index, up from the start, of the run of one term that holds `index`."""
         return self._span_firsts[bisect_right(self._span_firsts, index) - 1]

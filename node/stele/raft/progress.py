@@ -117,10 +117,11 @@ class Progress:
         self.inflight.clear()
         self.inflight_bytes = 0
 
-    def needs_copy(self, next_index: int) -> None:
+    def needs_copy(self, next_index: int, now_ms: int) -> None:
         """Its log ends before ours begins: heartbeats only."""
         self.probe_from(next_index)
         self.state = PeerState.SNAPSHOT
+        self.moved_ms = now_ms
 
     def forgot(self, now_ms: int) -> None:
         """It has lost what it acknowledged."""

@@ -1,0 +1,199 @@
+"""Handlers that several roles share. The table names, role by role, who uses which.
+
+Each takes the acting role first, then the event, or the sender and the message.
+
+Invariants: one vote per term, and it is durable before the answer leaves; whoever hears a live leader neither votes nor
+takes the term of a candidate, unless that leader asked for the election (dissertation 4.2.3, 3.10).
+"""
+
+from __future__ import annotations
+
+from stele.model.errors import Code, ensure
+from stele.model.ids import ReplicaId
+from stele.raft.effects import ChangeRefused, ProposalRefused, ReadRefused, TransferFailed
+from stele.raft.events import (
+    Compacted,
+    DataArrived,
+    Fitness,
+    PeerFailed,
+    Persisted,
+    Propose,
+    ProposeChange,
+    ReportFailed,
+    RequestRead,
+    Start,
+    SyncStalled,
+    TransferLeadership,
+)
+from stele.raft.messages import Message, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.role import Acting
+from stele.raft.state import RaftState
+from stele.raft.timer import NEVER_MS
+
+# Events
+
+
+def ignore_event(role: Acting, event: object) -> None:
+    """Nothing follows from it in this role."""
+
+
+def take_start(role: Acting, event: Start) -> None:
+    """Begin."""
+    role.switch.start(event.now_ms)
+
+
+def take_persisted(role: Acting, event: Persisted) -> None:
+    """Hand out what is durable now and committed already."""
+    state = role.state
+    if note_persisted(state, event.persist_id) and state.commit_index > state.log.handed_index:
+        state.hand_out()
+
+
+def note_persisted(state: RaftState, persist_id: int) -> bool:
+    """All Persists up to this one are durable. Returns whether the durable part of the log grew."""
+    outbox = state.outbox
+    if persist_id > outbox.persist_id:
+        ensure(False, f"raft: Persist {persist_id} was never asked for")
+    state.stalled_until_ms = 0
+    if persist_id > outbox.durable_id:
+        outbox.durable_id = persist_id
+    return state.log.persisted(persist_id)
+
+
+def take_compacted(role: Acting, event: Compacted) -> None:
+    """Forget the log up to there."""
+    role.state.log.compact(event.opid)
+
+
+def take_data(role: Acting, event: DataArrived) -> None:
+    """A witness holds the rows now."""
+    role.state.has_data = True
+    role.state.judge_witness()
+
+
+def take_fitness(role: Acting, event: Fitness) -> None:
+    """Draw a new election time-out where the old one was for a replica of the other fitness."""
+    state = role.state
+    if event.fit == state.fit:
+        return
+    state.fit = event.fit
+    if state.timer.due_ms != NEVER_MS:
+        state.draw_election()
+
+
+def take_peer_failed(role: Acting, event: PeerFailed) -> None:
+    """Campaign soon if the leader's node failed."""
+    role.state.forget_leader(event.replica_id)
+
+
+def take_stall(role: Acting, event: SyncStalled) -> None:
+    """Do not campaign while the own disk stalls."""
+    state = role.state
+    state.advance_clock(event.now_ms)
+    state.stalled_until_ms = state.now_ms + state.options.election_max_ms
+
+
+def take_report_failed(role: Acting, event: ReportFailed) -> None:
+    """Abstain from now on."""
+    role.switch.fail(event.reason)
+
+
+# Requests of callers that need the leader
+
+
+def _not_leader(state: RaftState) -> str:
+    return f"replica {state.self_replica} does not lead; ask {state.leader}"
+
+
+def refuse_proposal(role: Acting, event: Propose) -> None:
+    """Name the leader."""
+    state = role.state
+    state.outbox.others.append(ProposalRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
+
+
+def refuse_read(role: Acting, event: RequestRead) -> None:
+    """Name the leader."""
+    state = role.state
+    state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
+
+
+def refuse_change(role: Acting, event: ProposeChange) -> None:
+    """Name the leader."""
+    state = role.state
+    state.outbox.others.append(ChangeRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
+
+
+def refuse_transfer(role: Acting, event: TransferLeadership) -> None:
+    """Name the leader."""
+    state = role.state
+    state.advance_clock(event.now_ms)
+    state.outbox.others.append(TransferFailed(event.context, Code.NOT_LEADER, _not_leader(state)))
+
+
+# Messages
+
+
+def ignore_message(role: Acting, sender: ReplicaId, message: Message) -> None:
+    """Nothing follows from it in this role."""
+
+
+def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest) -> None:
+    """Let a leader of an older term learn the present one from the answer."""
+    refusal = UpdateResponse(
+        state.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
+    )
+    state.outbox.send(sender, refusal, state.outbox.hard_barrier())
+
+
+def take_update_response(role: Acting, sender: ReplicaId, response: UpdateResponse) -> None:
+    """An answer to a leader that is none any more tells its term, and nothing else."""
+    if response.term > role.state.term:
+        role.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+
+
+def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -> None:
+    """Give the vote of this term, or say whether it would be given (Raft §5.2, §5.4.1)."""
+    state = role.state
+    alive = state.leader_alive()
+    if request.pre_vote:
+        granted = not alive and _free_to_vote(state, sender, request) and _up_to_date(state, request)
+        _answer_vote(state, sender, request, granted, alive)
+        return
+    if request.term < state.term or (alive and not request.ignore_live_leader):
+        _answer_vote(state, sender, request, False, alive)
+        return
+    if request.term > state.term:
+        role.switch.adopt_term(request.term, f"{sender} stands for term {request.term}")
+    granted = _free_to_vote(state, sender, request) and _up_to_date(state, request)
+    if granted and state.voted_for is None:
+        state.give_vote(sender)
+        state.draw_election()
+    _answer_vote(state, sender, request, granted, alive)
+
+
+def _free_to_vote(state: RaftState, sender: ReplicaId, request: VoteRequest) -> bool:
+    return request.term > state.term or (request.term == state.term and state.voted_for in (None, sender))
+
+
+def _up_to_date(state: RaftState, request: VoteRequest) -> bool:
+    return state.log.covered_by(request.last_logged)
+
+
+def _answer_vote(
+    state: RaftState, sender: ReplicaId, request: VoteRequest, granted: bool, alive: bool
+) -> None:
+    response = VoteResponse(state.term, granted, request.pre_vote, request.term, not alive)
+    state.outbox.send(sender, response, state.outbox.hard_barrier())
+
+
+def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) -> bool:
+    """What every answer to a vote request says, whether it still counts or not. Returns whether it may count here."""
+    state = role.state
+    if sender == state.lost_leader:
+        state.lost_leader = None  # it is back, and may vote
+    if response.failed:
+        return False
+    if response.term > state.term:
+        role.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+        return False
+    return True

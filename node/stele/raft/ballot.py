@@ -1,0 +1,75 @@
+"""One round of asking for votes, or of asking who would vote. Owned by a Follower (pre-vote) or a Candidate (vote).
+
+Invariant: an answer counts only in the round that asked for it; the own vote counts once it is durable.
+"""
+
+from __future__ import annotations
+
+from stele.model.ids import ReplicaId
+from stele.raft.messages import VoteRequest, VoteResponse
+from stele.raft.state import RaftState
+
+
+class Ballot:
+    """The votes of one round at `term`; of a pre-vote that is the term that this replica would enter."""
+
+    __slots__ = ("_state", "_votes", "ignore_live_leader", "lost", "own_after", "pre_vote", "term")
+
+    def __init__(self, state: RaftState, term: int, *, pre_vote: bool, ignore_live_leader: bool) -> None:
+        self._state = state
+        self.term = term
+        self.pre_vote = pre_vote
+        self.ignore_live_leader = ignore_live_leader
+        self.lost = False
+        """Every voter has answered, and it was not enough."""
+        self.own_after = state.outbox.hard_barrier()
+        """Id of the Persist that holds the own vote."""
+        self._votes: dict[int, bool] = {}
+
+    def ask(self) -> None:
+        """Ask all other voters."""
+        state = self._state
+        request = VoteRequest(
+            self.term, state.log.last_opid, self.pre_vote, self.ignore_live_leader, state.node_id()
+        )
+        after = state.outbox.hard_barrier()
+        for peer in state.config.voters:
+            if peer.replica_id != state.self_replica:
+                state.outbox.send(peer.replica_id, request, after)
+
+    def take(self, sender: ReplicaId, response: VoteResponse) -> bool:
+        """Count an answer; whether it belongs to this round."""
+        if response.pre_vote != self.pre_vote or response.request_term != self.term:
+            return False
+        self._votes[sender] = response.granted
+        return True
+
+    def take_own(self) -> None:
+        """The own vote counts from now on."""
+        self._votes[self._state.self_replica] = True
+
+    @property
+    def own_counts(self) -> bool:
+        """Whether the own vote counts already."""
+        return self._state.self_replica in self._votes
+
+    @property
+    def granted(self) -> tuple[ReplicaId, ...]:
+        """The voters that have granted it."""
+        return self._answers(True)
+
+    @property
+    def refused(self) -> tuple[ReplicaId, ...]:
+        """The voters that have refused it."""
+        return self._answers(False)
+
+    def _answers(self, answer: bool) -> tuple[ReplicaId, ...]:
+        return tuple(
+            p.replica_id for p in self._state.config.voters if self._votes.get(p.replica_id) is answer
+        )
+
+    @property
+    def all_have_voted(self) -> bool:
+        """Whether every voter has answered, except the leader whose end brought the election about."""
+        gone = self._state.lost_leader
+        return all(p.replica_id in self._votes or p.replica_id == gone for p in self._state.config.voters)

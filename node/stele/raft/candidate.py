@@ -1,0 +1,79 @@
+"""Standing for election in one term (Raft §5.2). Ends as Leader, as Follower of another, or with the next attempt.
+
+Invariants: this replica votes for itself and for nobody else in this term; its own vote counts once it is durable.
+"""
+
+from __future__ import annotations
+
+from stele.model.ids import ReplicaId
+from stele.raft.any_role import refuse_old_term, take_persisted, take_vote_response
+from stele.raft.ballot import Ballot
+from stele.raft.events import Persisted, Tick
+from stele.raft.messages import UpdateRequest, VoteResponse
+from stele.raft.role import Switch
+from stele.raft.state import RaftState
+
+
+class Candidate:
+    """A replica that has asked for votes in its term."""
+
+    __slots__ = ("ballot", "state", "switch")
+
+    def __init__(self, state: RaftState, switch: Switch, *, ignore_live_leader: bool) -> None:
+        self.state = state
+        self.switch = switch
+        self.ballot = Ballot(state, state.term, pre_vote=False, ignore_live_leader=ignore_live_leader)
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """As `Follower.caught_up_ms`: what was known while there was a leader."""
+        return self.state.caught_up_ms
+
+    def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Another replica leads this term or a later one: follow it."""
+        state = self.state
+        if request.term < state.term:
+            refuse_old_term(state, sender, request)
+            return
+        if request.term > state.term:
+            self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+        else:
+            self.switch.follow(sender, f"heard from the leader of term {state.term}")
+        self.switch.receive(sender, request)
+
+    def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
+        """Count a vote."""
+        if take_vote_response(self, sender, response) and self.ballot.take(sender, response):
+            self._count()
+
+    def on_persisted(self, event: Persisted) -> None:
+        """Count the own vote once it is durable."""
+        take_persisted(self, event)
+        if not self.ballot.own_counts and self.state.outbox.durable_id >= self.ballot.own_after:
+            self.ballot.take_own()
+            self._count()
+
+    def on_tick(self, event: Tick) -> None:
+        """Try again when the time-out is over."""
+        state = self.state
+        state.advance_clock(event.now_ms)
+        state.pending.transfer_times_out(state.now_ms)
+        if state.now_ms < state.timer.due_ms:
+            return
+        if state.may_campaign:
+            self.switch.campaign("no leader heard within the election timeout")
+        else:
+            state.draw_election()
+
+    def _count(self) -> None:
+        state, ballot = self.state, self.ballot
+        granted = ballot.granted
+        if len(granted) >= state.config.majority:
+            self.switch.lead(f"votes of {','.join(map(str, granted))}")
+        elif not ballot.lost and len(ballot.refused) < state.config.majority and ballot.all_have_voted:
+            # Nobody won: no more votes are to be expected, and too few refused for another to have a majority. The range
+            # drawn from is wide beside the time of a vote, so that one of those who stood will be first.
+            ballot.lost = True
+            if not state.leads_if_nobody_can:
+                low, high = state.options.election_min_ms // 6, state.options.election_max_ms // 2
+                state.timer.draw_within(state.now_ms, low, high)

@@ -1,0 +1,57 @@
+"""A FAILED replica: it abstains, and says so. It promises nothing and counts for nothing until a new core takes its place.
+
+Invariant: it changes neither term, vote nor log, and campaigns never again.
+"""
+
+from __future__ import annotations
+
+from stele.model.ids import ReplicaId
+from stele.raft.events import Tick
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+from stele.raft.role import Switch
+from stele.raft.state import RaftState
+from stele.raft.timer import NEVER_MS
+
+
+class Failed:
+    """A replica whose disk or memory failed it."""
+
+    __slots__ = ("state", "switch")
+
+    def __init__(self, state: RaftState, switch: Switch) -> None:
+        self.state = state
+        self.switch = switch
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """As `Follower.caught_up_ms`: what was known before it failed."""
+        return self.state.caught_up_ms
+
+    def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Refuse under the asker's own term, so that the answer is heard."""
+        state = self.state
+        if request.term >= state.term and state.leader != sender:
+            state.set_role(state.resting_role, sender, f"heard from the leader of term {request.term}")
+        answer = UpdateResponse(
+            request.term,
+            False,
+            sent_ms=request.sent_ms,
+            has_data=False,
+            failed=True,
+            preceding_index=request.preceding.index,
+        )
+        state.outbox.send(sender, answer, 0)
+
+    def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
+        """Refuse, under the asker's term. A pre-vote names a term that nobody has yet; the answer does not raise it."""
+        alive = self.state.leader_alive()
+        refusal = VoteResponse(request.term, False, request.pre_vote, request.term, not alive, True)
+        self.state.outbox.send(sender, refusal, 0)
+
+    def on_tick(self, event: Tick) -> None:
+        """Never campaign."""
+        state = self.state
+        state.advance_clock(event.now_ms)
+        state.pending.transfer_times_out(state.now_ms)
+        if state.now_ms >= state.timer.due_ms:
+            state.timer.due_ms = NEVER_MS

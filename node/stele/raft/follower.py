@@ -1,0 +1,272 @@
+"""Following: a leader's entries, heartbeats and commit index, and the pre-vote if no leader is heard (Raft §5.3, 9.6).
+
+Acts for a voter, a learner and a replica outside its configuration: `RaftState.role` says which. A Follower lives for
+one term.
+
+Invariants: what is at or below the commit index is never dropped; what is acknowledged matches the leader's log and is
+durable; a term rises only after a majority has said that it would vote, or when the leader asked for the election.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import MemberType
+from stele.model.entry import Entry
+from stele.model.ids import OpId, ReplicaId
+from stele.raft.any_role import refuse_old_term, take_vote_response
+from stele.raft.ballot import Ballot
+from stele.raft.effects import ConfigChanged, ProposalLost, Role
+from stele.raft.events import Tick
+from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteResponse
+from stele.raft.role import Switch
+from stele.raft.state import RaftState
+from stele.raft.timer import NEVER_MS
+
+
+class Follower:
+    """A replica that neither leads nor stands for election, in one term."""
+
+    __slots__ = ("pre_vote", "state", "switch", "told_commit", "verified_index")
+
+    def __init__(self, state: RaftState, switch: Switch) -> None:
+        self.state = state
+        self.switch = switch
+        self.verified_index = 0
+        """Up to here the log is known to match that of this term's leader. Never falls."""
+        self.told_commit = 0
+        """The highest commit index that this term's leader has said. Never falls."""
+        self.pre_vote: Ballot | None = None
+        """The pre-vote under way."""
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """Up to when all that was committed is handed out, on the owner's clock. None: not known since the start."""
+        state = self.state
+        if state.log.handed_index >= self.told_commit and state.term_committed and state.heard_ms is not None:
+            return state.heard_ms
+        return state.caught_up_ms
+
+    # A leader's messages
+
+    def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Append what is new, follow the commit index, and answer what this log vouches for."""
+        state = self.state
+        if request.term != state.term:
+            if request.term < state.term:
+                refuse_old_term(state, sender, request)
+            else:
+                self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+                self.switch.receive(sender, request)
+            return
+        if state.leader != sender:
+            if not self._follow(sender):
+                return
+        elif state.term_leader is None:
+            state.term_leader = sender  # named to lead, and does
+        log = state.log
+        if log.handed_index >= self.told_commit and state.term_committed:
+            state.caught_up_ms = state.heard_ms
+        if request.commit_index > self.told_commit:
+            self.told_commit = request.commit_index
+        state.heard_ms = state.now_ms
+        state.timer.due_ms = state.now_ms + state.timer.patience_ms
+        if request.all_replicated_index > state.all_replicated_index:
+            state.all_replicated_index = min(request.all_replicated_index, log.last_index)
+        entries = request.entries
+        preceding = request.preceding
+        commit_index = state.commit_index
+        if preceding.index > commit_index and log.term_at(preceding.index) != preceding.term:
+            self._refuse_gap(sender, request)
+            return
+        new = entries if preceding.index == log.last_index else self._not_held(sender, entries)
+        if new:
+            first = new[0]
+            if first.index != log.last_index + 1 or first.term < log.last_term:
+                state.ignore(sender, f"its entry {first.opid} cannot follow {log.last_opid}")
+                return
+            for entry in new:
+                if log.append(entry) is not None:
+                    self._config_changed(self._leaders_word())
+        verified = max(self.verified_index, commit_index, preceding.index + len(entries))
+        if verified > log.last_index:
+            verified = log.last_index
+        self.verified_index = verified
+        if request.commit_index > commit_index:
+            known = min(request.commit_index, verified)
+            if known > commit_index:
+                state.commit_to(known)
+                if commit_index < log.config_index:
+                    state.config_committed(commit_index, self._leaders_word())
+                state.hand_out()
+        if entries:
+            # The answer waits for the disk, so it may vouch for all that is known to match.
+            self._answer(sender, request, verified, state.outbox.log_barrier())
+        else:
+            self._answer(sender, request, min(verified, log.durable_index), state.outbox.hard_barrier())
+
+    def on_timeout_now(self, sender: ReplicaId, request: TimeoutNow) -> None:
+        """Stand at once, as the leader asks (dissertation 3.10)."""
+        state = self.state
+        if request.term == state.term and state.may_campaign and self._may_take_over_from(sender):
+            self.switch.stand(f"leader {sender} hands over", ignore_live_leader=True)
+
+    def _may_take_over_from(self, leader: ReplicaId) -> bool:
+        """A witness takes nothing over. An unfit replica does so from a witness only, which serves nobody anyway."""
+        state = self.state
+        peer = state.config.peer(leader)
+        from_witness = peer is not None and peer.member_type is MemberType.WITNESS
+        return not state.witness and (state.fit or from_witness)
+
+    def _follow(self, leader: ReplicaId) -> bool:
+        """Follow another leader than before, or the first one of this term; whether it may lead this term."""
+        state = self.state
+        if state.term_leader not in (None, leader):
+            state.ignore(
+                leader, f"it leads term {state.term}, as {state.term_leader} does: a term has one leader"
+            )
+            return False
+        self.pre_vote = None
+        state.set_role(state.resting_role, leader, f"heard from the leader of term {state.term}")
+        if state.timer.due_ms == NEVER_MS:
+            state.draw_election()
+        state.follow_word_of(leader)
+        return True
+
+    def _not_held(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """What is new; a suffix is dropped only where an entry of another term stands (Raft figure 2, step 3)."""
+        state = self.state
+        skip = 0
+        for entry in entries:
+            if entry.index > state.commit_index:
+                held = state.log.term_at(entry.index)
+                if held is None:
+                    break
+                if held != entry.term:
+                    self._truncate(
+                        entry.index, f"leader {sender} of term {state.term} holds term {entry.term} there"
+                    )
+                    break
+            skip += 1
+        return entries[skip:]
+
+    def _truncate(self, from_index: int, cause: str) -> None:
+        """Drop a suffix that lost; a configuration in it is undone."""
+        state = self.state
+        # Answers that vouch for the suffix wait for its Persist, so it must have one before it goes.
+        state.outbox.persist()
+        config_index = state.log.config_index
+        for entry in state.log.truncate(from_index):
+            state.outbox.others.append(ProposalLost(entry.opid))
+        state.pending.truncated(from_index)
+        if config_index >= from_index:
+            self._config_changed(f"undone: {cause}")
+
+    def _config_changed(self, cause: str) -> None:
+        """Take the place that the active configuration gives to this replica."""
+        state = self.state
+        state.judge_witness()
+        state.outbox.others.append(ConfigChanged(state.config, False, cause))
+        role = state.resting_role
+        if role is not state.role:
+            self.pre_vote = None
+            state.set_role(role, state.leader, cause)
+            state.draw_election()
+
+    def _leaders_word(self) -> str:
+        return f"leader {self.state.leader} of term {self.state.term}"
+
+    def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""
+        state = self.state
+        log = state.log
+        at = request.preceding.index
+        conflict_term = log.term_at(at)
+        if conflict_term is None:
+            conflict_index, conflict_term = log.last_index + 1, 0
+        else:
+            conflict_index = max(log.first_of_term(at), state.commit_index + 1)
+        response = UpdateResponse(
+            state.term,
+            False,
+            log.last_opid,
+            conflict_index,
+            conflict_term,
+            request.read_context,
+            request.sent_ms,
+            state.has_data,
+            False,
+            at,
+        )
+        state.outbox.send(sender, response, state.outbox.hard_barrier())
+
+    def _answer(self, sender: ReplicaId, request: UpdateRequest, vouched: int, after: int) -> None:
+        state = self.state
+        log = state.log
+        last = log.opid_at(vouched) if vouched >= log.start.index else OpId(0, vouched)
+        response = UpdateResponse(
+            state.term,
+            True,
+            last,
+            0,
+            0,
+            request.read_context,
+            request.sent_ms,
+            state.has_data,
+            False,
+            request.preceding.index,
+        )
+        state.outbox.send(sender, response, after)
+
+    # No leader
+
+    def on_tick(self, event: Tick) -> None:
+        """Campaign if no leader was heard within the election time-out."""
+        state = self.state
+        state.advance_clock(event.now_ms)
+        state.pending.transfer_times_out(state.now_ms)
+        if state.now_ms < state.timer.due_ms:
+            return
+        if state.role is Role.FOLLOWER:
+            self.campaign("no leader heard within the election timeout")
+        else:
+            state.timer.due_ms = NEVER_MS
+
+    def campaign(self, cause: str) -> None:
+        """Ask who would vote for this replica; a single voter stands at once."""
+        state = self.state
+        state.draw_election()
+        if not state.may_campaign:
+            return
+        if state.leader is not None:
+            state.set_role(Role.FOLLOWER, None, cause)
+        self.ask_around(cause)
+
+    def ask_around(self, cause: str) -> None:
+        """Begin the pre-vote; there is nobody to ask where this is the only voter."""
+        state = self.state
+        if state.config.majority == 1:
+            self.switch.stand(cause, ignore_live_leader=False)
+            return
+        self.pre_vote = Ballot(state, state.term + 1, pre_vote=True, ignore_live_leader=False)
+        self.pre_vote.take_own()
+        self.pre_vote.ask()
+
+    def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
+        """Stand for election once a majority would vote for this replica."""
+        if not take_vote_response(self, sender, response):
+            return
+        ballot = self.pre_vote
+        if ballot is None or not ballot.take(sender, response):
+            return
+        state = self.state
+        config = state.config
+        granted = ballot.granted
+        if len(granted) >= config.majority:
+            by = ",".join(map(str, granted))
+            self.switch.stand(f"would get the votes of {by}", ignore_live_leader=False)
+        elif len(ballot.refused) > len(config.voters) - config.majority or ballot.all_have_voted:
+            # It cost nobody a term, so the next attempt need not wait as long as after a vote that nobody answers. Those
+            # who refused may only not have heard yet of the leader's end.
+            self.pre_vote = None
+            if not state.leads_if_nobody_can:
+                low, high = state.options.election_min_ms // 2, state.options.election_max_ms // 2
+                state.timer.draw_within(state.now_ms, low, high)

@@ -1,0 +1,129 @@
+"""Handing leadership over: who may take it, and what is held back meanwhile (dissertation 3.10). Part of `Leader`.
+
+Invariants: while leadership is being handed over nothing new enters the log; what was held back is proposed once the
+attempt ends, or refused if leadership is gone.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import MemberType
+from stele.model.entry import ENTRY_COST_BYTES
+from stele.model.errors import Code
+from stele.model.ids import ReplicaId
+from stele.raft.effects import TransferFailed
+from stele.raft.events import Propose, TransferLeadership
+from stele.raft.messages import TimeoutNow
+from stele.raft.peers import Peers
+from stele.raft.pending import Transfer
+from stele.raft.progress import Progress
+from stele.raft.state import RaftState
+from stele.raft.status import PeerState
+
+
+class Handover:
+    """Transfers of one leadership. The transfer itself stands in `RaftState.pending`, as it may outlive this leader."""
+
+    __slots__ = ("_held", "_peers", "_state", "held_bytes")
+
+    def __init__(self, state: RaftState, peers: Peers) -> None:
+        self._state = state
+        self._peers = peers
+        self._held: list[Propose] = []
+        self.held_bytes = 0
+        """Bytes of the proposals held back."""
+
+    def hold(self, event: Propose) -> None:
+        """Keep a proposal until the attempt is over."""
+        self._held.append(event)
+        self.held_bytes += len(event.payload) + ENTRY_COST_BYTES
+
+    def release(self) -> list[Propose]:
+        """The proposals held back; none are held any more."""
+        held, self._held, self.held_bytes = self._held, [], 0
+        return held
+
+    def on_transfer(self, event: TransferLeadership) -> None:
+        """Begin a transfer to `event.target`, or to the best successor."""
+        state = self._state
+        under_way = state.pending.transfer
+        target = event.target
+        if under_way is not None:
+            self._refuse(event, Code.CHANGE_IN_PROGRESS, f"already handing over to {under_way.target}")
+            return
+        if target is None:
+            target = self.best_successor(event.leads)
+            if target is None:
+                self._refuse(event, Code.UNSAFE_CHANGE, "no other sound voter can be reached")
+                return
+        elif not self._may_succeed(target):
+            message = f"replica {target} is no sound VOTER that can be reached"
+            self._refuse(event, Code.UNSAFE_CHANGE, message)
+            return
+        self._begin(event.context, target)
+
+    def _refuse(self, event: TransferLeadership, code: Code, message: str) -> None:
+        self._state.outbox.others.append(TransferFailed(event.context, code, message))
+
+    def begin_unasked(self) -> bool:
+        """Begin to hand over to the best successor, for a reason of the leader's own; false if there is none."""
+        target = self.best_successor()
+        if target is None:
+            return False
+        self._begin(None, target)
+        return True
+
+    def _begin(self, context: int | None, target: ReplicaId) -> None:
+        state = self._state
+        state.pending.transfer = Transfer(context, target, state.now_ms + state.options.election_max_ms)
+
+    def end_turn(self) -> None:
+        """Ask the target to stand once it holds the whole log. A witness begins to hand over as soon as anybody can lead."""
+        state = self._state
+        if state.pending.transfer is None and state.witness:
+            self.begin_unasked()
+        transfer = state.pending.transfer
+        if transfer is None or transfer.sent:
+            return
+        progress = self._peers.progress.get(transfer.target)
+        if progress is not None and progress.match == state.log.last_index:
+            transfer.sent = transfer.asked = True
+            state.outbox.send(transfer.target, TimeoutNow(state.term), 0)
+
+    def end(self, code: Code, cause: str) -> None:
+        """Leadership is over. A target that was asked may still come to lead, and is waited for."""
+        pending = self._state.pending
+        if pending.transfer is not None and not pending.transfer.asked:
+            pending.end_transfer(code, f"leadership ended: {cause}")
+
+    def best_successor(self, leads: tuple[tuple[ReplicaId, int], ...] = ()) -> ReplicaId | None:
+        """Of the sound voters that keep up, the one that leads least; if none keeps up, the most advanced.
+
+        Among equals the most advanced, then the first in the configuration. A few entries make no difference, as writes
+        are held until the target has them. `leads`: how many groups the nodes of peers lead, by replica_id.
+        """
+        led = dict(leads)
+        best: ReplicaId | None = None
+        best_rank = (False, 0, 0)
+        for peer in self._state.config.peers:
+            if not self._may_succeed(peer.replica_id):
+                continue
+            progress = self._peers.progress[peer.replica_id]
+            keeps_up = self._keeps_up(progress)
+            rank = (keeps_up, -led.get(peer.replica_id, 0) if keeps_up else 0, progress.match)
+            if best is None or rank > best_rank:
+                best, best_rank = peer.replica_id, rank
+        return best
+
+    def _may_succeed(self, target: ReplicaId) -> bool:
+        state = self._state
+        peer = state.config.peer(target)
+        progress = self._peers.progress.get(target)
+        if peer is None or progress is None or peer.member_type is not MemberType.VOTER:
+            return False
+        return progress.has_data and progress.reachable(state.now_ms - state.options.election_max_ms)
+
+    def _keeps_up(self, progress: Progress) -> bool:
+        """Whether it was sent all that is committed, and acknowledges what it is sent."""
+        state = self._state
+        stalled = progress.stuck(state.now_ms - state.options.election_min_ms)
+        return progress.state is PeerState.REPLICATE and progress.next > state.commit_index and not stalled

@@ -1,0 +1,427 @@
+"""Leading one term: answers, proposals, reads, the commit rule, heartbeats, the check for a majority.
+
+A Leader is made when an election is won and dropped when it steps down. Its parts: `peers`, `replication`, `handover`,
+`changes` and `reads`.
+
+Invariants: a leader never drops its own entries; only an entry of its own term is committed by counting, and what lies
+before it with it (Raft §5.4.2); its own copy counts only as far as it is durable; a proposal is answered by Proposed or
+ProposalRefused.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import encode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code
+from stele.model.ids import OpId, ReplicaId
+from stele.raft.any_role import note_persisted, refuse_old_term, take_vote_response
+from stele.raft.changes import Changes
+from stele.raft.effects import (
+    PeerForgot,
+    PeerReached,
+    PeerSound,
+    ProposalRefused,
+    Proposed,
+    ReadReady,
+    ReadRefused,
+    Role,
+)
+from stele.raft.events import (
+    LogRead,
+    PeerFailed,
+    Persisted,
+    Propose,
+    ProposeChange,
+    RequestRead,
+    SyncStalled,
+    Tick,
+    TransferLeadership,
+)
+from stele.raft.handover import Handover
+from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
+from stele.raft.peers import Peers
+from stele.raft.progress import Progress
+from stele.raft.reads import ReadRounds
+from stele.raft.replication import Replication
+from stele.raft.role import Switch
+from stele.raft.state import RaftState
+from stele.raft.status import PeerState
+from stele.raft.timer import NEVER_MS
+
+
+class Leader:
+    """The leader of one term."""
+
+    __slots__ = (
+        "changes",
+        "handover",
+        "heartbeat_due_ms",
+        "peers",
+        "reads",
+        "replication",
+        "state",
+        "switch",
+    )
+
+    def __init__(self, state: RaftState, switch: Switch, changes_class: type[Changes] = Changes) -> None:
+        self.state = state
+        self.switch = switch
+        self.heartbeat_due_ms = state.now_ms + state.options.heartbeat_ms
+        """When to look at all peers again: to send heartbeats, and to count who answers."""
+        self.reads = ReadRounds()
+        self.peers = Peers(state)
+        self.replication = Replication(state, self.peers, self.reads)
+        self.handover = Handover(state, self.peers)
+        self.changes = changes_class(state, self.peers, self.handover)
+
+    # The beginning and the end
+
+    def begin(self, cause: str) -> None:
+        """Tell of the election, and append an entry of this term."""
+        state = self.state
+        state.pending.end_transfer(Code.UNAVAILABLE, f"replica {state.self_replica} was elected again")
+        state.set_role(Role.LEADER, state.self_replica, cause)
+        state.term_leader = state.self_replica
+        state.heard_ms = None
+        state.timer.due_ms = NEVER_MS
+        # Repeats the configuration under its old opid_index; nothing older commits before it (Raft §5.4.2, §8).
+        payload = encode_configuration(state.config)
+        state.log.append(Entry(state.term, state.log.last_index + 1, EntryKind.NOOP, 0, payload))
+
+    def end(self, code: Code, cause: str) -> None:
+        """Answer whoever waits for this leader."""
+        others = self.state.outbox.others
+        for event in self.handover.release():
+            message = f"leadership ended before it was proposed: {cause}"
+            others.append(ProposalRefused(event.context, code, message))
+        for context in self.reads.abandon():
+            others.append(ReadRefused(context, code, f"leadership ended: {cause}"))
+        self.handover.end(code, cause)
+
+    @property
+    def caught_up_ms(self) -> int | None:
+        """As `Follower.caught_up_ms`; a leader was not replaced before an election timeout ago."""
+        state = self.state
+        return state.now_ms - state.options.election_max_ms if state.term_committed else None
+
+    # Proposals
+
+    def on_propose(self, event: Propose) -> None:
+        """Append the entry, hold it back during a transfer, or say why not."""
+        state = self.state
+        if event.kind not in (EntryKind.WRITE, EntryKind.CEILING):
+            self._refuse(event, Code.INVALID_ARGUMENT, f"{event.kind.name} entries are the core's own")
+        elif state.witness:
+            self._refuse(event, Code.NOT_LEADER, "a witness leads only until a holder of rows takes over")
+        elif state.log.unhanded_bytes + self.handover.held_bytes > state.options.uncommitted_bytes_max:
+            message = f"{state.log.unhanded_bytes} bytes wait to be committed; try again later"
+            self._refuse(event, Code.THROTTLED, message)
+        elif state.pending.transfer is not None:
+            self.handover.hold(event)
+        else:
+            index = state.log.last_index + 1
+            state.log.append(Entry(state.term, index, event.kind, event.timestamp, event.payload))
+            state.outbox.others.append(Proposed(event.context, OpId(state.term, index)))
+
+    def _refuse(self, event: Propose, code: Code, message: str) -> None:
+        self.state.outbox.others.append(ProposalRefused(event.context, code, message))
+
+    def on_propose_change(self, event: ProposeChange) -> None:
+        """Change one member."""
+        self.changes.on_propose_change(event)
+
+    def on_transfer(self, event: TransferLeadership) -> None:
+        """Hand leadership over."""
+        self.state.advance_clock(event.now_ms)
+        self.handover.on_transfer(event)
+
+    # Reads
+
+    def on_request_read(self, event: RequestRead) -> None:
+        """The next ReadIndex round serves it."""
+        if self.state.witness:
+            message = "a witness leads only until a holder of rows takes over"
+            self.state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, message))
+        else:
+            self.reads.waiting.append(event.context)
+
+    def serve_reads(self) -> bool:
+        """Answer what is confirmed, begin the next round; whether peers must be asked."""
+        state, reads = self.state, self.reads
+        self._answer_confirmed()
+        # Before something of the own term is committed, the commit index may be behind (Raft §8).
+        if not reads.waiting or reads.asked or not state.term_committed:
+            return False
+        reads.begin(state.commit_index)
+        self._answer_confirmed()
+        return bool(reads.asked)
+
+    def _answer_confirmed(self) -> None:
+        state, reads = self.state, self.reads
+        for context in reads.confirmed(self.peers.voters, state.self_replica, state.config.majority):
+            state.outbox.others.append(ReadReady(context, reads.index))
+
+    # Answers
+
+    def on_update_response(self, sender: ReplicaId, response: UpdateResponse) -> None:
+        """Note what the peer holds, that it answers, and whether it is sound; what follows from it is the turn's end."""
+        state = self.state
+        if response.term > state.term:
+            self.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+            return
+        if response.term < state.term:
+            return
+        peers = self.peers
+        progress = peers.progress.get(sender)
+        if progress is None:
+            return
+        if not (response.success or response.failed or response.conflict_index):
+            # It refused a message of an older term, which this replica led too. `preceding_index` speaks of that older
+            # log only, which may have been longer.
+            return
+        last_index = state.log.last_index
+        if response.preceding_index > last_index or (
+            response.success and response.last_received.index > last_index
+        ):
+            state.ignore(sender, f"it acknowledges more than this log, which ends at {state.log.last_opid}")
+            return
+        progress.connected = True
+        progress.heard_ms = state.now_ms
+        if progress.failed is not response.failed:
+            self._tell_sound(progress, not response.failed)
+        if progress.unreached:
+            self._tell_reached(progress, True)
+        if response.failed:
+            # It abstains: neither its copy nor its word counts any more.
+            return
+        progress.has_data = response.has_data
+        if response.read_context and self.reads.acknowledge(sender, response.read_context):
+            peers.recount = True
+        if response.success:
+            if progress.accepted(response, state.now_ms):
+                peers.recount = True
+            if progress.promotes:
+                self.changes.candidate_moved(progress)
+        else:
+            self._on_gap(progress, response)
+
+    def _tell_sound(self, progress: Progress, sound: bool) -> None:
+        progress.failed = not sound
+        self.peers.recount = True  # its copy counts again, also where it acknowledges nothing new
+        self.state.outbox.others.append(PeerSound(progress.replica_id, sound))
+
+    def _tell_reached(self, progress: Progress, reached: bool) -> None:
+        progress.unreached = not reached
+        self.state.outbox.others.append(PeerReached(progress.replica_id, reached))
+
+    def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
+        """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
+        at = response.preceding_index
+        if at <= progress.match:
+            if response.sent_ms <= progress.moved_ms:
+                return
+            # It was asked after it had acknowledged this. Within a term no sound replica drops what it acknowledged.
+            self._forgot(progress, response)
+        elif progress.state is PeerState.SNAPSHOT or (
+            progress.state is PeerState.PROBE and at != progress.next - 1
+        ):
+            return
+        next_index = min(response.conflict_index, at)
+        if response.conflict_term:
+            mine = self.state.log.last_of_term(response.conflict_term, at - 1)
+            if mine is not None:
+                next_index = max(next_index, mine + 1)
+        progress.probe_from(max(next_index, 1))
+
+    def _forgot(self, progress: Progress, response: UpdateResponse) -> None:
+        cause = (
+            f"it acknowledged entries up to {progress.match}, and refuses what follows {response.preceding_index}: its log "
+            f"ends at {response.last_received}"
+        )
+        self.state.outbox.others.append(PeerForgot(progress.replica_id, cause))
+        progress.forgot(self.state.now_ms)
+
+    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
+        """Whether something may follow from an answer by itself.
+
+        Nothing does where it acknowledges nothing that waits to be committed, and nothing waits to be sent to its peer.
+        """
+        state = self.state
+        progress = self.peers.progress.get(sender)
+        return (
+            progress is None
+            or answer.last_received.index > state.commit_index
+            or not progress.settled(state.log.last_index)
+            or not answer.success
+            or answer.failed
+            or answer.term != state.term
+            or self.reads.pending
+            or state.pending.transfer is not None
+            or state.witness
+        )
+
+    # Other replicas' messages
+
+    def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
+        """Follow the leader of a later term. There is no other one in this term."""
+        state = self.state
+        if request.term < state.term:
+            refuse_old_term(state, sender, request)
+        elif request.term > state.term:
+            self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+            self.switch.receive(sender, request)
+        else:
+            state.ignore(
+                sender, f"it leads term {state.term}, as {state.term_leader} does: a term has one leader"
+            )
+
+    def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
+        """A vote that comes after the election tells its voter's term only."""
+        take_vote_response(self, sender, response)
+
+    # The own disk, and what the owner says
+
+    def on_persisted(self, event: Persisted) -> None:
+        """The own copy counts further."""
+        state = self.state
+        if note_persisted(state, event.persist_id):
+            self.peers.recount = True
+            if state.commit_index > state.log.handed_index:
+                state.hand_out()
+
+    @property
+    def awaits_disk(self) -> bool:
+        """Whether the own copy may commit something: it commits nothing that no other voter has, where there are others."""
+        commit_index = self.state.commit_index
+        for progress in self.peers.progress.values():
+            if progress.match > commit_index:
+                return True
+        return len(self.peers.voters) == 1
+
+    def on_sync_stalled(self, event: SyncStalled) -> None:
+        """Step down: nothing is known to be durable here."""
+        state = self.state
+        state.advance_clock(event.now_ms)
+        state.stalled_until_ms = state.now_ms + state.options.election_max_ms
+        cause = "a sync of its own log stalls for an election timeout"
+        self.switch.follow(None, cause, Code.STEPPING_DOWN)
+
+    def on_log_read(self, event: LogRead) -> None:
+        """Send a slow peer what the owner has read for it."""
+        progress = self.peers.progress.get(event.to)
+        if progress is not None:
+            self.replication.send_read(progress, event)
+
+    def on_peer_failed(self, event: PeerFailed) -> None:
+        """What was on its way to the peer is lost: probe again."""
+        progress = self.peers.progress.get(event.replica_id)
+        if progress is not None:
+            progress.connected = False
+            if progress.state is not PeerState.SNAPSHOT:
+                progress.probe_from(progress.match + 1)
+
+    # The end of a turn
+
+    def end_turn(self) -> None:
+        """Commit, promote, hand over, serve reads and replicate, as the turn's events allow."""
+        state = self.state
+        self._commit_turn()
+        if self.changes.promotion_due:
+            self.changes.consider_promotion()
+            # A new voter may make a majority of what was held already.
+            self._commit_turn()
+        if state.pending.transfer is not None or state.witness:
+            self.handover.end_turn()
+        reads = self.reads
+        self.replication.to_all(bool(reads.asked or reads.waiting) and self.serve_reads())
+
+    def _commit_turn(self) -> None:
+        """Commit what has become possible since the copies were counted last."""
+        if self.peers.recount:
+            self.peers.recount = False
+            self._advance_commit()
+            if self.state.commit_index > self.state.log.handed_index:
+                self.state.hand_out()
+
+    def _advance_commit(self) -> None:
+        """Commit what a majority holds, and note what all hold."""
+        state = self.state
+        matches = self.peers.matches(self.own_match())
+        if matches[0] > state.all_replicated_index:
+            state.all_replicated_index = matches[0]
+        index = matches[len(matches) - len(matches) // 2 - 1]
+        before = state.commit_index
+        if index > before and self.may_commit(index):
+            state.commit_to(index)
+            if before < state.log.config_index:
+                cause = f"a majority of {len(self.peers.voters)} voters holds it"
+                if state.config_committed(before, cause):
+                    self.peers.follow_config()
+
+    def own_match(self) -> int:
+        """How far the leader's own copy counts."""
+        return self.state.log.durable_index
+
+    def may_commit(self, index: int) -> bool:
+        """Only entries of the own term are committed by counting (Raft §5.4.2, figure 8)."""
+        return self.state.log.term_at(index) == self.state.term
+
+    # Time
+
+    def on_tick(self, event: Tick) -> None:
+        """Step down without a majority; look at each peer; send the heartbeats that are due."""
+        state = self.state
+        state.advance_clock(event.now_ms)
+        self._tick_transfer()
+        now = state.now_ms
+        if now < self.heartbeat_due_ms:
+            return
+        self.heartbeat_due_ms = now + state.options.heartbeat_ms
+        heard = self.peers.answered_since(now - state.options.election_max_ms)
+        if heard < state.config.majority:
+            voters = len(self.peers.voters)
+            cause = f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
+            self.switch.follow(None, cause, Code.NO_QUORUM)
+            return
+        gone = 0
+        for progress in self.peers.progress.values():
+            due = progress.departing_until_ms
+            if due is not None and now >= due and progress.hold_from is None:
+                gone = progress.replica_id
+            else:
+                self._tick_peer(progress)
+        if gone:
+            del self.peers.progress[gone]
+
+    def _tick_transfer(self) -> None:
+        pending = self.state.pending
+        if pending.transfer_times_out(self.state.now_ms):
+            for event in self.handover.release():
+                self.on_propose(event)
+        elif pending.transfer is not None and pending.transfer.sent:
+            pending.transfer.sent = False  # TimeoutNow may have been lost; the turn's end sends it again
+
+    def _tick_peer(self, progress: Progress) -> None:
+        """Note whether the peer moves and answers, and send it a heartbeat if one is due."""
+        state, options = self.state, self.state.options
+        now = state.now_ms
+        progress.look(self.replication.last_for(progress), now)
+        if not progress.unreached and now - progress.last_heard_ms > options.unreached_ms:
+            self._tell_reached(progress, False)
+        replicates = progress.state is PeerState.REPLICATE
+        if replicates and progress.inflight and now - progress.moved_ms > options.election_min_ms:
+            progress.probe_from(progress.match + 1)
+            self.replication.heartbeat(progress)
+            return
+        # Entries that went out were a heartbeat too, as long as they are answered soon. On their stream they may wait
+        # behind other groups' entries, whereas heartbeats have a stream of their own.
+        answered_ms = progress.heard_ms or 0
+        next_ms = min(progress.updated_ms, answered_ms) + options.heartbeat_ms
+        if now < next_ms:
+            self.heartbeat_due_ms = min(self.heartbeat_due_ms, next_ms)
+        elif progress.state is PeerState.PROBE:
+            progress.probe_sent = False  # a lost probe is sent again by the turn's end
+        else:
+            if not replicates and now - progress.moved_ms > options.election_max_ms:
+                self.replication.needs_copy(progress)  # once more, in case nobody could act on it
+            self.replication.heartbeat(progress)

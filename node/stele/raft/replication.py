@@ -1,0 +1,149 @@
+"""What a leader sends to its peers, and how much: probes, a pipeline of entries, heartbeats. Part of `Leader`.
+
+Invariants: entries that a peer must not have yet (`Progress.hold_from`) are never sent to it; the bytes in flight to a
+peer stay within its window, one message aside.
+"""
+
+from __future__ import annotations
+
+from stele.model.entry import Entry
+from stele.raft.effects import PeerNeedsCopy, ReadLog
+from stele.raft.events import LogRead
+from stele.raft.messages import ENTRY_MESSAGE_BYTES, UpdateRequest
+from stele.raft.peers import Peers
+from stele.raft.progress import Progress
+from stele.raft.reads import ReadRounds
+from stele.raft.state import RaftState
+from stele.raft.status import PeerState
+
+
+class Replication:
+    """Sends UpdateRequest to the peers of one leadership."""
+
+    __slots__ = ("_peers", "_reads", "_request", "_state")
+
+    def __init__(self, state: RaftState, peers: Peers, reads: ReadRounds) -> None:
+        self._state = state
+        self._peers = peers
+        self._reads = reads
+        self._request: UpdateRequest | None = None
+        """With entries, made for a peer at the end of this turn: peers at the same place are sent the same one."""
+
+    def to_all(self, ask: bool) -> None:
+        """Send to each peer what it lacks. `ask`: a ReadIndex round began, so whoever lacks nothing gets a heartbeat."""
+        last_index = self._state.log.last_index
+        for progress in self._peers.progress.values():
+            if progress.state is PeerState.REPLICATE:
+                sent = progress.next <= last_index and not progress.failed and self._stream(progress)
+            else:
+                sent = self._probe(progress)
+            if ask and not sent:
+                self.heartbeat(progress)
+        self._request = None
+
+    def heartbeat(self, progress: Progress) -> None:
+        """Send an empty message that ends where the logs surely meet.
+
+        So it cannot be refused, unless the peer needs a copy; and one that overtakes entries on another stream is not
+        taken for a gap.
+        """
+        self._update(progress, self._request_after(max(progress.match, self._state.log.start.index), ()))
+
+    def last_for(self, progress: Progress) -> int:
+        """The last index that may be sent to this peer now."""
+        return self._state.log.last_index if progress.hold_from is None else progress.hold_from - 1
+
+    def needs_copy(self, progress: Progress) -> None:
+        """Its log ends before this one begins: tell the owner, and send heartbeats only."""
+        log = self._state.log
+        progress.needs_copy(log.start.index + 1, self._state.now_ms)
+        cause = f"it has nothing after {progress.match} that matches; this log begins after {log.start}"
+        self._state.outbox.others.append(PeerNeedsCopy(progress.replica_id, cause))
+
+    def send_read(self, progress: Progress, event: LogRead) -> None:
+        """Send what the owner has read from its log for a slow peer, if that is still this log."""
+        log = self._state.log
+        if progress.reading != event.first_index:
+            return
+        progress.reading = 0
+        if progress.state is not PeerState.REPLICATE or progress.next != event.first_index:
+            return
+        # The log up to what was read may have been compacted meanwhile. Then nobody can tell what comes before it.
+        if not event.entries or log.term_at(event.first_index - 1) is None:
+            self.needs_copy(progress)
+            return
+        last = self.last_for(progress)
+        entries = tuple(e for e in event.entries if e.index <= last)
+        if entries and all(log.term_at(e.index) == e.term for e in entries):
+            self._send_entries(progress, self._request_after(progress.next - 1, entries))
+
+    def _request_after(self, preceding_index: int, entries: tuple[Entry, ...]) -> UpdateRequest:
+        state, reads = self._state, self._reads
+        return UpdateRequest(
+            state.term,
+            state.log.opid_at(preceding_index),
+            entries,
+            state.commit_index,
+            reads.round_id if reads.asked else 0,
+            state.now_ms,
+            state.all_replicated_index,
+        )
+
+    def _update(self, progress: Progress, request: UpdateRequest) -> None:
+        progress.updated_ms = self._state.now_ms
+        self._state.outbox.send(progress.replica_id, request, 0)
+
+    def _probe(self, progress: Progress) -> bool:
+        """Send one message to a peer whose log is not yet known, and no more until it has answered; whether it was sent."""
+        log, options = self._state.log, self._state.options
+        if progress.state is not PeerState.PROBE or progress.probe_sent:
+            return False
+        if progress.next <= log.start.index:
+            self.needs_copy(progress)
+            return False
+        entries: tuple[Entry, ...] = ()
+        last = self.last_for(progress)
+        if log.tail_first <= progress.next <= last and not progress.failed:
+            entries = log.entries_from(progress.next, options.probe_bytes_max, last)
+        self._update(progress, self._request_after(progress.next - 1, entries))
+        progress.sent(progress.next - 1, 0, self._state.now_ms)
+        return True
+
+    def _stream(self, progress: Progress) -> bool:
+        """Send what the peer lacks as far as its window allows; whether anything was sent."""
+        log = self._state.log
+        sent = False
+        last = log.last_index if progress.hold_from is None else progress.hold_from - 1
+        while progress.next <= last and progress.inflight_bytes < progress.window_bytes:
+            request = self._request
+            if (
+                request is None
+                or request.preceding.index + 1 != progress.next
+                or request.entries[-1].index > last
+            ):
+                if progress.next < log.tail_first:
+                    self._read_for(progress)
+                    break
+                entries = log.entries_from(progress.next, self._state.options.batch_bytes_max, last)
+                request = self._request = self._request_after(progress.next - 1, entries)
+            self._send_entries(progress, request)
+            sent = True
+        return sent
+
+    def _read_for(self, progress: Progress) -> None:
+        """What it lacks is not in memory: ask the owner for it."""
+        if progress.next <= self._state.log.start.index:
+            self.needs_copy(progress)
+        elif not progress.reading:
+            progress.reading = progress.next
+            read = ReadLog(progress.replica_id, progress.next, self._state.options.batch_bytes_max)
+            self._state.outbox.others.append(read)
+
+    def _send_entries(self, progress: Progress, request: UpdateRequest) -> None:
+        state = self._state
+        progress.updated_ms = state.now_ms
+        state.outbox.send(progress.replica_id, request, 0)
+        size = 0
+        for entry in request.entries:
+            size += len(entry.payload) + ENTRY_MESSAGE_BYTES
+        progress.sent(request.entries[-1].index, size, state.now_ms)

@@ -1,0 +1,246 @@
+"""What a replica knows in every role: hard state, log, its place in the configuration, the clock reading, the outbox.
+
+Made by `roles`, changed by the role that acts and by `any_role`. State that dies with a role lives in that role's object.
+
+Invariants: the term never falls; a vote never changes within a term; the commit index never falls; what is handed out
+is committed and durable here.
+"""
+
+from __future__ import annotations
+
+from stele.model.config import Configuration, MemberType
+from stele.model.errors import ensure
+from stele.model.ids import ReplicaId
+from stele.raft.effects import Committed, ConfigChanged, HardState, MessageIgnored, Role, RoleChanged
+from stele.raft.events import InitialState
+from stele.raft.log import LogView
+from stele.raft.options import RaftOptions
+from stele.raft.outbox import Outbox
+from stele.raft.pending import Pending
+from stele.raft.ports import Chance
+from stele.raft.timer import NEVER_MS, ElectionTimer
+
+
+class RaftState:
+    """The state that all roles share."""
+
+    __slots__ = (
+        "all_replicated_index",
+        "caught_up_ms",
+        "commit_index",
+        "failed",
+        "fit",
+        "has_data",
+        "heard_ms",
+        "leader",
+        "log",
+        "lost_leader",
+        "now_ms",
+        "options",
+        "outbox",
+        "pending",
+        "role",
+        "self_replica",
+        "stalled_until_ms",
+        "term",
+        "term_leader",
+        "timer",
+        "voted_for",
+        "witness",
+    )
+
+    def __init__(
+        self,
+        options: RaftOptions,
+        self_replica: ReplicaId,
+        initial: InitialState,
+        rng: Chance,
+        log_class: type[LogView] = LogView,
+        outbox_class: type[Outbox] = Outbox,
+    ) -> None:
+        self.options = options
+        self.self_replica = self_replica
+        self.log = log = log_class(
+            initial.log_start,
+            initial.config,
+            initial.entries,
+            initial.commit_index,
+            options.tail_bytes_max,
+            initial.skipped,
+        )
+        self.outbox = outbox_class(log)
+        self.pending = Pending(log, self.outbox)
+        self.timer = ElectionTimer(options, rng)
+        self.now_ms = 0
+        self.term = initial.term
+        self.voted_for = initial.voted_for
+        self.commit_index = initial.commit_index
+        self.all_replicated_index = 0
+        """The last index that every voter holds durably, as far as this replica was told or counted."""
+        self.role = Role.NON_PARTICIPANT
+        self.leader: ReplicaId | None = None
+        """Who leads, as far as this replica knows; at the start, who is named to lead."""
+        self.term_leader: ReplicaId | None = None
+        """Who was seen to lead in this term. It stays when `leader` is forgotten: a term has one leader."""
+        self.lost_leader: ReplicaId | None = None
+        """The leader whose end was seen; None once another leads or it is back."""
+        self.heard_ms: int | None = None
+        """When a live leader was heard last; None since an election or since its end was seen."""
+        self.caught_up_ms: int | None = None
+        """Up to when all that was committed then, by the leader's word, was handed out."""
+        self.failed = initial.failed
+        self.has_data = not initial.witness_without_data
+        self.fit = True
+        self.stalled_until_ms = 0
+        self.witness = self._is_witness()
+        # A copied tablet brings entries of terms in which its new replica never took part.
+        if log.last_term > self.term:
+            self.enter_term(log.last_term, None)
+
+    # Membership of this replica
+
+    @property
+    def config(self) -> Configuration:
+        """The active configuration."""
+        return self.log.config
+
+    @property
+    def committed_config(self) -> Configuration:
+        """The last configuration known committed."""
+        return self.log.config_at(self.commit_index)
+
+    @property
+    def pending_change_index(self) -> int | None:
+        """Log index of a membership change that is not known committed."""
+        at = self.log.config_index
+        return at if at > self.commit_index else None
+
+    @property
+    def resting_role(self) -> Role:
+        """What the configuration makes of a replica that neither leads nor campaigns."""
+        me = self.config.peer(self.self_replica)
+        if me is None:
+            return Role.NON_PARTICIPANT
+        return Role.FOLLOWER if me.votes else Role.LEARNER
+
+    @property
+    def may_campaign(self) -> bool:
+        """Whether this replica is a sound voter of its own configuration."""
+        me = self.config.peer(self.self_replica)
+        return me is not None and me.votes and not self.failed and self.now_ms >= self.stalled_until_ms
+
+    @property
+    def leads_if_nobody_can(self) -> bool:
+        """Whether this replica leaves leading to the others as long as one of them can."""
+        return self.witness or not self.fit
+
+    def judge_witness(self) -> None:
+        """See again whether this replica votes without rows; a witness has another election time-out."""
+        was, self.witness = self.witness, self._is_witness()
+        if self.witness is not was and self.timer.due_ms != NEVER_MS:
+            self.draw_election()
+
+    def _is_witness(self) -> bool:
+        me = self.config.peer(self.self_replica)
+        return not self.has_data or (me is not None and me.member_type is MemberType.WITNESS)
+
+    # Terms, votes and roles
+
+    def enter_term(self, term: int, voted_for: ReplicaId | None) -> None:
+        """Enter a higher term. Nothing may be said in it before it is durable."""
+        if term <= self.term:
+            ensure(False, f"raft: term {term} does not rise above {self.term}")
+        self.term = term
+        self.voted_for = voted_for
+        self.term_leader = None
+        self.outbox.hard_state = HardState(term, voted_for)
+
+    def give_vote(self, candidate: ReplicaId) -> None:
+        """Give the vote of this term, which must still be free."""
+        ensure(self.voted_for is None, f"raft: the vote of term {self.term} went to {self.voted_for}")
+        self.voted_for = candidate
+        self.outbox.hard_state = HardState(self.term, candidate)
+
+    def set_role(self, role: Role, leader: ReplicaId | None, cause: str) -> None:
+        """Note which role is acted from now on and who leads, and tell it."""
+        self.role = role
+        self.leader = leader
+        if leader is not None:
+            self.lost_leader = None
+        serves = role is Role.LEADER and not self.witness
+        self.outbox.others.append(RoleChanged(role, self.term, leader, cause, serves))
+
+    @property
+    def term_committed(self) -> bool:
+        """Whether there is a leader, and an entry of its term known committed: the last of them, as terms never fall.
+
+        Nobody leads term 0: the leader there is the one named to lead (`leader_hint`).
+        """
+        return self.term > 0 and self.leader is not None and self.log.term_at(self.commit_index) == self.term
+
+    # Time
+
+    def advance_clock(self, now_ms: int) -> None:
+        """Take a reading of the owner's clock; an older one changes nothing."""
+        if now_ms > self.now_ms:
+            self.now_ms = now_ms
+
+    def draw_election(self) -> None:
+        """Draw when to campaign if no leader is heard until then."""
+        self.timer.draw(self.now_ms, patient=self.leads_if_nobody_can)
+
+    def leader_alive(self) -> bool:
+        """Whether this replica leads, or heard from a leader within the minimum election timeout."""
+        if self.role is Role.LEADER:
+            return True
+        return self.heard_ms is not None and self.now_ms - self.heard_ms < self.options.election_min_ms
+
+    def follow_word_of(self, leader: ReplicaId) -> None:
+        """Another replica is seen to lead this term."""
+        self.term_leader = leader
+        self.draw_election()
+        self.pending.leader_known(leader)
+
+    def forget_leader(self, replica_id: ReplicaId) -> None:
+        """The node of this replica failed: where it leads, do not wait for it."""
+        if replica_id == self.leader:
+            self.heard_ms = None
+            self.lost_leader = replica_id
+            self.timer.draw_quick(self.now_ms, patient=self.leads_if_nobody_can)
+
+    # The log
+
+    def commit_to(self, index: int) -> None:
+        """Raise the commit index; entries are handed out when they are durable here as well."""
+        if not self.commit_index < index <= self.log.last_index:
+            ensure(False, f"raft: commit index {index} is not within {self.commit_index} and the log's end")
+        self.commit_index = index
+
+    def config_committed(self, before: int, cause: str) -> bool:
+        """Tell what the commit index, which rose from `before`, made of the configurations below it.
+
+        Returns whether the committed configuration changed.
+        """
+        config = self.committed_config
+        changed = config is not self.log.config_at(before)
+        if changed:
+            self.outbox.others.append(ConfigChanged(config, True, cause))
+        self.pending.committed(self.commit_index)
+        return changed
+
+    def hand_out(self) -> None:
+        """Hand out what is committed and durable here."""
+        up_to = min(self.commit_index, self.log.durable_index)
+        if up_to > self.log.handed_index:
+            self.outbox.others.append(Committed(self.log.hand_out(up_to)))
+
+    # Messages
+
+    def ignore(self, sender: ReplicaId, cause: str) -> None:
+        """Tell of a message that no sound replica sends."""
+        self.outbox.others.append(MessageIgnored(sender, cause))
+
+    def node_id(self) -> str:
+        """The node of this replica, as its configuration names it; "" outside of the configuration."""
+        me = self.config.peer(self.self_replica)
+        return me.node_id if me is not None else ""

@@ -1,0 +1,45 @@
+"""When a replica campaigns if it hears no leader. Part of the state that all roles share; reads no clock.
+
+Invariant: a drawn time-out lies within the options' election times; whoever leaves leading to others adds two of them.
+"""
+
+from __future__ import annotations
+
+from stele.raft.options import RaftOptions
+from stele.raft.ports import Chance
+
+NEVER_MS = 1 << 62
+
+
+class ElectionTimer:
+    """The election time-out of one replica, on its owner's clock."""
+
+    __slots__ = ("_options", "_rng", "due_ms", "patience_ms")
+
+    def __init__(self, options: RaftOptions, rng: Chance) -> None:
+        self._options = options
+        self._rng = rng
+        self.due_ms = NEVER_MS
+        """When to campaign; NEVER_MS for a leader, and for a replica that may not campaign at all."""
+        self.patience_ms = 0
+        """The time-out drawn last: how long after a leader's word the next campaign is due."""
+
+    def draw(self, now_ms: int, *, patient: bool) -> None:
+        """Draw a time-out that begins now. `patient`: two more of the longest, so that others go first."""
+        extra_ms = 2 * self._options.election_max_ms if patient else 0
+        low, high = self._options.election_min_ms + extra_ms, self._options.election_max_ms + extra_ms
+        self.patience_ms = self._rng.randint(low, high)
+        self.due_ms = now_ms + self.patience_ms
+
+    def draw_quick(self, now_ms: int, *, patient: bool) -> None:
+        """Campaign soon, as the leader's end was seen and nobody needs to be waited for."""
+        extra_ms = 2 * self._options.election_max_ms if patient else 0
+        low, high = (
+            self._options.election_min_ms // 30 + extra_ms,
+            self._options.election_min_ms // 3 + extra_ms,
+        )
+        self.due_ms = min(self.due_ms, now_ms + self._rng.randint(low, high))
+
+    def draw_within(self, now_ms: int, low_ms: int, high_ms: int) -> None:
+        """Campaign between `low_ms` and `high_ms` from now, or earlier if that was drawn before."""
+        self.due_ms = min(self.due_ms, now_ms + self._rng.randint(low_ms, high_ms))
