@@ -1,5 +1,5 @@
-"""A replica: raft core, log, state machine and transport made into one running thing, and how it is copied.
+"""A replica: Raft core, log, state machine and transport joined into one running thing; and how a replica is copied.
 
-Imports raft, tablet and the messages of rpc; its stream of the log is handed in. Opens no sockets and serves no requests, that is
-stele.tserver.
+Imports raft, tablet and the messages of rpc. Its stream of the log is handed in. It opens no sockets and serves no
+requests: that is stele.tserver. The README beside this file names the files in reading order.
 """

@@ -1,4 +1,4 @@
-"""From a replica's files and its stream in the log to a running Replica. Called by the tablet manager and masters.
+"""Starts a Replica from its files and its stream in the log. Called by the tablet manager and masters.
 
 Blocking work runs in the node's threads, so many replicas bootstrap at once.
 
@@ -70,7 +70,7 @@ def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> 
 
 
 def sums_of(superblock: Superblock) -> SumsInside:
-    """What tells the checksums that a file of such a tablet carries in itself."""
+    """The function that finds the checksums inside a file of such a tablet."""
     if superblock.kind == "table":
         from stele.tablet.colformat import sums_inside
 
@@ -145,7 +145,7 @@ async def start_replica(
         witness = superblock.data_state is not DataState.READY
         if not witness:
             machine = await host.in_thread(open_machine, superblock, directory)
-        # Of what the store holds, which may be a gibibyte, nothing is replayed: the log tells its terms and configurations.
+        # Entries that the store holds are not read, which may be a gibibyte: the log tells their terms and configurations.
         held = machine.flushed.index if machine is not None else 0
         loaded = await host.in_thread(lambda: fold_records(stream.load(held)))
         flushed = machine.flushed if machine is not None else loaded.start
@@ -176,7 +176,7 @@ async def start_replica(
 
 
 def _lacking(error: Exception) -> Retryable | None:
-    """What may be there at the next attempt; None: another one would find the same."""
+    """The error as Retryable where another attempt may succeed; None where it would find the same."""
     if isinstance(error, MemoryError):
         return Retryable(f"opening the replica: out of memory; give the node more, or try again ({error})")
     found = translate(error, "opening the replica") if isinstance(error, OSError) else error

@@ -1,7 +1,7 @@
 """The giving side of a tablet copy: sessions on checkpoints, each with a lease. Served by stele.tserver.
 
 A session is a directory of hard links to a flushed state, an anchor on the log from there on, and a lease that its
-receiver renews. Removes what it made when a session ends or its lease runs out.
+receiver renews. When a session ends or its lease runs out, its directory and its anchor go.
 
 Invariant: while a session lives, its files do not change and the log after its checkpoint stays. A replica whose files
 cannot be read is FAILED, so that it is not asked for a copy again and again.
@@ -47,8 +47,9 @@ class CopyFile:
 class SessionInfo:
     """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force there.
 
-    Nothing here takes a look into the files: reading a large tablet takes minutes. Frames have checksums of what was read,
-    and the files those of what was once written, which their receiver compares. `superblock` is the source's own.
+    The source does not read the files before it answers: that takes minutes for a large tablet. Frames carry checksums of
+    what was read. The files carry those of what was once written, and the receiver compares them. `superblock` is the
+    source's own.
     """
 
     session_id: str
@@ -70,7 +71,7 @@ class _Session:
 
 
 class CopySessions:
-    """All sessions of a node. `root` is theirs alone; what an earlier run left there is debris."""
+    """All sessions of a node. `root` is a directory for them alone; what an earlier run left there is debris."""
 
     def __init__(self, root: Path, host: Host) -> None:
         self._root = root
@@ -91,7 +92,7 @@ class CopySessions:
         await self._host.in_thread(remove_tree, self._root)
 
     async def begin(self, replica: Replica, at_least: OpId = OPID_NONE) -> SessionInfo:
-        """A checkpoint of `replica` that holds at least `at_least`. One whose caller goes away meanwhile is ended.
+        """Open a session on a checkpoint of `replica` that holds at least `at_least`; end it if the caller is cancelled.
 
         Raises:
             Retryable: NOT_READY (no rows here, or it has not applied that much), THROTTLED, DISK_FULL.
@@ -210,7 +211,7 @@ class CopySessions:
         await self._orders.run(self._end(session_id))
 
     async def _look(self, replica: Replica, damage: str) -> None:
-        """Whether a receiver's damage is here as well: then this replica is FAILED, and nobody copies from it again."""
+        """Verify the files that a receiver found damaged. If they are damaged here as well, this replica becomes FAILED."""
         machine = replica.machine
         if machine is None:
             return

@@ -1,12 +1,15 @@
 """The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
 
-Order of what becomes durable: superblock COPYING; as a witness, its stream in the log, then its start in the superblock,
-and it runs at once; the files, every checksum of which is compared as they arrive; without a witness, its stream at the checkpoint; a witness's log up to the checkpoint;
-superblock READY, which is one rename.
+Order of what becomes durable:
+1. the superblock, as COPYING
+2. a witness only: its stream in the log, then its start in the superblock; it runs from here on
+3. the files; every checksum is compared as they arrive
+4. a witness: its log up to the checkpoint; else: its stream, which begins at the checkpoint
+5. the superblock as READY, which is one rename.
 
 Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
-Nothing becomes READY that was damaged at its source or on its way. What a disk does to synced bytes is found when they are
-read, as it is everywhere.
+Files that were damaged at their source or on their way never become READY. Rot of synced bytes is found when they are
+read, as everywhere.
 """
 
 from __future__ import annotations
@@ -18,24 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from stele.consensus.bootstrap import STORE, open_machine, sums_of
 from stele.consensus.copy_bounds import refuse_beyond, refuse_offer
 from stele.consensus.copy_source import SessionInfo
-from stele.consensus.fetch import (
-    SILENT_MAX_S,
-    CopySource,
-    Fetcher,
-    InThread,
-    RateLimit,
-    session_lost,
-    until_done,
-    whole,
-)
+from stele.consensus.fetch import SILENT_MAX_S, CopySource, Fetcher, InThread, RateLimit, session_lost
 from stele.consensus.files import make_directory, remove_tree, sync_directory
+from stele.consensus.shielded import until_done, until_finished
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go
@@ -54,8 +49,10 @@ _END_S = 2.0
 
 @dataclass(slots=True)
 class CopyProgress:
-    """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed. Waiting: a witness runs, and
-    is to fetch its rows once that is ordered."""
+    """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed.
+
+    Waiting: a witness runs, and fetches its rows once that is ordered.
+    """
 
     replica_id: ReplicaId
     source_node: NodeId
@@ -67,8 +64,11 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """What StartTabletCopy asked for. `witness_start` OPID_NONE with `witness`: the source's checkpoint. `caller_term`: of the
-    tablet, as the caller knew it. `log_only`: the witness fetches nothing yet."""
+    """What StartTabletCopy asked for.
+
+    `witness_start`: OPID_NONE stands for the source's checkpoint. `caller_term`: the term of the tablet, as the caller
+    knew it. `log_only`: the witness fetches nothing yet. `bytes_per_second`: 0 for no bound.
+    """
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -136,7 +136,6 @@ class TabletCopy:
         self._resumed = resumed is not None
         self.key = StreamKey(order.tablet_id, order.replica_id)
         self._directory = home.replica_directory(self.key)
-        self._tasks: list[asyncio.Task[Any]] = []
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -150,7 +149,7 @@ class TabletCopy:
         return self.order.log_only
 
     def pace(self, bytes_per_second: int) -> None:
-        """Go on at another rate: the order may be long ago."""
+        """Go on at another rate than that of the order; 0: unbounded."""
         self.bytes_per_second = bytes_per_second
         self._rate.change(bytes_per_second)
 
@@ -168,11 +167,11 @@ class TabletCopy:
         self._task.add_done_callback(lambda _: call())
 
     async def wait(self) -> None:
-        """Until it is done or failed."""
+        """Return once it is done or has failed."""
         await asyncio.wait((self._task,))
 
     async def cancel(self) -> None:
-        """Stop at once; what lies on the disk is debris or resumable."""
+        """Stop at once. What it has written is removed at the next start, or used by the next copy."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self.progress.error:
@@ -221,7 +220,7 @@ class TabletCopy:
                 except Corrupt as exc:
                     # IO_ERROR is of the disk here, or the source said so of its own.
                     damage = "" if exc.code is Code.IO_ERROR else str(exc)
-                    await whole(self._in_thread(remove_tree, self._incoming(session)))
+                    await until_finished(self._in_thread(remove_tree, self._incoming(session)))
                     if not damage:
                         raise
                     raise Corrupt(f"what {self.order.source_address} gave is damaged: {exc.args[0]}") from exc

@@ -1,15 +1,16 @@
-"""The receiving side's transfer of files: several chunks at a time, checked, resumed, rate limited. No tablets here.
+"""Transfer of a copy's files at the receiver: several chunks at a time, checked, resumed, rate limited. Knows no tablets.
 
-Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks. Invariant: a file has its
-own name once all its bytes arrived as its source read them, are synced, and have the checksums that the file itself tells
-of, and not before; and once `Fetcher.fetch` has returned or raised, no thread of it touches the directory any more.
+Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks.
+
+Invariants: a file gets its name only once all its bytes have arrived as its source read them, are synced, and match the
+checksums inside the file. Once `Fetcher.fetch` has returned or raised, no thread of it touches the directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import google_crc32c
 
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.files import sync_directory
+from stele.consensus.shielded import together, until_done, until_finished
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.tablet.checksums import RangeSums, SumsInside
@@ -79,7 +81,7 @@ class RateLimit:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def change(self, bytes_per_second: int) -> None:
-        """Let another rate through from now on. Who waits for what the old one let through waits no longer."""
+        """Let another rate through from now on. Waits that the old rate caused end at once."""
         if bytes_per_second == self._rate:
             return
         self._rate, self._free_at = bytes_per_second, 0.0
@@ -113,7 +115,7 @@ class RateLimit:
 
 
 class _Landing:
-    """A file that is being written, beside its name."""
+    """A file that is being written, under its name with PART behind it."""
 
     def __init__(self, file: CopyFile, directory: Path) -> None:
         self.file = file
@@ -219,7 +221,7 @@ class Fetcher:
         for file in session.files:
             if file is session.files[-1] or not await self._in_thread(self._have, file):
                 landing = _Landing(file, self._directory)
-                await whole(self._in_thread(landing.make_room))
+                await until_finished(self._in_thread(landing.make_room))
                 landings.append(landing)
         self._moved_at = self._loop.time()
         try:
@@ -368,44 +370,6 @@ class Fetcher:
         except SteleError:
             self._unsettled = True  # no broken connection: to ask for more bytes mends nothing
             raise
-
-
-async def whole(waited: Awaitable[T]) -> T:
-    """What it gives. Whoever is cancelled meanwhile goes on only when it has ended: a thread cannot be cancelled."""
-    future = asyncio.ensure_future(waited)
-    await until_done(future)
-    return future.result()
-
-
-async def until_done(future: asyncio.Future[Any]) -> None:
-    """What runs in a thread has ended, however often whoever waits is cancelled meanwhile."""
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait((future,))
-        except asyncio.CancelledError:
-            cancelled = True
-    if not future.cancelled():
-        future.exception()  # for who asks
-    if cancelled:
-        raise asyncio.CancelledError
-
-
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of it; with the first that fails, or with the caller, the others are cancelled. Returns once all have ended.
-
-    Raises what the first raised. `asyncio.TaskGroup` of Python 3.11 would lose the caller's cancellation where it comes with
-    a failure.
-    """
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for ended in [task for task in tasks if task.done()]:
-            ended.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await until_done(asyncio.gather(*tasks, return_exceptions=True))
 
 
 def session_lost(error: SteleError) -> bool:

@@ -1,6 +1,6 @@
-"""The group of a replica: changes of its members, hand-overs, who is on which node, who needs a copy. One part of a StartedReplica.
+"""The group of a replica: changes of its members, hand-overs, who is on which node, who needs a copy.
 
-Decides no membership. Invariant: whoever asked for a change or a transfer gets one answer: the core's, or that the
+One part of a StartedReplica. Decides no membership. Invariant: whoever asked for a change or a transfer gets one answer: the core's, or that the
 replica ends.
 """
 

@@ -1,6 +1,6 @@
-"""What a replica needs from its node and from its stream of the log. Implemented by stele.tserver and stele.wal, and by tests.
+"""What a replica needs from its node and from its stream of the log.
 
-Invariant: what is here is called on the node's event loop and does not block it, but for what says "blocks".
+Implemented by stele.tserver and stele.wal, and by tests. Invariant: what is here is called on the node's event loop and does not block it, but for what says "blocks".
 """
 
 from __future__ import annotations

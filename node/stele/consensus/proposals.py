@@ -1,6 +1,6 @@
-"""Writes on their way: not yet proposed, in the log, and what becomes of them. Owned by Replica; no I/O.
+"""Writes that have no outcome yet: waiting for a timestamp, given to the core, in the log. Owned by Writes; no I/O.
 
-Once proposed, a write belongs to the replica: whoever waits may go away, the outcome comes from applying.
+Once proposed, a write belongs to the replica. Its outcome comes from applying, also where nobody waits any more.
 
 Invariant: every write's future ends exactly once: with its outcome, with a retryable error if it never entered a
 log, or with UNKNOWN_OUTCOME if it did and was dropped from this one.
@@ -57,7 +57,7 @@ class Proposals:
         self._posted[context] = pending
 
     def proposed(self, context: int, opid: OpId) -> bool:
-        """The core put it into the log at `opid`; false if it is none of ours."""
+        """The core put it into the log at `opid`; false if `context` is no write of these."""
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
@@ -81,7 +81,7 @@ class Proposals:
             _fail(pending, _unknown(opid))
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """An entry was applied; if it was ours, here is its outcome."""
+        """An entry was applied. If it stands where a write of these was proposed, that write ends."""
         pending = self.in_log.pop(entry.index, None)
         if pending is None:
             return

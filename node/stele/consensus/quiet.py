@@ -28,7 +28,7 @@ def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:
 
 
 def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
-    """On a leader: rest if nothing is under way, all peers have everything, and all their nodes are heard."""
+    """On a leader: rest if nothing is under way, all peers have all entries, and their nodes are heard. Whether it rests."""
     core, runtime = replica.core, replica.runtime
     if core is None or runtime is None or runtime.quiet or not replica.is_leader:
         return False
@@ -58,7 +58,7 @@ def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
 def follow_quiet(
     replica: Replica, sender: ReplicaId, message: Message, heard: Callable[[NodeId], bool]
 ) -> bool:
-    """On a follower: rest with its leader, if it has everything; false: take the message as any other."""
+    """On a follower: rest with its leader, if it has all entries. Where false, handle the message as any other."""
     core, runtime = replica.core, replica.runtime
     if core is None or runtime is None or not isinstance(message, UpdateRequest):
         return False

@@ -1,12 +1,13 @@
 """Tasks that run to their end although their caller is cancelled: an operation cut in half leaves its owner half changed.
 
-Owned by replicas, the tablet manager and the masters. Invariant: cancelling a caller ends only the waiting.
+Owned by replicas, the tablet manager and the masters. Below are waits for threads, which cannot be
+cancelled. Invariant: cancelling a caller ends only the waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,3 +41,42 @@ class ShieldedTasks:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may have gone
+
+
+async def until_finished(waited: Awaitable[T]) -> T:
+    """Return its result, or raise its error. A caller that is cancelled meanwhile goes on only once it has ended: a thread cannot
+    be cancelled."""
+    future = asyncio.ensure_future(waited)
+    await until_done(future)
+    return future.result()
+
+
+async def until_done(future: asyncio.Future[Any]) -> None:
+    """Return once `future` has ended, however often the caller is cancelled meanwhile; raise CancelledError then."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            cancelled = True
+    if not future.cancelled():
+        future.exception()  # taken here: the caller may not ask for it
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of it at once. When one fails or the caller is cancelled, cancel the others. Returns once all have ended.
+
+    Raises what the first raised. `asyncio.TaskGroup` of Python 3.11 would lose the caller's cancellation where it comes with
+    a failure.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for ended in [task for task in tasks if task.done()]:
+            ended.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await until_done(asyncio.gather(*tasks, return_exceptions=True))

@@ -1,6 +1,6 @@
 """A replica as reports and the command line show it: ReplicaStatusPB from what the replica knows. Changes nothing.
 
-Invariant: what is told as committed is committed, in this replica's own knowledge.
+Invariant: an entry or configuration is reported as committed only if this replica knows it to be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a replica is, in one small file of its own. Written by the tablet manager and the copy; read at start.
+"""The superblock: identity and data state of a replica, in one small file. Written by the tablet manager and the copy.
 
 Invariant: the superblock is replaced by one rename, so a replica is always wholly in one data state. A replica whose
 superblock says COPYING never had rows to lose, or was ordered to be removed; one that says TOMBSTONED will never vote again.

@@ -1,15 +1,15 @@
-"""Hybrid timestamps of one replica and the ceiling that keeps two leaders' apart. Owned by Replica; no I/O.
+"""Hybrid timestamps of one replica, and the ceiling that keeps those of two leaders apart. Owned by Writes; no I/O.
 
 A leader assigns a timestamp, or serves a snapshot, only below a committed ceiling; a new leader begins above the
 highest ceiling in its log. So two leaders' timestamps are disjoint and a snapshot never changes. A new leader assigns
-none before its clock has passed that ceiling: what it acknowledged sooner would lie in the future, and a scan at the
-present, begun after that, would miss it.
+none before its clock has passed that ceiling. A write acknowledged sooner would lie in the future, and a later scan at
+the present would miss it.
 
-So a ceiling runs ahead of the clock as little as it can: each commit of one must end before the present one is used up.
-Where commits take long it runs further ahead, by what the last one took; a new leader begins as far ahead as the log shows
-its predecessor to have been. All that costs is the wait of a new leader, some commits long. Timestamps stay those of
-the clock. To use a ceiling that the clock has passed by, for a timestamp in the past, would cost no wait; but a scan of
-several tablets that has read one of them could then find, in another, a write that was begun after one it did not see.
+So a ceiling runs ahead of the clock as little as it can: the next one must be committed before this one is used up.
+Where commits take long it runs further ahead, by a multiple of what the last one took. A new leader begins as far ahead
+as its predecessor was. The cost is the wait of a new leader, some commits long. Timestamps stay those of the clock.
+Rejected: a timestamp in the past, below a ceiling that the clock has passed. It would cost no wait. But a scan of several
+tablets could then miss a write in one, and see a later write in another.
 
 Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed; neither a timestamp nor
 a ceiling is made of a reading of the wall clock that the node finds wrong.
@@ -46,8 +46,12 @@ def decode_ceiling(payload: bytes) -> int:
 
 
 class Timestamps:
-    """The clock and the ceilings of one replica. A ceiling runs `ahead_us` ahead of the wall clock, and up to `ahead_max_us`
-    where commits take long. `fault`: what is wrong with a reading of it, "" if nothing; `node`: whose clock it is, for people."""
+    """The clock and the ceilings of one replica.
+
+    A ceiling runs `ahead_us` ahead of the wall clock, and up to `ahead_max_us` where commits take long. A snapshot is
+    refused further than `error_max_us` ahead. `fault`: what is wrong with a reading of the clock, "" if nothing. `node`:
+    whose clock it is, for messages. All in microseconds.
+    """
 
     def __init__(
         self,

@@ -20,8 +20,9 @@ import structlog
 
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
-from stele.consensus.fetch import CopySource, whole
+from stele.consensus.fetch import CopySource
 from stele.consensus.ports import HostedReplica
+from stele.consensus.shielded import until_finished
 from stele.consensus.superblock import Superblock
 from stele.model.bounds import INCARNATION_JUMP_MAX
 from stele.model.errors import SteleError
@@ -201,7 +202,7 @@ class Node:
         try:
             await self._begin()
         except BaseException:
-            await whole(self._give_back())
+            await until_finished(self._give_back())
             raise
 
     async def _begin(self) -> None:
