@@ -52,6 +52,15 @@ class AsyncClient:
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
     `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
     resolves. Use it from one event loop.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with stele.connect_async(masters) as client:
+        ...         table = await client.open_table("readings")
+        ...         return await table.scan().count()
+        >>> asyncio.run(main())
+        2
     """
 
     def __init__(

@@ -38,6 +38,10 @@ class Client:
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
     `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
     resolves.
+
+    Example:
+        >>> with stele.connect(masters) as other:
+        ...     table = other.open_table("readings")
     """
 
     def __init__(
@@ -70,6 +74,10 @@ class Client:
             Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; once the interpreter ends; in a
                 process forked from the client's.
             Closed: after `close`.
+
+        Example:
+            >>> client.run(client.asynchronous.describe("readings")).name
+            'readings'
         """
         call: ThreadCall[T] | None = None
         try:
@@ -118,7 +126,12 @@ class Client:
     def close(self) -> None:
         """Write what sessions hold, then end all connections and the thread. What other threads wait for ends as well;
         whatever is called from now on raises Closed. Raises Rejected on the client's own thread, and RowErrors if rows of
-        a session were not written and its `flush` has not told of them; the client is closed then."""
+        a session were not written and its `flush` has not told of them; the client is closed then.
+
+        Example:
+            >>> other = stele.connect(masters)
+            >>> other.close()
+        """
         if self._inside:
             raise Rejected(_INSIDE)
         if sys.is_finalizing() or forks.forked():  # its thread has ended, or is the parent's
@@ -147,7 +160,14 @@ class Client:
             self.close()
 
     def now(self) -> HybridTime:
-        """A snapshot token (hybrid time): at or above all that this client has seen written, and not below the wall clock."""
+        """A snapshot token (hybrid time): at or above all that this client has seen written, and not below the wall clock.
+
+        Example:
+            >>> before = client.now()
+            >>> written = table.put({"day": date(2024, 5, 9), "name": "roof", "value": 20.0})
+            >>> table.scan(snapshot=before).count(), table.scan().count()
+            (2, 3)
+        """
         return self.asynchronous.now()
 
     def observe(self, timestamp: int) -> None:
@@ -155,6 +175,12 @@ class Client:
 
         Raises:
             Rejected: it is no token, or a minute ahead of this machine's clock, or more.
+
+        Example:
+            >>> with stele.connect(masters) as other:
+            ...     other.observe(client.now())
+            ...     other.open_table("readings").scan().count()
+            2
         """
         self.asynchronous.observe(timestamp)
 
@@ -173,6 +199,11 @@ class Client:
         Raises:
             Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
             Retryable: no master leads, or the tablets have no leaders in time.
+
+        Example:
+            >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
+            >>> client.create_table("notes", schema, stele.hash("n", buckets=2)).name
+            'notes'
         """
         coroutine = self.asynchronous.create_table(
             name,
@@ -191,24 +222,50 @@ class Client:
         Raises:
             Rejected: NOT_FOUND if there is none of this name.
             Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes that did not answer within `timeout_s` may still take rows.
+
+        Example:
+            >>> space = client.create_keyspace("scratch")
+            >>> client.delete_table("scratch")
         """
         self.run(self.asynchronous.delete_table(name, timeout_s=timeout_s))
 
     def list_tables(self) -> list[TableInfo]:
-        """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
+        """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s.
+
+        Example:
+            >>> [(info.name, info.kind) for info in client.list_tables()]
+            [('readings', 'table')]
+        """
         return self.run(self.asynchronous.list_tables())
 
     def describe(self, name: str) -> TableInfo:
-        """State, schema, partitioning and tablets of one table. Raises Rejected NOT_FOUND."""
+        """State, schema, partitioning and tablets of one table. Raises Rejected NOT_FOUND.
+
+        Example:
+            >>> info = client.describe("readings")
+            >>> info.state, info.replication_factor, info.tablets
+            ('RUNNING', 3, 4)
+        """
         return self.run(self.asynchronous.describe(name))
 
     def open_table(self, name: str) -> Table:
-        """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space."""
+        """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space.
+
+        Example:
+            >>> client.open_table("readings").get((date(2024, 5, 1), "roof"))
+            {'day': datetime.date(2024, 5, 1), 'name': 'roof', 'value': 21.5}
+        """
         return Table(self, self.run(self.asynchronous.open_table(name)))
 
     def open_planned(self, plan: WritePlan) -> Table:
         """The table of a plan that another process made with `table.asynchronous.plan_write()`. Asks nobody. Raises Rejected
-        WRONG_CLUSTER."""
+        WRONG_CLUSTER.
+
+        Example:
+            >>> plan = table.asynchronous.plan_write()
+            >>> client.open_planned(plan).name
+            'readings'
+        """
 
         async def opened() -> AsyncTable:
             return self.asynchronous.open_planned(plan)
@@ -218,14 +275,25 @@ class Client:
     def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
     ) -> KeySpace:
-        """Create a key space. Raises as `create_table`."""
+        """Create a key space. Raises as `create_table`.
+
+        Example:
+            >>> space = client.create_keyspace("settings")
+            >>> space.replace("colour", "blue")
+        """
         coroutine = self.asynchronous.create_keyspace(
             name, replication_factor=replication_factor, wait=wait, timeout_s=timeout_s
         )
         return KeySpace(self, self.run(coroutine))
 
     def keyspace(self, name: str) -> KeySpace:
-        """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table."""
+        """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table.
+
+        Example:
+            >>> space = client.create_keyspace("settings")
+            >>> client.keyspace("settings").list()
+            []
+        """
         return KeySpace(self, self.run(self.asynchronous.keyspace(name)))
 
     async def _close(self) -> None:

@@ -24,6 +24,7 @@ from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
 from stele.model.errors import Closed
+from stele.model.partitioning import Partitioning
 from stele.model.rows import python_rows
 from stele.model.schema import Schema
 
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """An open table. Every method waits for its answer."""
+    """An open table. Every method waits for its answer.
+
+    Example:
+        >>> table = client.open_table("readings")
+        >>> table.get((date(2024, 5, 1), "roof"), ["value"])
+        {'value': 21.5}
+    """
 
     def __init__(self, client: Client, table: AsyncTable) -> None:
         self._client = client
@@ -40,17 +47,42 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Its name.
+
+        Example:
+            >>> table.name
+            'readings'
+        """
         return self.asynchronous.name
 
     @property
     def schema(self) -> Schema:
-        """Its schema."""
+        """Its schema.
+
+        Example:
+            >>> [(column.name, column.type) for column in table.schema.columns]
+            [('day', 'date'), ('name', 'string'), ('value', 'double')]
+        """
         return self.asynchronous.schema
 
     @property
+    def partitioning(self) -> tuple[Partitioning, ...]:
+        """How the table is split, as `create_table` takes it. Empty: one tablet.
+
+        Example:
+            >>> table.partitioning
+            (HashPartitioning(columns=('day', 'name'), buckets=4, seed=0),)
+        """
+        return self.asynchronous.partitioning
+
+    @property
     def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of all columns."""
+        """Arrow schema of all columns.
+
+        Example:
+            >>> table.arrow_schema.names
+            ['day', 'name', 'value']
+        """
         return self.asynchronous.arrow_schema
 
     def _repr_html_(self) -> str:
@@ -65,21 +97,46 @@ class Table:
             Rejected: the row itself is at fault.
             Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
             Closed: the client was closed, as with every other call; nothing was done.
+
+        Example:
+            >>> written_at = table.put({"day": date(2024, 5, 2), "name": "roof", "value": 20.0})
+            >>> table.get((date(2024, 5, 2), "roof"), ["value"])
+            {'value': 20.0}
         """
         return self._client.run(self.asynchronous.put(row))
 
     upsert = put
 
     def insert(self, row: Mapping[str, Any]) -> int:
-        """Insert one row; its hybrid time. Raises as `put`; Rejected ALREADY_PRESENT if its key is there."""
+        """Insert one row; its hybrid time. Raises as `put`; Rejected ALREADY_PRESENT if its key is there.
+
+        Example:
+            >>> try:
+            ...     table.insert({"day": date(2024, 5, 1), "name": "roof", "value": 0.0})
+            ... except stele.Rejected as error:
+            ...     print(error.code)
+            ALREADY_PRESENT
+        """
         return self._client.run(self.asynchronous.insert(row))
 
     def update(self, row: Mapping[str, Any]) -> int:
-        """Change the columns given, of the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND."""
+        """Change the columns given, of the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND.
+
+        Example:
+            >>> written_at = table.update({"day": date(2024, 5, 1), "name": "roof", "value": None})
+            >>> table.get((date(2024, 5, 1), "roof"), ["value"])
+            {'value': None}
+        """
         return self._client.run(self.asynchronous.update(row))
 
     def delete(self, row: Mapping[str, Any]) -> int:
-        """Delete the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND if it is not there."""
+        """Delete the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND if it is not there.
+
+        Example:
+            >>> written_at = table.delete({"day": date(2024, 5, 1), "name": "roof"})
+            >>> table.get((date(2024, 5, 1), "roof")) is None
+            True
+        """
         return self._client.run(self.asynchronous.delete(row))
 
     def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -89,6 +146,10 @@ class Table:
         datetime without a time zone is UTC. What comes back has UTC as its time zone; a date or time outside of the
         years 1 to 9999, which Python has no value for, comes as its number of days or microseconds since 1970.
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
+
+        Example:
+            >>> table.get({"day": date(2024, 5, 1), "name": "cellar"})
+            {'day': datetime.date(2024, 5, 1), 'name': 'cellar', 'value': 12.0}
         """
         return self._client.run(self.asynchronous.get(key, columns))
 
@@ -108,6 +169,11 @@ class Table:
             RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
             Rejected: columns that do not fit the table; nothing is written, but for batches that an iterator gave before.
             SteleError: a block as a whole was not written; other blocks may be.
+
+        Example:
+            >>> rows = pa.table({"day": [date(2024, 5, 3)] * 2, "name": ["roof", "cellar"], "value": [19.0, 12.5]})
+            >>> table.write_arrow(rows).rows_written
+            2
         """
         writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
         try:
@@ -137,6 +203,12 @@ class Table:
         be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name.
         `snapshot`: a hybrid time or a datetime, by default now; so is 0, the timestamp of a write that sent nothing. A datetime without a
         time zone, in a predicate, in such a text or in a bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
+
+        Example:
+            >>> table.scan(["name", "value"], [("value", ">", 20)]).to_table().to_pylist()
+            [{'name': 'roof', 'value': 21.5}]
+            >>> table.scan(["name"], "value < 20 AND name IN ('cellar', 'roof')").to_table().to_pylist()
+            [{'name': 'cellar'}]
         """
         scanner = self.asynchronous.scan(
             columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
@@ -145,7 +217,14 @@ class Table:
 
     def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> Session:
         """A session for one caller that writes many rows in order; they leave every `flush_interval_s` seconds, or once
-        `buffer_bytes` wait."""
+        `buffer_bytes` wait.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.upsert({"day": date(2024, 5, 4), "name": "roof", "value": 18.0})
+            >>> table.scan().count()
+            3
+        """
 
         async def make() -> AsyncSession:
             return self.asynchronous.new_session(flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes)
@@ -154,7 +233,13 @@ class Table:
 
 
 class Scanner:
-    """A scan ready to be read, once or again."""
+    """A scan ready to be read, once or again.
+
+    Example:
+        >>> scan = table.scan(["name", "value"], ordered=True)
+        >>> scan.count()
+        2
+    """
 
     def __init__(self, client: Client, scanner: AsyncScanner) -> None:
         self._client = client
@@ -162,7 +247,12 @@ class Scanner:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
-        SteleError if no replica of a tablet can serve it."""
+        SteleError if no replica of a tablet can serve it.
+
+        Example:
+            >>> sum(batch.num_rows for batch in table.scan().batches())
+            2
+        """
         source = self.asynchronous.batches()
         turn = asyncio.Lock()  # a read that was interrupted may end a moment after it was left
         try:
@@ -189,49 +279,103 @@ class Scanner:
         return html.of_scan(self.asynchronous.plan)
 
     def to_table(self) -> pa.Table:
-        """All rows as one Arrow table. Raises as `batches`."""
+        """All rows as one Arrow table. Raises as `batches`.
+
+        Example:
+            >>> table.scan(["name"], ordered=True).to_table()["name"].to_pylist()
+            ['cellar', 'roof']
+        """
         return self._client.run(self.asynchronous.to_table())
 
     def to_pandas(self) -> Any:
-        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas."""
+        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas.
+
+        Example:
+            >>> float(table.scan().to_pandas()["value"].max())
+            21.5
+        """
         return as_pandas(self.to_table())
 
     def count(self) -> int:
-        """How many rows there are; reads one narrow column. Raises as `batches`."""
+        """How many rows there are; reads one narrow column. Raises as `batches`.
+
+        Example:
+            >>> table.scan(predicates=("name", "=", "roof")).count()
+            1
+        """
         return self._client.run(self.asynchronous.count())
 
 
 class Session:
-    """One caller's rows, written in the background in the order given. Leaving it flushes."""
+    """One caller's rows, written in the background in the order given. Leaving it flushes.
+
+    Example:
+        >>> with table.new_session(flush_interval_s=0.5) as session:
+        ...     session.insert({"day": date(2024, 5, 5), "name": "roof", "value": 17.0})
+    """
 
     def __init__(self, client: Client, session: AsyncSession) -> None:
         self._client = client
         self._session = session
 
     def insert(self, row: Mapping[str, Any]) -> None:
-        """A whole row whose key must not be present; written later. A fault of its own is raised by `flush`."""
+        """A whole row whose key must not be present; written later. A fault of its own is raised by `flush`.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.insert({"day": date(2024, 5, 5), "name": "roof", "value": 17.0})
+        """
         self.apply(RowOp.INSERT, row)
 
     def upsert(self, row: Mapping[str, Any]) -> None:
-        """A whole row, replaced if its key is present; as `insert`."""
+        """A whole row, replaced if its key is present; as `insert`.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.upsert({"day": date(2024, 5, 1), "name": "roof", "value": 17.0})
+        """
         self.apply(RowOp.UPSERT, row)
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Some columns of a row whose key must be present; as `insert`."""
+        """Some columns of a row whose key must be present; as `insert`.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.update({"day": date(2024, 5, 1), "name": "roof", "value": None})
+        """
         self.apply(RowOp.UPDATE, row)
 
     def delete(self, row: Mapping[str, Any]) -> None:
-        """The key of a row to remove, which must be present; as `insert`."""
+        """The key of a row to remove, which must be present; as `insert`.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.delete({"day": date(2024, 5, 1), "name": "roof"})
+        """
         self.apply(RowOp.DELETE, row)
 
     def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
         """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed:
-        this row was not taken in then, and `flush` tells which of the others were not written."""
+        this row was not taken in then, and `flush` tells which of the others were not written.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.apply("insert_ignore", {"day": date(2024, 5, 1), "name": "roof", "value": 0.0})
+            >>> table.get((date(2024, 5, 1), "roof"), ["value"])
+            {'value': 21.5}
+        """
         self._client.run(self._session.apply(op, row))
 
     def flush(self) -> WriteResult:
         """Write what waits; what was written since the last flush. Raises RowErrors if rows were refused since then, or
-        not acknowledged; the others are written."""
+        not acknowledged; the others are written.
+
+        Example:
+            >>> with table.new_session() as session:
+            ...     session.upsert({"day": date(2024, 5, 6), "name": "roof", "value": 16.0})
+            ...     session.flush().rows_written
+            1
+        """
         return self._client.run(self._session.flush())
 
     def __enter__(self) -> Session:
@@ -245,38 +389,82 @@ class Session:
 
 
 class KeySpace:
-    """A key space. Keys and values are bytes; str is taken as UTF-8."""
+    """A key space. Keys and values are bytes; str is taken as UTF-8.
+
+    Example:
+        >>> space = client.create_keyspace("settings")
+        >>> space.replace("colour", "blue")
+        >>> space.read("colour")
+        b'blue'
+    """
 
     def __init__(self, client: Client, keyspace: AsyncKeySpace) -> None:
         self._client = client
         self._keyspace = keyspace
 
     def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key, whatever was there. str is taken as UTF-8. Raises Retryable if no leader answered in time."""
+        """Set a key, whatever was there. str is taken as UTF-8. Raises Retryable if no leader answered in time.
+
+        Example:
+            >>> space.replace("colour", "blue")
+            >>> space.replace("colour", b"red")
+        """
         self._client.run(self._keyspace.replace(key, value))
 
     def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key that must not be there. Raises Rejected ALREADY_PRESENT, and as `replace`."""
+        """Set a key that must not be there. Raises Rejected ALREADY_PRESENT, and as `replace`.
+
+        Example:
+            >>> space.insert("owner", "me")
+            >>> space.read("owner")
+            b'me'
+        """
         self._client.run(self._keyspace.insert(key, value))
 
     def read(self, key: bytes | str) -> bytes | None:
-        """The value of a key as of now (linearizable), None if it is not there. Raises as `replace`."""
+        """The value of a key as of now (linearizable), None if it is not there. Raises as `replace`.
+
+        Example:
+            >>> space.read("nothing") is None
+            True
+        """
         return self._client.run(self._keyspace.read(key))
 
     def delete(self, key: bytes | str) -> None:
-        """Remove a key, present or not. Raises as `replace`."""
+        """Remove a key, present or not. Raises as `replace`.
+
+        Example:
+            >>> space.delete("nothing")
+        """
         self._client.run(self._keyspace.delete(key))
 
     def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
-        """Keys that begin with `prefix` and their values, in order. Raises as `replace`."""
+        """Keys that begin with `prefix` and their values, in order. Raises as `replace`.
+
+        Example:
+            >>> space.replace("colour", "blue")
+            >>> space.list("c")
+            [(b'colour', b'blue')]
+        """
         return self._client.run(self._keyspace.list(prefix))
 
     def elect(self, name: str, candidate: str) -> str:
-        """Stand for `name`: become its holder if nobody is. Returns who holds it now. Raises as `replace`."""
+        """Stand for `name`: become its holder if nobody is. Returns who holds it now. Raises as `replace`.
+
+        Example:
+            >>> space.elect("primary", "worker-1"), space.elect("primary", "worker-2")
+            ('worker-1', 'worker-1')
+        """
         return self._client.run(self._keyspace.elect(name, candidate))
 
     def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
-        """Wait until the value of a key is another than `known`; returns it. Looks twice a second."""
+        """Wait until the value of a key is another than `known`; returns it. Looks twice a second.
+
+        Example:
+            >>> space.replace("colour", "blue")
+            >>> space.changed("colour", known=None)
+            b'blue'
+        """
         return self._client.run(self._keyspace.changed(key, known))
 
 

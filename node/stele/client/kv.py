@@ -19,7 +19,16 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class AsyncKeySpace:
-    """An open key space. Keys and values are bytes; str is taken as UTF-8."""
+    """An open key space. Keys and values are bytes; str is taken as UTF-8.
+
+    Example:
+        >>> async def read(client):
+        ...     space = await client.create_keyspace("limits")
+        ...     await space.insert("rows", "10")
+        ...     return await space.read("rows")
+        >>> client.run(read(client.asynchronous))
+        b'10'
+    """
 
     def __init__(self, name: str, tablet: TabletClient, timeout_s: float) -> None:
         self.name = name

@@ -108,7 +108,7 @@ class TableInfo:
     Example:
         >>> info = client.describe("readings")
         >>> info.kind, info.tablets, [column.name for column in info.schema.key_columns]
-        ('table', 4, ['at', 'sensor'])
+        ('table', 4, ['day', 'name'])
     """
 
     table_id: str
@@ -127,7 +127,7 @@ class TableInfo:
 
         Example:
             >>> client.describe("readings").partitioning
-            (HashPartitioning(columns=('at', 'sensor'), buckets=4, seed=0),)
+            (HashPartitioning(columns=('day', 'name'), buckets=4, seed=0),)
         """
         return () if self.schema is None else by_names(self.partition_schema, self.schema)
 

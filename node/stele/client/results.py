@@ -64,6 +64,11 @@ class WriteResult:
 
     `timestamp` is the highest hybrid time of the batches: a scan at or above it sees all of them. 0 if nothing was sent,
     which a scan takes as now.
+
+    Example:
+        >>> result = table.write_arrow(table.scan().to_table(), "insert", raise_row_errors=False)
+        >>> result.rows_written, [error.code.name for error in result.row_errors]
+        (0, ['ALREADY_PRESENT', 'ALREADY_PRESENT'])
     """
 
     table: str
@@ -90,6 +95,13 @@ class RowErrors(Rejected):
     """Some rows were refused, each for its own reason; `result` has them all. The other rows are written.
 
     Those of a session may also have had no answer: their codes are a `Retryable`'s.
+
+    Example:
+        >>> try:
+        ...     table.write_arrow(table.scan().to_table(), "insert")
+        ... except stele.RowErrors as error:
+        ...     [refused.row for refused in error.errors]
+        [0, 1]
     """
 
     def __init__(self, result: WriteResult) -> None:

@@ -272,7 +272,14 @@ class TabletScan:
 
 
 class AsyncScanner:
-    """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame."""
+    """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame.
+
+    Example:
+        >>> async def names(table):
+        ...     return sorted([row["name"] async for row in table.scan()])
+        >>> client.run(names(client.run(client.asynchronous.open_table("readings"))))
+        ['cellar', 'roof']
+    """
 
     def __init__(
         self, pool: FlightPool, plan: ScanPlan, locations: Locations, *, ordered: bool, timeout_s: float

@@ -37,6 +37,12 @@ class AsyncSession:
 
     `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called. A datetime without a
     time zone is UTC.
+
+    Example:
+        >>> async def write(table):
+        ...     async with table.new_session() as session:
+        ...         await session.upsert({"day": date(2024, 5, 8), "name": "roof", "value": 14.0})
+        >>> client.run(write(client.run(client.asynchronous.open_table("readings"))))
     """
 
     def __init__(

@@ -42,7 +42,15 @@ _ROWS_MAX = (1 << 63) - 1  # Arrow counts no further
 
 
 class AsyncTable:
-    """A table. `timeout_s` is how long one row, block or read may take before it is given up."""
+    """A table. `timeout_s` is how long one row, block or read may take before it is given up.
+
+    Example:
+        >>> async def write(table):
+        ...     await table.put({"day": date(2024, 5, 8), "name": "roof", "value": 14.0})
+        ...     return await table.get((date(2024, 5, 8), "roof"), ["value"])
+        >>> client.run(write(client.run(client.asynchronous.open_table("readings"))))
+        {'value': 14.0}
+    """
 
     def __init__(
         self,

@@ -57,7 +57,13 @@ INSERTS = (RowOp.INSERT, RowOp.INSERT_IGNORE, RowOp.UPSERT)
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row was not written. `row` is its position in the block."""
+    """Why one row was not written. `row` is its position in the block.
+
+    Example:
+        >>> result = table.write_arrow(table.scan().to_table(), "insert", raise_row_errors=False)
+        >>> result.row_errors[0].row, result.row_errors[0].code.name
+        (0, 'ALREADY_PRESENT')
+    """
 
     row: int
     code: Code

@@ -191,7 +191,13 @@ def type_name(arrow: pa.DataType) -> str:
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. `default` is JSON text, None for none: dates and timestamps in ISO 8601, decimals as strings,
-    binary in base64."""
+    binary in base64.
+
+    Example:
+        >>> column = table.schema.by_name["value"]
+        >>> column.type, column.nullable
+        ('double', True)
+    """
 
     id: ColumnId
     name: str

@@ -13,7 +13,12 @@ from enum import Enum, IntEnum
 
 
 class Code(IntEnum):
-    """What went wrong, as it travels on the wire. Numbers are never used again. Printed, it is its name."""
+    """What went wrong, as it travels on the wire. Numbers are never used again. Printed, it is its name.
+
+    Example:
+        >>> print(stele.Code.NOT_FOUND)
+        NOT_FOUND
+    """
 
     __format__ = Enum.__format__  # by __str__, where IntEnum goes by the number
 
@@ -76,7 +81,15 @@ class Advice(Enum):
 
 class SteleError(Exception):
     """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice, which stays in the
-    process that gives it: it does not travel. `retry_after_ms`: no sooner can the same request succeed; 0: not known."""
+    process that gives it: it does not travel. `retry_after_ms`: no sooner can the same request succeed; 0: not known.
+
+    Example:
+        >>> try:
+        ...     client.open_table("reading")
+        ... except stele.SteleError as error:
+        ...     error.code is stele.Code.NOT_FOUND
+        True
+    """
 
     default_code = Code.INTERNAL
 
@@ -101,7 +114,17 @@ class SteleError(Exception):
 
 
 class Retryable(SteleError):
-    """Nobody is wrong; the same request may succeed later or elsewhere."""
+    """Nobody is wrong; the same request may succeed later or elsewhere.
+
+    Example:
+        >>> row = {"day": date(2024, 5, 7), "name": "roof", "value": 15.0}
+        >>> while True:
+        ...     try:
+        ...         written_at = table.put(row)
+        ...         break
+        ...     except stele.Retryable:  # a put may be repeated, also after UNKNOWN_OUTCOME
+        ...         time.sleep(0.1)
+    """
 
     default_code = Code.UNAVAILABLE
 
@@ -117,7 +140,15 @@ class NotLeader(Retryable):
 
 
 class Rejected(SteleError):
-    """The caller or a peer is wrong; the same request will fail again."""
+    """The caller or a peer is wrong; the same request will fail again.
+
+    Example:
+        >>> try:
+        ...     table.put({"day": date(2024, 5, 1), "nam": "roof"})
+        ... except stele.Rejected as error:
+        ...     print(error.code)
+        INVALID_ARGUMENT
+    """
 
     default_code = Code.INVALID_ARGUMENT
 
@@ -136,7 +167,17 @@ class StartRefused(Rejected):
 
 
 class Closed(Rejected):
-    """The client was closed, by its own program: no call through it succeeds any more."""
+    """The client was closed, by its own program: no call through it succeeds any more.
+
+    Example:
+        >>> other = stele.connect(masters)
+        >>> other.close()
+        >>> try:
+        ...     other.open_table("readings")
+        ... except stele.Closed:
+        ...     print("closed")
+        closed
+    """
 
     default_code = Code.CLOSED
 
@@ -145,13 +186,23 @@ class Closed(Rejected):
 
 
 class Corrupt(SteleError):
-    """Bytes on a disk, or received, are not what was written."""
+    """Bytes on a disk, or received, are not what was written.
+
+    Example:
+        >>> issubclass(stele.Corrupt, stele.SteleError)
+        True
+    """
 
     default_code = Code.CORRUPT
 
 
 class InvariantViolation(SteleError):
-    """Stele itself is wrong; the process or replica must stop rather than go on."""
+    """Stele itself is wrong; the process or replica must stop rather than go on.
+
+    Example:
+        >>> issubclass(stele.InvariantViolation, stele.SteleError)
+        True
+    """
 
     default_code = Code.INTERNAL
 

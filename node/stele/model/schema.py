@@ -37,6 +37,11 @@ class Schema:
 
     Raises (on construction):
         Rejected: with every fault found, not only the first.
+
+    Example:
+        >>> schema = stele.Schema.make([("day", "date"), ("value", "double", True)], key=["day"])
+        >>> [column.name for column in schema.key_columns]
+        ['day']
     """
 
     version: SchemaVersion
@@ -76,6 +81,11 @@ class Schema:
 
         Raises:
             Rejected: with every fault found.
+
+        Example:
+            >>> columns = [("n", "int64"), ("price", "decimal(9,2)", True), ("unit", "string", False, '"m"')]
+            >>> [column.type for column in stele.Schema.make(columns, key=["n"]).columns]
+            ['int64', 'decimal(9,2)', 'string']
         """
         made = []
         for position, column in enumerate(columns):
@@ -110,6 +120,11 @@ class Schema:
 
         Raises:
             Rejected: columns of types that no column type holds, by their names; and as `make`.
+
+        Example:
+            >>> rows = pa.table({"n": [1, 2], "text": ["a", "b"]})
+            >>> [(c.name, c.type, c.nullable) for c in stele.Schema.from_arrow(rows, key=["n"]).columns]
+            [('n', 'int64', False), ('text', 'string', True)]
         """
         fields, faults, columns = arrow_schema_of(data), [], []
         keys = [key] if isinstance(key, str) else list(key)
