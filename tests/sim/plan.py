@@ -6,10 +6,12 @@ Invariant: a plan depends on its seed alone.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from stele.consensus.ports import ReplicaOptions
 from stele.raft.options import RaftOptions
+from stele.wal import LogOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,20 @@ class Plan:
     rushes_per_s: float = 0.0
     clock_off_ms: float = 0.0  # how far wall clocks may be set wrong; 0: writes have no timestamps
     vote_down_ms_max: float = 20.0  # how long who just voted stays away
+    tick_ms: float = 25.0
+    turn_ms: float = 0.3  # the longest pause before a turn of a node's loop
+    snapshots_per_s: float = 0.0
+    kill: float = 0.0  # the share of crashes that leave the page cache
+    disk_errors_per_s: float = 0.0
+    full_disks_per_s: float = 0.0
+    cuts_per_s: float = 0.0  # power that goes within a file operation
+    rots_per_s: float = 0.0
+    log: LogOptions = field(default_factory=LogOptions)
+
+    @property
+    def replica(self) -> ReplicaOptions:
+        """Options of every replica: one entry is applied a turn, so that everything meets logs that are half applied."""
+        return ReplicaOptions(raft=self.options, apply_slice_ms=0.0)
 
     @property
     def directed(self) -> bool:
@@ -83,7 +99,8 @@ def draw_plan(seed: int, weather: Weather | None = None, *, clocks: bool = True)
     before anybody came back that had FAILED, and before any write had a timestamp."""
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed else _with_habits(plan)
-    return _with_timestamps(_with_returns(_with_clocks(plan))) if clocks else plan
+    plan = _with_timestamps(_with_returns(_with_clocks(plan))) if clocks else plan
+    return _with_disks(plan)
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -234,6 +251,33 @@ def _with_timestamps(plan: Plan) -> Plan:
     if rng.random() < 0.8 or plan.directed or plan.stays_unfit:
         return plan
     return replace(plan, clock_off_ms=rng.choice((20.0, 400.0, 2000.0)))
+
+
+def _with_disks(plan: Plan) -> Plan:
+    """What disks do, and how logs use them. Of a chance of its own."""
+    rng = random.Random(f"disks/{plan.seed}")
+    log = LogOptions(
+        segment_bytes=rng.choice((8 << 10, 16 << 10, 64 << 10)),
+        group_bytes_max=rng.choice((300, 2000, 1 << 20)),
+        cache_bytes_max=rng.choice((0, 2000, 1 << 20)),
+        anchor_bytes_max=1 << 30 if plan.keeps_log else 20 << 10,
+        low_space_bytes=rng.choice((0, 30_000)),
+        low_space_files=0,
+        prepare=False,
+    )
+    plan = replace(
+        plan, log=log, tick_ms=plan.options.heartbeat_ms / 5, snapshots_per_s=rng.choice((0.0, 5.0))
+    )
+    plan = replace(plan, kill=rng.choice((0.0, 0.2)))
+    if plan.directed or rng.random() < 0.5:
+        return plan
+    return replace(
+        plan,
+        disk_errors_per_s=rng.choice((0.0, 0.0, 0.5)),
+        full_disks_per_s=rng.choice((0.0, 0.0, 0.3)),
+        cuts_per_s=rng.choice((0.0, 0.0, 0.7)),
+        rots_per_s=rng.choice((0.0, 0.0, 0.4)),
+    )
 
 
 def _with_returns(plan: Plan) -> Plan:

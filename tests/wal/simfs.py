@@ -81,7 +81,7 @@ class SimFiles:
         """What the next boot finds."""
         with self._lock:
             self.off = True
-            new = SimFiles()
+            new = type(self)()
             names = self._durable_names
             if self._steps:
                 keep = rng.randint(0, len(self._steps))
@@ -110,6 +110,11 @@ class SimFiles:
     def content(self, path: Path) -> bytearray:
         """The bytes of a file, to look at or to damage."""
         return self._names[path].data
+
+    def copies(self, path: Path) -> tuple[bytearray, bytearray]:
+        """A file's bytes as the page cache and as the disk has them, to damage both."""
+        inode = self._names[path]
+        return inode.data, inode.durable
 
     def set_content(self, path: Path, data: bytes) -> None:
         """Replace a file's bytes, durably."""

@@ -1,0 +1,220 @@
+"""Those who change the membership: they add, copy, demote, promote and remove, wisely or not. The core must refuse what
+is unsafe. And one who mends: it replaces what needs a copy, has FAILED or is gone for good.
+
+Invariant: acts only through calls that a real driver could make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stele.consensus.superblock import DataState
+from stele.model.config import Configuration, MemberType, Peer
+from stele.model.errors import SteleError
+from stele.model.ids import OPID_NONE, ReplicaId
+from stele.raft.events import ChangeType
+from tests.nodesim.node import SimNode, node_of
+
+if TYPE_CHECKING:
+    from tests.nodesim.world import World
+
+_EMPTY = Configuration(-1, ())
+_PEERS_MAX = 6
+
+
+def sim_peer(replica_id: int, member_type: MemberType = MemberType.VOTER, promote: bool = False) -> Peer:
+    """A peer on a node of its own."""
+    return Peer(node_of(replica_id), ReplicaId(replica_id), f"10.0.0.{replica_id}:7050", member_type, promote)
+
+
+class Driver:
+    """Membership as the world's outside drives it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fresh: ReplicaId | None = None
+        """What the mending driver has added last."""
+
+    def leader(self) -> SimNode | None:
+        """Somebody who thinks it leads."""
+        leaders = [node for node in self._world.all_nodes() if node.leads]
+        return self._world.rng.choice(leaders) if leaders else None
+
+    def change(self, leader: SimNode | None = None, *, take_away: bool = False) -> None:
+        """One change of a drawn kind, asked of this or of any leader. `take_away`: another voter less."""
+        leader = leader or self.leader()
+        if leader is None or leader.core is None:
+            return
+        rng = self._world.rng
+        config = leader.core.config
+        if not config.peers:
+            return
+        kinds = ["remove", "demote", "promote"]
+        if take_away:
+            kinds = ["remove", "demote"]
+        elif len(config.peers) < _PEERS_MAX:
+            kinds += ["learner", "learner", "witness", "witness", "voter"]
+        kind = rng.choice(kinds)
+        others = [p for p in config.voters if p.replica_id != leader.replica_id]
+        victim = rng.choice(others if take_away and others else config.peers)
+        match kind:
+            case "remove":
+                self._propose(leader, ChangeType.REMOVE, victim)
+            case "demote":
+                changed = replace(victim, member_type=MemberType.NON_VOTER, promote=rng.random() < 0.3)
+                self._propose(leader, ChangeType.MODIFY, changed)
+            case "promote":
+                member_type = rng.choice((MemberType.VOTER, MemberType.NON_VOTER))
+                changed = replace(
+                    victim, member_type=member_type, promote=member_type is MemberType.NON_VOTER
+                )
+                self._propose(leader, ChangeType.MODIFY, changed)
+            case "learner":
+                new = self._copy() if rng.random() < 0.6 else self._blank()
+                if new is not None:
+                    peer = sim_peer(new.replica_id, MemberType.NON_VOTER, rng.random() < 0.8)
+                    self._propose(leader, ChangeType.ADD, peer)
+            case "voter":
+                new = self._copy()
+                if new is not None:
+                    self._propose(leader, ChangeType.ADD, sim_peer(new.replica_id))
+            case _:
+                new = self._witness()
+                if new is not None:
+                    peer = replace(
+                        sim_peer(new.replica_id, MemberType.WITNESS),
+                        witness_start=new.superblock.witness_start,
+                    )
+                    self._propose(leader, ChangeType.ADD, peer)
+
+    def _propose(self, leader: SimNode, change_type: ChangeType, peer: Peer) -> None:
+        world, replica = self._world, leader.replica
+        assert leader.core is not None and replica is not None
+        cas = leader.core.config.opid_index - (1 if world.rng.random() < 0.05 else 0)
+        self._ask(
+            leader,
+            replica.members.change_config(change_type, peer, cas),
+            f"{change_type.name} {peer.replica_id}",
+        )
+
+    def _ask(self, leader: SimNode, work: Coroutine[Any, Any, Any], what: str) -> None:
+        def over(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            self._world.trace("{}: {}: {}", leader.replica_id, what, error or "done")
+            if error is None:
+                self._world.met[f"done: {what.split()[0]}"] += 1
+            elif not isinstance(error, SteleError):
+                self._world.failed(f"{what} ended with {error!r}", error)
+
+        leader.run(work, over)
+
+    def transfer(self) -> None:
+        """Ask a leader to hand over."""
+        leader = self.leader()
+        if leader is not None and leader.core is not None and leader.replica is not None:
+            rng = self._world.rng
+            target = rng.choice((None, rng.choice(leader.core.config.peers).replica_id))
+            self._ask(leader, leader.replica.members.transfer_leadership(target), "TRANSFER")
+
+    def tombstone_removed(self) -> None:
+        """Stop what a newer committed configuration omits, as the masters do."""
+        config = self._world.history.config
+        for node in self._world.all_nodes():
+            if node.retired or config.peer(node.replica_id) is not None:
+                continue
+            known = node.replica.committed_config.opid_index if node.replica is not None else -1
+            if node.replica_id in self._world.history.members and known < config.opid_index:
+                node.exits("it is removed", again=False)
+                node.retired = True
+
+    # Mending
+
+    def mend(self) -> None:
+        """One step towards a group in which nobody needs a copy, has FAILED or is gone: first a new peer, then the old one goes.
+        Only the leader that all know to lead is asked."""
+        leader = self.leader()
+        if leader is None or leader.core is None or leader.replica is None or not leader.replica.is_leader:
+            return
+        config = leader.core.config
+        if config != leader.core.committed_config:
+            return
+        ill = [p for p in config.peers if self._is_ill(p, leader)]
+        if not ill:
+            return
+        idle = [p for p in ill if not p.votes]
+        fresh = config.peer(self._fresh) if self._fresh is not None else None
+        if idle or (fresh is not None and fresh.member_type is MemberType.VOTER and fresh not in ill):
+            self._fresh = None if not idle else self._fresh
+            self._propose(leader, ChangeType.REMOVE, (idle or ill)[0])
+        elif (fresh is None or fresh in ill) and len(config.peers) < _PEERS_MAX + 2:
+            new = self._copy(leader)
+            if new is not None:
+                self._fresh = new.replica_id
+                self._propose(leader, ChangeType.ADD, sim_peer(new.replica_id, MemberType.NON_VOTER, True))
+
+    def _is_ill(self, peer: Peer, leader: SimNode) -> bool:
+        node = self._world.nodes[peer.replica_id]
+        assert leader.replica is not None
+        return node is not leader and (node.failed or peer.replica_id in leader.replica.members.needs_copy)
+
+    # Copies
+
+    def _source(self) -> Any:
+        """What some sound replica's store holds on disk."""
+        found = [
+            at
+            for node in self._world.all_nodes()
+            if (at := node.checkpoint()) is not None and not node.failed
+        ]
+        return self._world.rng.choice(found) if found else None
+
+    def _blank(self) -> SimNode:
+        node = self._world.add_node()
+        node.form(OPID_NONE, _EMPTY)
+        node.boot()
+        return node
+
+    def _copy(self, leader: SimNode | None = None) -> SimNode | None:
+        """A new node with what some store holds; of this leader, with all that it has and whose log waits for the copy."""
+        source = self._source() if leader is None else leader.held_checkpoint()
+        if source is None:
+            return None
+        node = self._world.add_node()
+        node.form(*source)
+        node.boot()
+        self._world.met["a copy made"] += 1
+        return node
+
+    def _witness(self) -> SimNode | None:
+        source = self._source()
+        if source is None:
+            return None
+        opid, config, _ = source
+        node = self._world.add_node(DataState.COPYING)
+        node.superblock = replace(node.superblock, witness_start=opid)
+        node.form(opid, config)
+        node.boot()
+        self._later(node)
+        return node
+
+    def _later(self, node: SimNode) -> None:
+        self._world.at(self._world.now + self._world.rng.uniform(50.0, 1500.0), self._fetch_rows, node)
+
+    def _fetch_rows(self, node: SimNode) -> None:
+        """Rows for a witness: a checkpoint between its log's start and its end."""
+        if node.has_data or node.retired:
+            return
+        source, core = self._source(), node.core
+        if source is None or core is None or core.log.term_at(source[0].index) != source[0].term:
+            self._later(node)
+            return
+        if core.log.durable_index < source[0].index or source[0].index < core.log.start.index:
+            self._later(node)
+            return
+        self._world.met["a witness got its rows"] += 1
+        node.rows_arrive(source[2])

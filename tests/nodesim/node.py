@@ -1,0 +1,602 @@
+"""One simulated node: a real log, a real replica with a real key space, and the host that both need. Only its clock, its
+disk, its threads and its network are the world's.
+
+A life begins with `boot` and ends with `crash` (power) or `exits` (the process alone). Invariant: nothing outlives a life but
+the files, the superblock, and what a twin remembers to judge the next start by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from stele.consensus.bootstrap import STORE, create_machine, open_machine, start_replica
+from stele.consensus.ports import HostedReplica
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.clock import from_physical_us
+from stele.model.config import Configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Retryable, SteleError, ensure
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId
+from stele.raft import RaftCore
+from stele.raft.effects import Role
+from stele.raft.messages import Message
+from stele.raft.ports import fold_records
+from stele.rpc.proto.consensus_pb2 import RestingPB
+from stele.tserver.log_space import LogSpace
+from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
+from stele.tserver.ticker import ReplicaClock
+from stele.wal import Log
+from stele.wal.append_queue import Writer
+from tests.nodesim.checks import check_said, check_start
+from tests.nodesim.disk import LOG, Disk, WorldSync
+from tests.nodesim.loop import SimLoop
+from tests.nodesim.twin import Twin, WatchedStream
+
+if TYPE_CHECKING:
+    from tests.nodesim.world import World
+
+T = TypeVar("T")
+TABLET = TabletId("7" * 32)
+NEIGHBOUR = TabletId("8" * 32)
+
+
+def node_of(replica_id: int) -> NodeId:
+    """Every replica has a node of its own."""
+    return NodeId(f"{replica_id:032x}")
+
+
+class SimNode:
+    """A node and its replica, running or not. Implements Host."""
+
+    def __init__(self, world: World, replica_id: ReplicaId) -> None:
+        self.world = world
+        self.replica_id = replica_id
+        self.node_id = node_of(replica_id)
+        # What is on its volume
+        self.disk = Disk()
+        self.directory = world.directory / f"n{replica_id}"
+        self.superblock = Superblock(TABLET, replica_id, TableId("1" * 32), "t", "keyspace", DataState.READY)
+        self.twins: dict[StreamKey, Twin] = {}
+        # Clock: own = offset + rate * world
+        skew = world.plan.clock_skew
+        self._rate = 1.0 + world.rng.uniform(-skew, skew)
+        self._offset = world.rng.uniform(1_000, 100_000)
+        self._wall_off_ms = 0.0
+        self._fit = True
+        # A life
+        self.life = 0
+        self.loop: SimLoop | None = None
+        self.log: Log | None = None
+        self.replica: Replica | None = None
+        self.stalled_until = 0.0
+        self.slow_disk_until = 0.0
+        self.unled_since = 0.0
+        self.may_fail = ""
+        """Why its replica may be FAILED; "": it must not."""
+        self.let_go = False
+        """Whether its log gave up what it holds, as it was FAILED and others have it: then it never starts again."""
+        self.retired = False
+        self.told_failed: dict[int, bool] = {}
+        self.marks = [(0, 0), (0, 0)]
+        """The last two places up to which the log was synced: (sequence, offset)."""
+        self._thread_due = False
+        self._quiet: QuietGroups | None = None
+        self._space: LogSpace | None = None
+
+    # Its state, as the world sees it
+
+    @property
+    def up(self) -> bool:
+        """Whether its process runs."""
+        return self.loop is not None
+
+    @property
+    def core(self) -> RaftCore | None:
+        """The replica's core, while it takes part or abstains."""
+        return self.replica.core if self.replica is not None else None
+
+    @property
+    def leads(self) -> bool:
+        """Whether its core believes to lead."""
+        core = self.core
+        return core is not None and core.role is Role.LEADER
+
+    @property
+    def failed(self) -> bool:
+        """Whether its replica is FAILED, or will never come back."""
+        return self.retired or (self.replica is not None and self.replica.state is ReplicaState.FAILED)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it holds rows, or will once it has started."""
+        return self.superblock.data_state is DataState.READY
+
+    @property
+    def resting(self) -> bool:
+        """Whether its core's time stands still."""
+        runtime = self.replica.runtime if self.replica is not None else None
+        return runtime is not None and runtime.quiet
+
+    @property
+    def machine(self) -> Any:
+        """The key space, None where there is none."""
+        return self.replica.machine if self.replica is not None else None
+
+    # Time
+
+    def monotonic_ms(self) -> float:
+        """Its own clock."""
+        return self._offset + self._rate * self.world.now
+
+    def world_ms(self, own_ms: float) -> float:
+        """When its clock will show that."""
+        return max((own_ms - self._offset) / self._rate, self.world.now)
+
+    def step_clock(self, off_ms: float) -> None:
+        """The wall clock is set, right or wrong."""
+        self.world.trace("the clock of {} is off by {} ms", self.replica_id, int(off_ms))
+        self._wall_off_ms = off_ms
+
+    def set_fit(self, fit: bool) -> None:
+        """Whether its node's clock is right, also after a restart."""
+        if fit != self._fit:
+            self._fit = fit
+            self.world.trace("{} is {}", self.replica_id, "fit" if fit else "unfit")
+            self.soon(lambda: self._with_replica(lambda replica: replica.fit_to_lead(fit)))
+
+    def _with_replica(self, act: Callable[[Replica], None]) -> None:
+        if self.replica is not None:
+            act(self.replica)
+
+    # Host
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def wall_us(self) -> int:
+        return 1_700_000_000_000_000 + int(1000 * (self.world.now + self._wall_off_ms))
+
+    def clock_fault(self, wall_us: int) -> str:
+        return "" if self._fit else "its clock is wrong"
+
+    def latest_time(self) -> int:
+        return from_physical_us(self.wall_us() + 3_600_000_000)
+
+    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
+        self.world.failed(f"{self.replica_id} drops a message of {node_id}, which is sound: {cause}: {why}")
+
+    def randint(self, a: int, b: int, /) -> int:
+        return self.world.rng.randint(a, b)
+
+    def send(
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+    ) -> None:
+        if self.world.strict:
+            self.world.judge(check_said, self.twin.durable, self.replica_id, to, message)
+        self.world.send(self.replica_id, to, message, quiet=quiet)
+
+    def changed(self, replica: HostedReplica) -> None:
+        return None
+
+    def low_space(self) -> bool:
+        return self.log is not None and self.log.low_space
+
+    def stores_full(self) -> bool:
+        return False
+
+    def fail(self, error: Exception) -> None:
+        self.world.failed(f"node {self.replica_id} gives up: {error}")
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return cast(T, await self.blocking(work, *args))
+
+    def blocking(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Work of a thread: it takes a while, and then is done at once."""
+        assert self.loop is not None
+        future = self.loop.create_future()
+        took = self.world.rng.uniform(0.05, 3.0) + self._disk_waits()
+        self.world.at(self.world.now + took, self._work, self.life, future, work, args)
+        return future
+
+    def _work(self, life: int, future: asyncio.Future[Any], work: Callable[..., Any], args: Any) -> None:
+        if life != self.life or self.loop is None:
+            return
+        if self.world.now < self.stalled_until:
+            self.world.at(self.stalled_until, self._work, life, future, work, args)
+            return
+        try:
+            result, error = work(*args), None
+        except Exception as exc:  # noqa: BLE001 - it belongs to whoever waits
+            result, error = None, exc
+        if self._lost_power():
+            return
+
+        def tell() -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+        self.loop.call_soon(tell)
+        self._look_at_log()
+
+    # Life
+
+    @property
+    def twin(self) -> Twin:
+        """Of its replica's stream."""
+        return self.twins[self.superblock.key]
+
+    def form(self, start: OpId, config: Configuration, files: Any = None) -> None:
+        """Make what is on its volume: log, store and superblock. `files`: fills the store from a copy."""
+        log = Log.open(LOG, self.world.plan.log, self.node_id, _run_all, files=self.disk, threads=False)
+        for key in (self.superblock.key, StreamKey(NEIGHBOUR, self.replica_id)):
+            at = start if key.tablet_id == TABLET else OPID_NONE
+            self.twins[key] = Twin(at)
+            log.create_stream(key, at, config)
+        log.turn()
+        log.close()
+        self.directory.mkdir()
+        if self.superblock.data_state is DataState.READY:
+            if files is None:
+                create_machine(self.superblock, self.directory).close()
+            else:
+                files(self.directory / STORE)
+
+    def boot(self) -> None:
+        """The process starts."""
+        if self.retired or self.up:
+            return
+        world = self.world
+        self.life += 1
+        self.loop = loop = SimLoop(self)  # type: ignore[abstract]
+        self._clock = ReplicaClock(lambda: int(self.monotonic_ms() * 1e6))
+        self._thread_due = False
+        self.marks = [(0, 0), (0, 0)]
+        self.told_failed.clear()
+
+        def dispatch(callbacks: list[Callable[[], None]]) -> None:
+            loop.call_soon(_run_all, callbacks)
+
+        try:
+            self.log = Log.open(
+                LOG,
+                world.plan.log,
+                self.node_id,
+                dispatch,
+                files=self.disk,
+                on_failure=lambda error: self.exits(f"its log failed: {error.__cause__ or error}"),
+                threads=False,
+            )
+        except (OSError, SteleError) as exc:
+            if not self._lost_power():
+                self._opens_no_log(exc)
+            return
+        world.judge(self._check_log)
+        self.log.attach(loop, WorldSync(self), clock=loop.time)
+        hint = world.hint_for(self)
+        if hint is not None:
+            self.superblock = replace(self.superblock, leader_hint=hint)
+        self.replica = Replica(self.superblock, self.directory, self, world.plan.replica)
+        replicas = cast(Replicas, _OneReplica(self.replica))
+        self._space = LogSpace(replicas, self.log, self)
+        self._quiet = None
+        if world.plan.rest_after_ms is not None:
+            self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.now_ms())
+        loop.create_task(self._start(self.replica))
+        loop.call_later(world.rng.random() * 0.001 * world.plan.tick_ms, self._tick)
+
+    def _opens_no_log(self, exc: Exception) -> None:
+        self.exits(f"its log does not open: {exc}", again=False)
+        if isinstance(exc, OSError):
+            self.world.at(self.world.now + self.world.rng.uniform(20.0, 500.0), self.boot)
+        elif self.may_fail:
+            self.retired = True
+        else:
+            self.world.failed(f"node {self.replica_id} does not open its log: {exc}")
+
+    async def _start(self, replica: Replica) -> None:
+        try:
+            await start_replica(self.superblock, self.directory, self, self, replica=replica)
+        except Retryable as exc:
+            self.exits(f"its replica does not start: {exc}")
+            return
+        if replica.core is not None:
+            if not self._fit:
+                replica.fit_to_lead(False)
+            if not self.may_fail:
+                self.world.judge(check_start, replica.core, self.twin.durable)
+            self.world.trace(
+                "{} starts at term {} with log {}",
+                self.replica_id,
+                replica.core.term,
+                replica.core.log.last_opid,
+            )
+
+    # As the log of bootstrap
+
+    @property
+    def recovery(self) -> Any:
+        assert self.log is not None
+        return self.log.recovery
+
+    def stream(self, key: StreamKey) -> Any:
+        """The replica's stream, watched by its twin."""
+        assert self.log is not None
+        return WatchedStream(self.log.stream(key), self.twins[key], self._voted)
+
+    def _voted(self, voted_for: ReplicaId) -> None:
+        if voted_for != self.replica_id:
+            self.world.trouble.voted(self)
+
+    def _check_log(self) -> None:
+        """What the log says at a start is what it said to be durable, with what was under way, or it says that it is damaged."""
+        assert self.log is not None
+        for key, twin in self.twins.items():
+            if key in self.log.recovery.failed:
+                ensure(
+                    bool(self.may_fail),
+                    f"the log of {self.replica_id} is damaged: {self.log.recovery.failed}",
+                )
+                self.world.met["a stream FAILED by rot"] += 1
+                continue
+            what = f"node {self.replica_id}'s stream of {'its replica' if key.tablet_id == TABLET else 'a neighbour'}"
+            twin.compare(what, fold_records(self.log.stream(key).load()))
+
+    def _tick(self) -> None:
+        if self.loop is None or self.replica is None:
+            return
+        self._clock.tick()
+        now_ms = self._clock.now_ms()
+        self.replica.tick(now_ms)
+        if self._quiet is not None:
+            self._quiet.tick(now_ms)
+        self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
+
+    def soon(self, act: Callable[[], object]) -> None:
+        """Let it happen in its loop."""
+        if self.loop is not None:
+            self.loop.call_soon(act)
+
+    def run(self, work: Coroutine[Any, Any, Any], over: Callable[[asyncio.Task[Any]], None]) -> None:
+        """A coroutine of its loop; `over` hears of its end, unless the node ends first."""
+        if self.loop is None:
+            work.close()
+            return
+        self.loop.create_task(work).add_done_callback(over)
+
+    def _end(self) -> None:
+        assert self.loop is not None
+        self.loop.close()
+        if self.log is not None and self.log.states[self.superblock.key].let_go:
+            self.let_go = True
+        self.loop = self.log = self.replica = self._quiet = self._space = None
+        self.life += 1
+
+    def crash(self) -> None:
+        """Power off: memory is gone, and what was not synced, mostly."""
+        if self.loop is None:
+            return
+        self.world.trace("{} loses power", self.replica_id)
+        self.world.met["power lost"] += 1
+        self._end()
+        self.disk = cast(Disk, self.disk.crash(self.world.rng))
+        self.world.disk_faults_end(self)
+
+    def exits(self, why: str, *, again: bool = True) -> None:
+        """The process ends, by itself or killed; the page cache stays."""
+        if self.loop is None:
+            return
+        self.world.trace("{} ends: {}", self.replica_id, why)
+        self._end()
+        self.world.disk_faults_end(self)
+        if again:
+            self.world.at(self.world.now + self.world.rng.uniform(20.0, 500.0), self.boot)
+
+    def ends(self) -> None:
+        """The world ends; nothing of it may run on."""
+        if self.loop is not None:
+            self.disk.off = True
+            self._end()
+
+    def _lost_power(self) -> bool:
+        """Whether the power went within a file operation."""
+        if not self.disk.off:
+            return False
+        self.world.met["power lost within a file operation"] += 1
+        self.crash()
+        self.world.at(self.world.now + self.world.rng.uniform(1.0, 500.0), self.boot)
+        return True
+
+    # The log's thread and its syncs
+
+    def turned(self) -> None:
+        """A turn of its loop has ended."""
+        loop, replica = self.loop, self.replica
+        if loop is None or self._lost_power():
+            return
+        if loop.broke is not None:
+            self.world.failed(f"a callback of {self.replica_id} raised {loop.broke!r}", loop.broke)
+        if replica is not None and replica.state is ReplicaState.FAILED and not self.may_fail:
+            self.world.failed(f"replica {self.replica_id} has FAILED: {replica.error}")
+        self._look_at_log()
+
+    def _disk_waits(self) -> float:
+        if self.world.now >= self.slow_disk_until:
+            return 0.0
+        return self.world.rng.uniform(5.0, self.slow_disk_until - self.world.now + 5.0)
+
+    def _look_at_log(self) -> None:
+        log = self.log
+        if log is None:
+            return
+        at = log.synced_place
+        mark = (at >> 40, at & ((1 << 40) - 1))
+        if mark != self.marks[1]:
+            self.marks = [self.marks[1], mark]
+        if log.append_queue.writer is Writer.THREAD and not self._thread_due:
+            self._thread_due = True
+            took = self.world.rng.uniform(0.05, self.world.plan.sync_ms) + self._disk_waits()
+            self.world.at(self.world.now + took, self._thread, self.life)
+
+    def _thread(self, life: int) -> None:
+        if life != self.life or self.log is None:
+            return
+        self._thread_due = False
+        self.log.turn()
+        if not self._lost_power():
+            self._look_at_log()
+
+    def sync_begins(self, sync: WorldSync, number: int) -> None:
+        """The log's loop has begun a sync in the background."""
+        took = self.world.rng.uniform(0.05, self.world.plan.sync_ms) + self._disk_waits()
+        self.world.at(self.world.now + took, self._sync_ends, self.life, sync, number)
+
+    def _sync_ends(self, life: int, sync: WorldSync, number: int) -> None:
+        if life != self.life or self.loop is None or sync.begun != number or not sync.under_way:
+            return
+        sync.end()
+        if not self._lost_power():
+            self.loop.call_soon(sync.tell)
+
+    # Messages
+
+    def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
+        """Something has come over the network."""
+        if self.loop is not None:
+            self.loop.call_soon(self._received, sender, message, quiet)
+
+    def _received(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
+        replica = self.replica
+        if replica is None:
+            return
+        if self._quiet is not None:
+            self._quiet.heard(node_of(sender))
+            if isinstance(message, RestingPB):
+                self._quiet.told(node_of(sender), message)
+                return
+            if quiet and replica.core is not None and self._quiet.take(replica, sender, message):
+                return
+        assert not isinstance(message, RestingPB)
+        replica.on_message(node_of(sender), sender, message)
+
+    def _ping(self, node_id: NodeId, told: RestingPB) -> None:
+        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), told)
+
+    def lost(self, replica_id: ReplicaId) -> None:
+        """The connection to another node was reset."""
+
+        def tell() -> None:
+            if self._quiet is not None:
+                self._quiet.lost(node_of(replica_id))
+            if self.replica is not None:
+                self.replica.peer_node_failed(node_of(replica_id))
+
+        self.soon(tell)
+
+    # Its replica's store and log
+
+    def flush(self) -> None:
+        """The store writes what is in memory."""
+        replica = self.replica
+        if replica is not None and replica.running and replica.machine is not None:
+            self.world.met["flush"] += 1
+            self.run(replica.storage.flush(), _heard)
+
+    def collect(self) -> None:
+        """The log lets go of what nobody needs."""
+        if self._space is not None and self.log is not None and self.log.failed is None:
+            self.run(self._space.collect(), _heard)
+
+    def neighbour_writes(self) -> None:
+        """A stream beside the replica's, in the same log."""
+        log, key = self.log, StreamKey(NEIGHBOUR, self.replica_id)
+        if log is None or log.failed is not None or key in log.recovery.failed:
+            return
+        stream = self.stream(key)
+        last = stream.last_opid
+        try:
+            stream.append_entries(
+                (
+                    Entry(
+                        1,
+                        last.index + 1,
+                        EntryKind.WRITE,
+                        last.index + 1,
+                        bytes(self.world.rng.randint(1, 300)),
+                    ),
+                )
+            )
+        except Retryable:
+            return
+        if self.world.rng.random() < 0.2:
+            stream.set_flushed(self.twins[key].durable.last.index)
+
+    def checkpoint(self) -> tuple[OpId, Configuration, Callable[[Any], None]] | None:
+        """What its store holds on disk, as a copy takes it: (OpId, configuration there, what fills a directory with it)."""
+        replica = self.replica
+        if replica is None or not replica.running or replica.machine is None:
+            return None
+        opid = replica.machine.flushed
+        if opid == OPID_NONE:
+            return None
+        config = replica.members.config_at(opid.index)
+        source = self.directory / STORE
+        return opid, config, lambda target: shutil.copytree(source, target)
+
+    def held_checkpoint(self) -> tuple[OpId, Configuration, Callable[[Any], None]] | None:
+        """As `checkpoint`, if it holds nearly all there is, and the log behind it stays for a while; else a flush begins."""
+        found, replica = self.checkpoint(), self.replica
+        assert replica is not None
+        if found is None or found[0].index + 20 < replica.applied_index:
+            self.flush()
+            return None
+        stream = self.stream(self.superblock.key)
+        stream.anchor("copies", found[0].index + 1)
+        self.world.at(self.world.now + 5_000.0, stream.release, "copies")
+        return found
+
+    def rows_arrive(self, fill: Callable[[Any], None]) -> None:
+        """The rows of a witness are here."""
+        fill(self.directory / STORE)
+        self.superblock = replace(self.superblock, data_state=DataState.READY, witness_start=OPID_NONE)
+        replica = self.replica
+        if replica is not None and replica.core is not None:
+            machine = open_machine(self.superblock, self.directory)
+            self.run(replica.rows_arrived(self.superblock, machine), _heard)
+
+    def breaks(self, why: str) -> None:
+        """Its replica FAILS, although nothing that it has is wrong."""
+        self.may_fail = why
+        self.soon(lambda: self._with_replica(lambda replica: replica.fail(why)))
+
+
+class _OneReplica:
+    """The only replica of its node, as quiet groups and the log's keeper ask for it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __iter__(self) -> Iterator[Replica]:
+        yield self._replica
+
+    def by_key(self, key: StreamKey) -> Replica | None:
+        return self._replica if key == self._replica.superblock.key else None
+
+
+def _run_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """What a flush or a collection says is the node's own business."""
+    if not task.cancelled():
+        task.exception()

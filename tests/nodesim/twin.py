@@ -1,0 +1,180 @@
+"""A dumb twin of one stream of a log: what its callers asked for, and how much of it they were told is durable.
+
+Stands between a replica and its StreamLog, passes every call on, and changes nothing. Invariant: `durable` is the fold of
+all calls whose `done` came; after a crash the stream must hold that, or that and a prefix of the calls behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from stele.model.config import Configuration
+from stele.model.entry import Entry
+from stele.model.errors import ensure
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.raft.effects import HardState
+from stele.raft.ports import Done, LoadedLog
+
+if TYPE_CHECKING:
+    from stele.wal import StreamLog
+
+
+class Image:
+    """What a stream holds after some number of calls."""
+
+    __slots__ = ("entries", "hard", "start")
+
+    def __init__(self, start: OpId = OPID_NONE) -> None:
+        self.hard = HardState(0, None)
+        self.start = start
+        self.entries: list[Entry] = []
+
+    def copy(self) -> Image:
+        other = Image(self.start)
+        other.hard, other.entries = self.hard, list(self.entries)
+        return other
+
+    def raise_term(self, term: int, voted_for: ReplicaId | None) -> None:
+        if term > self.hard.term or (term == self.hard.term and voted_for is not None):
+            self.hard = HardState(term, voted_for)
+
+    def cut(self, from_index: int) -> None:
+        del self.entries[max(from_index - self.start.index - 1, 0) :]
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.cut(entry.index)
+            self.entries.append(entry)
+
+    def opid_at(self, index: int) -> OpId | None:
+        """The entry at `index`, or the start; None where there is none."""
+        at = index - self.start.index - 1
+        if at == -1:
+            return self.start
+        return self.entries[at].opid if 0 <= at < len(self.entries) else None
+
+    @property
+    def last(self) -> OpId:
+        """The last entry, or the start."""
+        return self.entries[-1].opid if self.entries else self.start
+
+    def shows(self, loaded: LoadedLog) -> bool:
+        """Whether a stream that loaded this holds the same. It may begin later, where it has been collected."""
+        start = loaded.start
+        if loaded.hard_state != self.hard or self.opid_at(start.index) != start:
+            return False
+        return list(loaded.entries) == self.entries[start.index - self.start.index :]
+
+    def __str__(self) -> str:
+        return f"term {self.hard.term}, vote {self.hard.voted_for}, {self.start} to {self.last}"
+
+
+class Twin:
+    """Of one stream, over all lives of its node."""
+
+    def __init__(self, start: OpId) -> None:
+        self.durable = Image(start)
+        self._pending: deque[tuple[int, Callable[[Image], None]]] = deque()
+        self._asked = 0
+        self.calls = 0
+
+    def pushed(self, change: Callable[[Image], None]) -> None:
+        """A call was taken, and will take effect behind all before it."""
+        self._asked += 1
+        self._pending.append((self._asked, change))
+        self.calls += 1
+
+    def done(self, number: int) -> None:
+        """The log says that this call, and all before it, survive power loss."""
+        ensure(bool(self._pending) and self._pending[0][0] <= number, f"the log tells twice of call {number}")
+        while self._pending and self._pending[0][0] <= number:
+            self._pending.popleft()[1](self.durable)
+
+    @property
+    def asked(self) -> int:
+        """How many calls were taken."""
+        return self._asked
+
+    def begins_later(self, start: OpId) -> None:
+        """The log has let go of what is flushed."""
+        image = self.durable
+        if start.index > image.start.index and image.opid_at(start.index) == start:
+            image.entries = image.entries[start.index - image.start.index :]
+            image.start = start
+
+    def compare(self, what: str, loaded: LoadedLog) -> None:
+        """A start found this.
+
+        Raises:
+            InvariantViolation: it is not what was durable, nor that and a prefix of what was under way.
+        """
+        image = self.durable.copy()
+        changes = [change for _, change in self._pending]
+        self._pending.clear()
+        for change in changes:
+            if image.shows(loaded):
+                break
+            change(image)
+        ensure(
+            image.shows(loaded),
+            f"{what} begins with term {loaded.hard_state.term}, vote {loaded.hard_state.voted_for}, {loaded.start} to "
+            f"{loaded.last}; durable was {self.durable}, and {len(changes)} calls were under way",
+        )
+        self.durable = image
+        self.begins_later(loaded.start)
+
+
+class WatchedStream:
+    """A StreamLog whose calls its twin sees. `voted`: called when a vote has become durable."""
+
+    def __init__(self, inner: StreamLog, twin: Twin, voted: Callable[[ReplicaId], None]) -> None:
+        self._inner = inner
+        self._twin = twin
+        self._voted = voted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _call(
+        self,
+        call: Callable[..., None],
+        arguments: tuple[Any, ...],
+        change: Callable[[Image], None],
+        done: Done | None,
+    ) -> None:
+        twin = self._twin
+        number = twin.asked + 1
+
+        def told() -> None:
+            twin.done(number)
+            if done is not None:
+                done()
+
+        call(*arguments, told)
+        twin.pushed(change)
+
+    def append_term(self, term: int, done: Done | None = None) -> None:
+        self._call(self._inner.append_term, (term,), lambda image: image.raise_term(term, None), done)
+
+    def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
+        def told() -> None:
+            self._voted(voted_for)
+            if done is not None:
+                done()
+
+        self._call(
+            self._inner.append_vote, (term, voted_for), lambda image: image.raise_term(term, voted_for), told
+        )
+
+    def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
+        self._call(self._inner.append_entries, (entries,), lambda image: image.put(entries), done)
+
+    def pop_entries(self, from_index: int, done: Done | None = None) -> None:
+        self._call(self._inner.pop_entries, (from_index,), lambda image: image.cut(from_index), done)
+
+
+def empty_configuration() -> Configuration:
+    """Of a replica that nobody has told who is in its group."""
+    return Configuration(-1, ())

@@ -1,0 +1,124 @@
+"""Looks over the shoulder of production's code while a world runs: every step of every core, every entry that is applied.
+
+Installed for the length of a run. Changes nothing, but that a core which says that nothing follows from an event is asked
+whether something does. Invariant: what is found is told to the world, since production's code would catch what it raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+from stele.consensus import quiet
+from stele.model.entry import Entry
+from stele.model.errors import ensure
+from stele.raft import RaftCore
+from stele.raft import effects as fx
+from stele.raft.events import Event
+from stele.raft.invariants import Facts, check, check_change_step, check_role_step, check_step, facts
+from stele.tablet.keyspace import KeySpace
+from tests.nodesim.loop import running_node
+from tests.nodesim.node import SimNode
+
+_begin = KeySpace.begin
+CHECKSUM_EVERY = 16
+
+
+@contextlib.contextmanager
+def watching(rest_after_ms: int | None) -> Iterator[None]:
+    """While this lasts, cores and key spaces of simulated nodes are watched, and groups rest after so long."""
+    with contextlib.ExitStack() as stack:
+        step_many, note = RaftCore.step_many, RaftCore.note
+
+        def watched_step_many(core: RaftCore, events: Iterable[Event]) -> list[fx.Effect]:
+            node = running_node()
+            if node is None:
+                return step_many(core, events)
+            before = facts(core)
+            effects = step_many(core, events)
+            node.world.judge(_stepped, node, core, before, effects)
+            return effects
+
+        def watched_note(core: RaftCore, event: Event) -> None:
+            node = running_node()
+            if node is None:
+                return note(core, event)
+            before = facts(core)
+            note(core, event)
+            effects = step_many(core, ())
+            node.world.judge(_noted, core, before, event, effects)
+            return None
+
+        def watched_begin(store: KeySpace, entry: Entry) -> Any:
+            outcome = _begin(store, entry)
+            node = running_node()
+            if node is not None:
+                checksum = store.checksum() if entry.index % CHECKSUM_EVERY == 0 else None
+                node.world.judge(node.world.history.applied, node.replica_id, entry, outcome, checksum)
+            return outcome
+
+        stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
+        stack.enter_context(mock.patch.object(RaftCore, "note", watched_note))
+        stack.enter_context(mock.patch.object(KeySpace, "begin", watched_begin))
+        if rest_after_ms is not None:
+            stack.enter_context(mock.patch.object(quiet, "QUIET_AFTER_MS", rest_after_ms))
+        yield
+
+
+def _noted(core: RaftCore, before: Facts, event: Event, effects: list[fx.Effect]) -> None:
+    ensure(not effects, f"{event} was to have no effect by itself, and brought {effects}")
+    check_step(before, facts(core))
+    check(core)
+
+
+def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effect]) -> None:
+    world = node.world
+    for effect in effects:
+        match effect:
+            case fx.Committed(entries):
+                world.history.handed_out(node.replica_id, core.term, entries)
+            case fx.RoleChanged():
+                _role_changed(node, core, effect)
+            case fx.ProposalLost(opid):
+                world.history.lost(node.replica_id, opid)
+            case fx.PeerSound(replica_id, sound):
+                world.trace(
+                    "{} finds that {} {}", node.replica_id, replica_id, "is sound" if sound else "has FAILED"
+                )
+                ensure(sound == (replica_id in node.told_failed), "what is told of a peer is no change")
+                if sound:
+                    del node.told_failed[replica_id]
+                else:
+                    node.told_failed[replica_id] = True
+            case fx.PeerForgot(replica_id, cause):
+                ensure(False, f"{node.replica_id} says that {replica_id}, which is sound, forgot: {cause}")
+            case fx.MessageIgnored(sender, cause):
+                ensure(False, f"{node.replica_id} ignores a message of {sender}, which is sound: {cause}")
+            case fx.ConfigChanged(config, committed, cause):
+                world.trace(
+                    "{} has configuration {} ({}): {}", node.replica_id, config.opid_index, committed, cause
+                )
+            case fx.PeerNeedsCopy(replica_id):
+                world.met["a peer needs a copy"] += 1
+                world.trace("{} finds that {} needs a copy", node.replica_id, replica_id)
+    role = before.role
+    for effect in effects:
+        if isinstance(effect, fx.RoleChanged):
+            check_role_step(role, effect.role)
+            role = effect.role
+    after = facts(core)
+    check_step(before, after)
+    if world.strict:
+        check_change_step(before, after)
+    check(core)
+
+
+def _role_changed(node: SimNode, core: RaftCore, effect: fx.RoleChanged) -> None:
+    node.told_failed.clear()
+    world = node.world
+    world.trace("{} is {} of term {}: {}", node.replica_id, effect.role.value, effect.term, effect.cause)
+    if effect.role is fx.Role.LEADER:
+        world.history.elected(core, effect.term)
+        world.trouble.elected(node)
