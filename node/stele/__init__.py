@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stele.client.async_client import AsyncClient
     from stele.client.blocking import Client
-    from stele.client.blocking_table import KeySpace, Scanner, Session, Table
+    from stele.client.blocking_kv import KeySpace
+    from stele.client.blocking_scan import Scanner
+    from stele.client.blocking_table import Session, Table
     from stele.client.connect import connect, connect_async
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
@@ -35,7 +37,9 @@ __version__ = "0.1.0"
 _MODULES = {
     "stele.client.async_client": ("AsyncClient",),
     "stele.client.blocking": ("Client",),
-    "stele.client.blocking_table": ("KeySpace", "Scanner", "Session", "Table"),
+    "stele.client.blocking_kv": ("KeySpace",),
+    "stele.client.blocking_scan": ("Scanner",),
+    "stele.client.blocking_table": ("Session", "Table"),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.kv": ("AsyncKeySpace",),
     "stele.client.locations": ("TableInfo",),

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from stele.client import Client, Table
 from stele.client.bulk import fit
-from stele.client.scan import FlightPool, ScanPlan, TabletScan
+from stele.client.tablet_scan import FlightPool, ScanPlan, TabletScan
 from stele.model import texts
 from stele.model.block import RowOp
 from stele.model.clock import physical_us

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, AsyncTable, Client, scan
+from stele.client import AsyncClient, AsyncTable, Client, key_order, tablet_scan
 from stele.model.errors import Closed, Code, NotLeader, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import ClusterId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
@@ -147,7 +147,7 @@ async def test_a_scan_that_breaks_off_gives_no_more_rows_than_its_limit(tmp_path
         for node in cluster.nodes:
             node.flight_fault.append(lambda n: Retryable("moved", code=Code.UNAVAILABLE) if n == 1 else None)
         plan = table.scan(ordered=True, limit=150).plan
-        one = scan.TabletScan(client._flight, plan, plan.tablets[0], 10.0, lambda: None)
+        one = tablet_scan.TabletScan(client._flight, plan, plan.tablets[0], 10.0, lambda: None)
         found = await asyncio.to_thread(
             lambda: [batch["k"].to_pylist() for batch in one if batch is not None]
         )
@@ -471,7 +471,7 @@ async def test_more_of_a_column_than_an_array_holds_is_put_in_order_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None
 ) -> None:
     """Arrow refused to join more than 2 GiB of it, of which this test holds a small part."""
-    monkeypatch.setattr(scan, "_TAKE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(key_order, "_TAKE_BYTES_MAX", 20_000)
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, FOUR)
         await table.write_arrow(rows())

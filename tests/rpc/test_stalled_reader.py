@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 import pytest
 
 from stele.client.locations import ReplicaPlace, TabletPlace
-from stele.client.scan import FlightPool, ScanPlan, TabletScan
+from stele.client.tablet_scan import FlightPool, ScanPlan, TabletScan
 from stele.model.errors import Code, Retryable
 from stele.model.ids import new_id
 from stele.model.keys import encode_tuple

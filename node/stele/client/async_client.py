@@ -21,11 +21,11 @@ from stele.client import arguments
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
 from stele.client.partitioning import Partitionings, partition_schema
-from stele.client.scan import FlightPool
 from stele.client.session import AsyncSession
 from stele.client.streams import Streams
 from stele.client.table import AsyncTable
 from stele.client.tablet import Observed, TabletClient, is_far
+from stele.client.tablet_scan import FlightPool
 from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, HybridTime, new_id
 from stele.model.schema import Schema

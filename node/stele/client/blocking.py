@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
-from stele.client.blocking_table import KeySpace, Table
+from stele.client.blocking_kv import KeySpace
+from stele.client.blocking_table import Table
 from stele.client.locations import TableInfo, WritePlan
 from stele.client.partitioning import Partitionings
 from stele.client.table import AsyncTable

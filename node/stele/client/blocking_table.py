@@ -1,31 +1,27 @@
-"""What a blocking client opens: tables, scans, sessions and key spaces. Each method runs its asynchronous twin and waits.
+"""A table and a session of the blocking client. Each method runs its asynchronous twin and waits.
 
 Invariant: nothing here keeps state of its own but which client it belongs to; a call raises what its twin raises.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stele.client import html
+from stele.client.blocking_scan import Scanner
 from stele.client.bulk import batches_of
-from stele.client.kv import AsyncKeySpace
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
-from stele.client.scan import AsyncScanner, as_pandas
 from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable, Bound, Key
 from stele.model.block import RowOp
 from stele.model.errors import Closed
 from stele.model.partitioning import Partitioning
-from stele.model.rows import python_rows
 from stele.model.schema import Schema
 
 if TYPE_CHECKING:
@@ -232,80 +228,6 @@ class Table:
         return Session(self._client, self._client.run(make()))
 
 
-class Scanner:
-    """A scan ready to be read, once or again.
-
-    Example:
-        >>> scan = table.scan(["name", "value"], ordered=True)
-        >>> scan.count()
-        2
-    """
-
-    def __init__(self, client: Client, scanner: AsyncScanner) -> None:
-        self._client = client
-        self.asynchronous = scanner
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
-        SteleError if no replica of a tablet can serve it.
-
-        Example:
-            >>> sum(batch.num_rows for batch in table.scan().batches())
-            2
-        """
-        source = self.asynchronous.batches()
-        turn = asyncio.Lock()  # a read that was interrupted may end a moment after it was left
-        try:
-            while True:
-                try:
-                    yield self._client.run(_next(source, turn))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._client.end(_close(source, turn))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
-        for batch in self.batches():
-            yield from python_rows(batch)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream of the record batches for other programs' libraries, as DuckDB, Polars and pandas read them: each call reads
-        anew, at the same snapshot."""
-        schema = self.asynchronous.plan.arrow_schema
-        return pa.RecordBatchReader.from_batches(schema, self.batches()).__arrow_c_stream__(requested_schema)
-
-    def _repr_html_(self) -> str:
-        return html.of_scan(self.asynchronous.plan)
-
-    def to_table(self) -> pa.Table:
-        """All rows as one Arrow table. Raises as `batches`.
-
-        Example:
-            >>> table.scan(["name"], ordered=True).to_table()["name"].to_pylist()
-            ['cellar', 'roof']
-        """
-        return self._client.run(self.asynchronous.to_table())
-
-    def to_pandas(self) -> Any:
-        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas.
-
-        Example:
-            >>> float(table.scan().to_pandas()["value"].max())
-            21.5
-        """
-        return as_pandas(self.to_table())
-
-    def count(self) -> int:
-        """How many rows there are; reads one narrow column. Raises as `batches`.
-
-        Example:
-            >>> table.scan(predicates=("name", "=", "roof")).count()
-            1
-        """
-        return self._client.run(self.asynchronous.count())
-
-
 class Session:
     """One caller's rows, written in the background in the order given. Leaving it flushes.
 
@@ -386,93 +308,3 @@ class Session:
     ) -> None:
         with contextlib.suppress(Closed) if kind is not None else contextlib.nullcontext():
             self._client.run(self._session.__aexit__(kind, exc, trace))
-
-
-class KeySpace:
-    """A key space. Keys and values are bytes; str is taken as UTF-8.
-
-    Example:
-        >>> space = client.create_keyspace("settings")
-        >>> space.replace("colour", "blue")
-        >>> space.read("colour")
-        b'blue'
-    """
-
-    def __init__(self, client: Client, keyspace: AsyncKeySpace) -> None:
-        self._client = client
-        self._keyspace = keyspace
-
-    def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key, whatever was there. str is taken as UTF-8. Raises Retryable if no leader answered in time.
-
-        Example:
-            >>> space.replace("colour", "blue")
-            >>> space.replace("colour", b"red")
-        """
-        self._client.run(self._keyspace.replace(key, value))
-
-    def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key that must not be there. Raises Rejected ALREADY_PRESENT, and as `replace`.
-
-        Example:
-            >>> space.insert("owner", "me")
-            >>> space.read("owner")
-            b'me'
-        """
-        self._client.run(self._keyspace.insert(key, value))
-
-    def read(self, key: bytes | str) -> bytes | None:
-        """The value of a key as of now (linearizable), None if it is not there. Raises as `replace`.
-
-        Example:
-            >>> space.read("nothing") is None
-            True
-        """
-        return self._client.run(self._keyspace.read(key))
-
-    def delete(self, key: bytes | str) -> None:
-        """Remove a key, present or not. Raises as `replace`.
-
-        Example:
-            >>> space.delete("nothing")
-        """
-        self._client.run(self._keyspace.delete(key))
-
-    def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
-        """Keys that begin with `prefix` and their values, in order. Raises as `replace`.
-
-        Example:
-            >>> space.replace("colour", "blue")
-            >>> space.list("c")
-            [(b'colour', b'blue')]
-        """
-        return self._client.run(self._keyspace.list(prefix))
-
-    def elect(self, name: str, candidate: str) -> str:
-        """Stand for `name`: become its holder if nobody is. Returns who holds it now. Raises as `replace`.
-
-        Example:
-            >>> space.elect("primary", "worker-1"), space.elect("primary", "worker-2")
-            ('worker-1', 'worker-1')
-        """
-        return self._client.run(self._keyspace.elect(name, candidate))
-
-    def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
-        """Wait until the value of a key is another than `known`; returns it. Looks twice a second.
-
-        Example:
-            >>> space.replace("colour", "blue")
-            >>> space.changed("colour", known=None)
-            b'blue'
-        """
-        return self._client.run(self._keyspace.changed(key, known))
-
-
-async def _next(source: Any, turn: asyncio.Lock) -> pa.RecordBatch:
-    async with turn:
-        return await anext(source)
-
-
-async def _close(source: Any, turn: asyncio.Lock) -> None:
-    async with turn:
-        await source.aclose()

@@ -14,7 +14,7 @@ from stele.model.clock import physical_us, utc
 
 if TYPE_CHECKING:
     from stele.client.locations import TableInfo
-    from stele.client.scan import ScanPlan
+    from stele.client.tablet_scan import ScanPlan
 
 _ROWS_SHOWN = 10
 

@@ -15,13 +15,15 @@ import pyarrow as pa
 from stele.client import arguments, html
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter, batches_of
+from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.results import WriteResult
-from stele.client.scan import AsyncScanner, FlightPool, ScanPlan, key_bound
+from stele.client.scan import AsyncScanner
 from stele.client.session import AsyncSession
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
+from stele.client.tablet_scan import FlightPool, ScanPlan
 from stele.model.block import RowOp
 from stele.model.column import shown
 from stele.model.errors import Advice, Corrupt, Rejected

@@ -1,0 +1,100 @@
+"""A scan of the blocking client. Each method runs its asynchronous twin and waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from stele.client import html
+from stele.client.scan import AsyncScanner, as_pandas
+from stele.model.rows import python_rows
+
+if TYPE_CHECKING:
+    from stele.client.blocking import Client
+
+
+class Scanner:
+    """A scan ready to be read, once or again.
+
+    Example:
+        >>> scan = table.scan(["name", "value"], ordered=True)
+        >>> scan.count()
+        2
+    """
+
+    def __init__(self, client: Client, scanner: AsyncScanner) -> None:
+        self._client = client
+        self.asynchronous = scanner
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
+        SteleError if no replica of a tablet can serve it.
+
+        Example:
+            >>> sum(batch.num_rows for batch in table.scan().batches())
+            2
+        """
+        source = self.asynchronous.batches()
+        turn = asyncio.Lock()  # a read that was interrupted may end a moment after it was left
+        try:
+            while True:
+                try:
+                    yield self._client.run(_next(source, turn))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._client.end(_close(source, turn))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
+        for batch in self.batches():
+            yield from python_rows(batch)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A stream of the record batches for other programs' libraries, as DuckDB, Polars and pandas read them: each call reads
+        anew, at the same snapshot."""
+        schema = self.asynchronous.plan.arrow_schema
+        return pa.RecordBatchReader.from_batches(schema, self.batches()).__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        return html.of_scan(self.asynchronous.plan)
+
+    def to_table(self) -> pa.Table:
+        """All rows as one Arrow table. Raises as `batches`.
+
+        Example:
+            >>> table.scan(["name"], ordered=True).to_table()["name"].to_pylist()
+            ['cellar', 'roof']
+        """
+        return self._client.run(self.asynchronous.to_table())
+
+    def to_pandas(self) -> Any:
+        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas.
+
+        Example:
+            >>> float(table.scan().to_pandas()["value"].max())
+            21.5
+        """
+        return as_pandas(self.to_table())
+
+    def count(self) -> int:
+        """How many rows there are; reads one narrow column. Raises as `batches`.
+
+        Example:
+            >>> table.scan(predicates=("name", "=", "roof")).count()
+            1
+        """
+        return self._client.run(self.asynchronous.count())
+
+
+async def _next(source: Any, turn: asyncio.Lock) -> pa.RecordBatch:
+    async with turn:
+        return await anext(source)
+
+
+async def _close(source: Any, turn: asyncio.Lock) -> None:
+    async with turn:
+        await source.aclose()

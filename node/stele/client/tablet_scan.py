@@ -1,0 +1,267 @@
+"""One tablet of a scan, read over Arrow Flight in a thread, from any replica that serves it. Used by scan.py and Spark.
+
+Invariant: whichever replicas a scan took, each row comes out once, at the one snapshot of the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TypeVar
+
+import pyarrow as pa
+
+from stele.client.locations import MOVED, ReplicaPlace, TabletPlace
+from stele.model import keys
+from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
+from stele.model.predicate import ScanSpec
+from stele.model.schema import Schema
+from stele.rpc.flight_client import FlightConnections, FlightStream
+from stele.rpc.threads import begin
+from stele.rpc.ticket import Ticket
+
+T = TypeVar("T")
+PARALLEL_TABLETS = 4
+"""So many tablets of a scan are read at once."""
+_BACKOFF_S, _BUSY_BACKOFF_MAX_S = 0.05, 1.0
+_BUSY_TIMES = 10
+"""A node that has no place for another scan is well: it is asked for so many times the timeout."""
+_DEFINITE = frozenset(
+    (
+        Code.INVALID_ARGUMENT,
+        Code.SCHEMA_MISMATCH,
+        Code.SNAPSHOT_TOO_OLD,
+        Code.CLOCK_AHEAD,
+        Code.UNSUPPORTED_VERSION,
+        Code.PERMISSION_DENIED,
+        Code.CLOSED,
+    )
+)
+_NOT_HERE = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE))
+"""What a replica says that has moved: that the table itself is gone the masters alone can tell."""
+_GONE = MOVED | _NOT_HERE | {Code.WRONG_CLUSTER}
+_WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY))
+
+
+class FlightPool(FlightConnections):
+    """Flight connections of a client, with the threads that its scans are read in, but for those by batches: these wait for
+    their reader, and have threads of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
+
+    async def run(
+        self, read: Callable[[TabletScan], T], scan: TabletScan, threads: Executor | None = None
+    ) -> T:
+        """`read(scan)` in one of the threads, or of `threads`.
+
+        Raises:
+            Closed: after `close`, and if it came before a thread was free.
+            Rejected: the program's main thread has ended.
+        """
+        try:
+            reading = begin(threads or self._threads, read, scan)
+        except (Rejected, RuntimeError):  # the threads have been told to end
+            if self.closed:
+                raise Closed() from None
+            raise
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.closed and (task is None or not task.cancelling()):  # nobody cancelled us
+                raise Closed() from None
+            raise
+
+    def close(self) -> None:
+        """Close all, for good. Readers under way fail."""
+        super().close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A scan of some tablets of a table. What Spark ships to its workers."""
+
+    cluster_id: str
+    schema: Schema
+    spec: ScanSpec
+    snapshot: int
+    tablets: tuple[TabletPlace, ...]
+    fork_id: str | None = None
+    """Which copy of the cluster it is of; None: not known."""
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Schema of the batches."""
+        return self.schema.to_arrow(self.spec.column_ids or None)
+
+
+class _Patience:
+    """How long a scan goes on since its last batch: `timeout_s`, and as long again from each answer of a node that has no
+    place for it, within _BUSY_TIMES `timeout_s`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """A batch came."""
+        self._since = time.monotonic()
+        self._busy_backoff_s = _BACKOFF_S
+        self.allowed_s = self._timeout_s
+        self.busy = False
+
+    def ends_with(self, code: Code) -> bool:
+        """Whether it was over when a node answered so."""
+        waited_s = time.monotonic() - self._since
+        if code is Code.THROTTLED:
+            self.busy = True
+            self.allowed_s = min(waited_s + self._timeout_s, _BUSY_TIMES * self._timeout_s)
+        return waited_s > self.allowed_s
+
+    def backoff_s(self, code: Code) -> float:
+        """How long to wait after such an answer."""
+        if code is not Code.THROTTLED:
+            return _BACKOFF_S
+        self._busy_backoff_s = min(2 * self._busy_backoff_s, _BUSY_BACKOFF_MAX_S, self._timeout_s / 4)
+        return self._busy_backoff_s * (0.5 + random.random())
+
+
+class TabletScan:
+    """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
+
+    A scan in key order resumes at another replica behind the last row it gave. One without order starts again, and
+    says so by yielding None: throw away what came before. `locate` is called, in the same thread, after a replica gave
+    no answer: it asks the masters where the replicas listen now, and may return before they say. What it raises ends
+    the scan.
+    """
+
+    def __init__(
+        self,
+        pool: FlightPool,
+        plan: ScanPlan,
+        tablet: TabletPlace,
+        timeout_s: float,
+        locate: Callable[[], object],
+    ) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._tablet = tablet
+        self._timeout_s = timeout_s
+        self._locate = locate
+        self._stop = Event()
+        self._stream: FlightStream | None = None
+        self._given = 0
+        self._beside = 0  # replicas are asked in turn while those before them have no place
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """End the scan from another thread, before its next batch."""
+        self._stop.set()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch | None]:
+        """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch; ten times as long while
+        nodes have no place for it."""
+        wanted = len(self._plan.arrow_schema)
+        spec = (with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
+        patience = _Patience(self._timeout_s)
+        said: dict[str, str] = {}
+        while True:
+            replica: ReplicaPlace | None = None
+            try:
+                replica = self._tablet.target(self._beside)
+                for batch in self._read(replica, spec):
+                    if batch.num_rows:
+                        spec = self._behind(spec, batch)
+                        self._given += batch.num_rows
+                        yield batch if batch.num_columns == wanted else batch.select(range(wanted))
+                    patience.renew()
+                    said.clear()
+                    if self._stop.is_set():
+                        return
+                return
+            except SteleError as exc:
+                code = exc.code
+                if self._stop.is_set():
+                    return
+                if code in _DEFINITE:
+                    raise
+                if replica is not None:
+                    address = replica.flight_address
+                    said[replica.node_id] = f"{address} ({str(exc.args[0]).removeprefix(f'{address}: ')})"
+                if patience.ends_with(code):
+                    raise self._given_up(exc, said, patience) from exc
+            if replica is not None:
+                self._ask_another(replica, code)
+            if replica is None or code in _GONE:
+                self._locate()
+            if self._stop.wait(patience.backoff_s(code)):
+                return
+            if self._given and not spec.ordered:
+                self._given = 0
+                yield None
+
+    def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
+        if code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
+            self._beside += 1  # who else asks the leader, as writers do, goes on doing so
+        else:
+            self._tablet.ask_next(asked)
+        if code not in _WELL:
+            self._pool.drop(asked.flight_address)
+
+    def _given_up(self, last: SteleError, said: Mapping[str, str], patience: _Patience) -> SteleError:
+        """What each replica said: the last one asked may be one that is down, beside one that tells what is wrong."""
+        reasons = ", ".join(sorted(said.values())) or str(last.args[0])
+        code = Code.UNAVAILABLE if last.code in _NOT_HERE else last.code
+        return error_for(
+            Code.THROTTLED if patience.busy else code,
+            f"tablet {self._tablet.tablet_id}: no replica could be read for {patience.allowed_s:.1f} s: {reasons}",
+        )
+
+    def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
+        """What is left to read once `batch` has been given."""
+        if not spec.ordered:
+            return spec
+        last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
+        limit = None if spec.limit is None else spec.limit - batch.num_rows
+        # Not `resume_after`: an empty string may be a whole key, and an empty one there means that nothing was read.
+        return replace(spec, lower_key=last + b"\x00", limit=limit)
+
+    def _read(self, replica: ReplicaPlace, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
+        if spec.limit is not None and spec.limit <= 0:
+            return
+        plan = self._plan
+        ticket = Ticket(
+            plan.cluster_id,
+            self._tablet.tablet_id,
+            plan.snapshot,
+            plan.schema.version,
+            spec.to_json(plan.schema),
+            fork_id=plan.fork_id,
+        )
+        self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
+        try:
+            yield from self._stream
+        finally:
+            self._stream = None
+
+
+def with_key_columns(plan: ScanPlan) -> ScanPlan:
+    """The same scan, with the key columns behind the others where they are not among them."""
+    wanted = plan.spec.column_ids or plan.schema.column_ids
+    extra = tuple(int(c.id) for c in plan.schema.key_columns if c.id not in wanted)
+    return replace(plan, spec=replace(plan.spec, column_ids=(*wanted, *extra)))
