@@ -26,7 +26,7 @@ SERIES = re.compile(r"\bstele_\w+")
 SUFFIXES = ("_bucket", "_count", "_sum")
 
 TELLING = (
-    *(f"plan/{name}.py" for name in ("budgets", "findings", "formation", "health", "planner", "status")),
+    *(f"plan/{name}.py" for name in ("budgets", "findings", "formation", "health", "cluster_plan", "status")),
     *("plan/tables.py", "plan/diagnosis.py", "plan/member_objects.py", "heal.py", "heals.py", "reconcile.py"),
 )
 """The modules that say why, in one word."""
