@@ -17,8 +17,9 @@ from stele.consensus.timestamps import Timestamps
 from stele.raft import effects as fx
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.wal.segment import ActiveSegment
+from tests.wal.simfs import PowerOff
 
-_initial_state, _carry_out = bootstrap.initial_state, CoreRuntime._carry_out
+_initial_state, _carry_out, _sync = bootstrap.initial_state, CoreRuntime._carry_out, ActiveSegment.sync
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ def _syncs_nothing(active: ActiveSegment) -> None:
     active.was_synced()
 
 
+def _ignores_errors(active: ActiveSegment) -> None:
+    try:
+        _sync(active)
+    except PowerOff:
+        raise
+    except OSError:
+        active.was_synced()
+
+
 def _nothing(*arguments: Any, **options: Any) -> None:
     return None
 
@@ -77,6 +87,15 @@ BUGS = (
     Bug("a message before its Persist", CoreRuntime, "_carry_out", _sends_at_once, "on disk"),
     # The log calls a batch synced that is in the page cache alone.
     Bug("a sync that is none", ActiveSegment, "sync", _syncs_nothing, "begins with term|damaged|lost"),
+    # The log goes on after a sync that failed (the log's README: a failed sync is final).
+    Bug(
+        "a failed sync that is ignored",
+        ActiveSegment,
+        "sync",
+        _ignores_errors,
+        "begins with term|damaged",
+        439,
+    ),
     # A retry is done once more (ExactlyOnce).
     Bug("a retry done again", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
 )

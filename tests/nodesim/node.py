@@ -424,7 +424,10 @@ class SimNode:
             return
         if loop.broke is not None:
             self.world.failed(f"a callback of {self.replica_id} raised {loop.broke!r}", loop.broke)
-        if replica is not None and replica.state is ReplicaState.FAILED and not self.may_fail:
+        sound = (
+            self.log is not None and self.log.failed is None
+        )  # else the process ends as soon as it is told
+        if replica is not None and replica.state is ReplicaState.FAILED and sound and not self.may_fail:
             self.world.failed(f"replica {self.replica_id} has FAILED: {replica.error}")
         self._look_at_log()
 
