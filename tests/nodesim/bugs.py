@@ -12,10 +12,12 @@ from typing import Any
 from unittest import mock
 
 from stele.consensus import bootstrap
+from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
 from stele.raft import effects as fx
 from stele.tablet.exactly_once import ExactlyOnce
+from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
 from tests.wal.simfs import PowerOff
 
@@ -64,6 +66,10 @@ def _ignores_errors(active: ActiveSegment) -> None:
         active.was_synced()
 
 
+async def _at_once(reads: Reads, within_ms: int = 0) -> None:
+    return None
+
+
 def _nothing(*arguments: Any, **options: Any) -> None:
     return None
 
@@ -96,6 +102,10 @@ BUGS = (
         "begins with term|damaged",
         439,
     ),
+    # Damage is cut as if it were a torn tail ("Damage that is skipped in silence" must never happen).
+    Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term"),
+    # A read is served at once, without a word from a majority (Raft §8).
+    Bug("a read without asking", Reads, "linearizable_read", _at_once, "not linearizable", 10),
     # A retry is done once more (ExactlyOnce).
     Bug("a retry done again", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
 )
