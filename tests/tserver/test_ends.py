@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,11 +14,12 @@ import pytest
 from stele.consensus.replica import ReplicaState
 from stele.master.server import MasterNode
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
-from stele.model.ids import NodeId, StreamKey, new_id
+from stele.model.ids import ClusterId, NodeId, StreamKey, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.writeop import HEADER
 from stele.rpc.proto.common_pb2 import ReplicaStatusPB
 from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
+from stele.rpc.server import check_free
 from stele.tserver.node import Node
 from stele.tserver.options import (
     EXIT_DISK,
@@ -29,9 +31,10 @@ from stele.tserver.options import (
     NodeOptions,
 )
 from stele.tserver.process import exit_code
-from stele.tserver.volume import Fate
+from stele.tserver.volume import Fate, lock_directory
 from stele.wal.append_queue import Writer
 from tests.consensus.cluster import wait_until
+from tests.harness.loopback import Loopback
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
 
 
@@ -59,6 +62,21 @@ async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
             NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
         ).start()
     assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
+
+
+async def test_a_start_that_fails_ends_all_that_it_began(tmp_path: Path) -> None:
+    """It went on listening: only the threads, the log and the volume were let go of."""
+    host = f"{Loopback().prefix}.1"
+    options = NodeOptions(
+        tmp_path / "n", NodeId(new_id()), ClusterId(new_id()), f"{host}:7050", http_port=7052
+    )
+    tasks = asyncio.all_tasks()
+    with pytest.raises(Rejected, match="7052"):  # Flight has that port by then
+        await Node(options).start()
+    for port in (options.flight_port, options.stream_port):
+        await check_free(f"{host}:{port}", "--port")
+    assert asyncio.all_tasks() == tasks
+    os.close(lock_directory(options.data_dir))
 
 
 async def test_a_write_of_a_later_program_ends_the_node(

@@ -32,15 +32,16 @@ class MasterNode(Node):
         )
         self._catalog_log = ReplicaCatalogLog(lambda: self.replicas.current(CATALOG_TABLET_ID))
         self.master: Master | None = None
+        self._life.push_async_callback(
+            self._end_master
+        )  # last: it leads no more once leadership is handed over
 
     async def start(self) -> None:
         """As Node; the master follows the catalog's replica from its start on."""
         await super().start()
         self.replicas.add_listener(self._replica_started)
 
-    async def stop(self, *, hand_over: bool = True) -> None:
-        """As Node; the master leads no more once leadership is handed over."""
-        await super().stop(hand_over=hand_over)
+    async def _end_master(self) -> None:
         if self.master is not None:
             await self.master.stop()
 

@@ -14,6 +14,7 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import structlog
@@ -108,6 +109,9 @@ class Node:
         self.stores = StoreMemory(self.replicas, memory.stores_bytes, self.now_ms)
         self.scan_memory = ScanMemory(memory.stores_bytes)
         self.stopping = False
+        self._life = AsyncExitStack()
+        """How to end what was begun, in the order of its beginning. `stop`, or a start that fails, ends it backwards."""
+        self._gives_leaders = True
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._servers = Servers(self, extra_services)
         self._extra_ready = extra_ready
@@ -121,7 +125,6 @@ class Node:
         self._vetting: asyncio.Task[None] | None = None
         self.wall_clock = WallClock(self.node_id)
         self.wall_us, self.clock_fault = self.wall_clock.read, self.wall_clock.fault
-        self._ticker: Ticker | None = None
         # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
         self._encoded: tuple[Message | None, bytes] = None, b""
         self._maintenance: Maintenance | None = None
@@ -198,18 +201,27 @@ class Node:
             Rejected: a port in use, a bad address.
             Corrupt: a log that cannot be read beyond single replicas.
         """
-        self.volume = await take_volume(self.options)
         try:
+            self.volume = await take_volume(self.options)
+            self._life.callback(self.volume.close)
             await self._begin()
         except BaseException:
-            await until_finished(self._give_back())
+            await until_finished(self._life.aclose())
             raise
 
     async def _begin(self) -> None:
-        record = self.volume.record
+        record, life = self.volume.record, self._life
+        # Backwards: once no thread works on the volume, the log is closed. Whoever has the volume next would write beside it.
+        # What was cancelled may go on in its thread for as long as the disk takes; whoever runs the node bounds that.
+        life.push_async_callback(self._close_log)
+        life.push_async_callback(self._end_threads)
+        life.callback(self._read_threads.shutdown, wait=False, cancel_futures=True)
+        life.push_async_callback(self._servers.close)
+        life.callback(self.flight_connections.close)
         self.facts = NodeFacts(self.options, self.volume)
         self.fences = Fences(self.volume, self.in_thread)
         self.pool = ChannelPool(self.facts.identity)
+        life.push_async_callback(self.pool.close)
         await self.in_thread(self._open_log)
         self.log.attach(self._loop, await self.in_thread(kernel_sync, self.volume.wal_directory))
         found = record.found or self.log.recovery.found
@@ -251,14 +263,23 @@ class Node:
             book=self.book,
             rng=self._random,
         )
+        life.push_async_callback(self.transport.close)
         self.inbound = PeerInbound(self.transport, self.budget, self.streams)
         await self.watch.measure()
+        life.push_async_callback(Ticker(self.clock, self._tick, self._look).close)
+        life.push_async_callback(self.sessions.close)
+        life.push_async_callback(lambda: self.manager.close())
+        life.push_async_callback(self._servers.stop_serving)
         await self._servers.start()
+        life.push_async_callback(self.heartbeater.close)
         self.heartbeater.start(() if self.volume.adopted else record.masters)
-        self._ticker = Ticker(self.clock, self._tick, self._look)
+        life.push_async_callback(self._give_leaders)
+        life.push_async_callback(self._end_maintenance)
+        life.push_async_callback(self.watch.close)
         log.info("memory", **self.options.memory.in_mib())
         self._vetting = self._loop.create_task(self._be_vetted())
         self._starting = self._loop.create_task(self._open_replicas())
+        life.push_async_callback(self._end_background)
 
     def _open_log(self) -> None:
         """Noted by the thread that opens it: whoever waits may be cancelled, and the log is to be closed all the same."""
@@ -330,36 +351,28 @@ class Node:
         if self.stopping:
             return
         self.stopping = True
+        self._gives_leaders = hand_over
+        await self._life.aclose()
+
+    async def _end_background(self) -> None:
         for task in filter(None, (self._starting, self._vetting)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await self.watch.close()
+
+    async def _end_maintenance(self) -> None:
         if self._maintenance is not None:
             await self._maintenance.close()
-        if hand_over and not self.failed.done():
+
+    async def _give_leaders(self) -> None:
+        if self._gives_leaders and not self.failed.done():
             await self.replicas.hand_over_leadership(HAND_OVER_S)
-        await self.heartbeater.close()
-        await self._servers.stop_serving()
-        await self.manager.close()
-        await self.sessions.close()
-        if self._ticker is not None:
-            await self._ticker.close()
-        await self.transport.close()
-        await self.pool.close()
-        self.flight_connections.close()
-        await self._servers.close()
-        self._read_threads.shutdown(wait=False, cancel_futures=True)
-        await self._give_back()
 
-    async def _give_back(self) -> None:
-        """Close the log and let go of the volume, once no thread works on it: who has it next would write beside that one.
-
-        What was cancelled may go on in its thread for as long as the disk takes: whoever runs the node bounds it.
-        """
+    async def _end_threads(self) -> None:
         await self._loop.run_in_executor(None, self._threads.shutdown)
+
+    async def _close_log(self) -> None:
         if self.log is not None:
             await self._loop.run_in_executor(None, self.log.close)
-        self.volume.close()
 
     def fail(self, error: Exception) -> None:
         """The node cannot go on; `failed` tells whoever runs it."""
