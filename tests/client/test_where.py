@@ -109,6 +109,7 @@ def test_conditions() -> None:
         ("v IN (1, -1e400)", "-1e400 is no double (it is too large)"),
         ("ok = 1", "1 is no bool; column ok is compared with one like true"),
         ("price = 'x'", "'x' is no decimal(10,2); column price is compared with one like 1.5"),
+        pytest.param("name{6 IN (1)", "{ after name", id="braces"),
     ],
 )
 def test_conditions_that_are_not_understood(text: str, words: str) -> None:

@@ -108,7 +108,7 @@ def test_off_until_given_up_and_back(bench: Bench, spare: bool) -> None:
         bench.until("another is made for it", lambda: {p.metadata.name for p in bench.pods("node")} - before)
         if spare:
             stack.close()
-            bench.until("a copy runs", lambda: bench.told("Copying", started))
+            bench.until("a copy runs", lambda: any(h["step"] == "Copying" for h in bench.healing()))
         bench.power("on", machine)
         bench.until("the node returns", lambda: bench.told("Returning", started))
         bench.until("all is whole", lambda: bench.whole() and bench.no_copy_left(), 300)

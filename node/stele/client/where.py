@@ -107,8 +107,9 @@ class _Reader:
         if word == "IN":
             return column.name, "in", self._values(column)
         if sign not in _COMPARE:
-            why = _FOR_OPERATOR.get(word, f"{sign} after {column.name}; expected {_OPERATORS}")
-            raise self._fault(why.format(c=column.name))
+            known = _FOR_OPERATOR.get(word)
+            why = f"{sign} after {column.name}; expected {_OPERATORS}"
+            raise self._fault(why if known is None else known.format(c=column.name))
         return column.name, _COMPARE[sign], self._value(column)
 
     def _column(self) -> Column:
