@@ -188,12 +188,14 @@ def test_a_result_in_the_ring_is_taken_once_and_its_error_is_told(file: OsFile) 
         sync.ended()
 
 
-@pytest.mark.parametrize("why", ["machine", "kernel", "ring", "submit"])
+@pytest.mark.parametrize("why", ["switch", "machine", "kernel", "ring", "submit"])
 def test_where_there_is_none_one_line_says_so(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = 9999  # no system call: refused, as by a container's profile
-    if why == "machine":
+    if why == "switch":
+        monkeypatch.setenv(aio.SWITCH, "off")
+    elif why == "machine":
         monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     elif why == "kernel":
         monkeypatch.setattr(aio, "_NUMBERS", {platform.machine(): (unknown,) * 4})

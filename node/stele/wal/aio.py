@@ -30,6 +30,9 @@ _log = structlog.get_logger("stele.wal")
 
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Of io_setup, io_destroy, io_getevents, io_submit, by machine; the kernel's tables never change."""
+SWITCH = "STELE_KERNEL_AIO"
+"""Environment variable that turns kernel AIO off, for a kernel or a sandbox that does it wrong. Any other value changes nothing."""
+_OFF = frozenset(("off", "0", "no", "false"))
 _FDSYNC = 3
 _RESFD = 1
 _RING_MAGIC = 0xA10A10A1
@@ -214,7 +217,11 @@ def _error(call: str) -> OSError:
 
 
 def kernel_sync(directory: Path) -> KernelSync | None:
-    """Kernel AIO, if it syncs a file in `directory` here and now; None, and a line in the log, if not. Blocks."""
+    """Kernel AIO, if it syncs a file in `directory` here and now; None, and a line in the log, if not, or if the environment
+    variable STELE_KERNEL_AIO is `off`. Blocks."""
+    if os.environ.get(SWITCH, "").lower() in _OFF:
+        _refused(directory, f"{SWITCH} turns it off")
+        return None
     try:
         sync = KernelSync()
     except OSError as exc:
