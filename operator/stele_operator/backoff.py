@@ -33,6 +33,8 @@ class Backoff:
 
     def __init__(self) -> None:
         self._failed: dict[tuple[str, ...], Failed] = {}
+        self._planned: set[tuple[str, ...]] = set()
+        """What this pass planned so far."""
         self._generation = 0
 
     def of(self, generation: int) -> None:
@@ -50,17 +52,20 @@ class Backoff:
         return Outcome(action, failed.error, refused=failed.refused, held=True)
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """What became of a pass. Each try waits twice as long as the last. Old news is tried again at once, and what is no
-        longer planned is forgotten."""
-        kept = {}
+        """What became of some actions of a pass. Each try waits twice as long as the last; an action that failed because its
+        object changed meanwhile is tried again at once."""
         for outcome in outcomes:
             key = identity(outcome.action)
-            before = self._failed.get(key)
+            self._planned.add(key)
             if outcome.held:
-                if before is not None:
-                    kept[key] = before
-            elif outcome.error and not outcome.changed_under:
+                continue
+            before = self._failed.pop(key, None)
+            if outcome.error and not outcome.changed_under:
                 tries = before.tries + 1 if before is not None else 1
                 wait_s = min(MAX_S, FIRST_S * 2 ** min(tries - 1, 10))
-                kept[key] = Failed(outcome.error, outcome.refused, tries, now_s + wait_s)
-        self._failed = kept
+                self._failed[key] = Failed(outcome.error, outcome.refused, tries, now_s + wait_s)
+
+    def end_pass(self) -> None:
+        """All calls of a pass were made: what none of them planned is forgotten."""
+        self._failed = {key: failed for key, failed in self._failed.items() if key in self._planned}
+        self._planned.clear()

@@ -168,6 +168,7 @@ class ClusterTask:
         # and watches live in this loop.
         plan = await asyncio.to_thread(make_plan, o)
         outcomes = await self._act(o, plan.actions)
+        self._backoff.end_pass()
         self._growth.learn(outcomes, o.now_s)
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)

@@ -170,7 +170,23 @@ def test_an_action_that_fails_is_tried_again_later_each_time_and_the_others_at_o
         outcome = early or Outcome(action, "no such priority class", refused=True)
         assert outcome.error == "no such priority class" and outcome.refused
         backoff.learn([outcome, Outcome(other)], now_s)
+        backoff.end_pass()
     assert tried == [0, 1, 3, 7, 15, 30, 45]
+
+
+def test_a_pass_that_acts_twice_forgets_neither_call() -> None:
+    """As over a cluster that is being deleted: claims are let go first, and the rest is done once the masters were asked."""
+    first, second = CreatePod("a claim is let go", pod("a")), CreatePod("a new node", pod("b"))
+    backoff = Backoff()
+    tried: dict[str, list[int]] = {"a": [], "b": []}
+    for now_s in range(1_000, 1_016):
+        for action, name in ((first, "a"), (second, "b")):
+            early = backoff.early(action, now_s)
+            if early is None:
+                tried[name].append(now_s - 1_000)
+            backoff.learn([early or Outcome(action, "refused by a webhook")], now_s)
+        backoff.end_pass()
+    assert tried == {"a": [0, 1, 3, 7, 15], "b": [0, 1, 3, 7, 15]}
 
 
 def test_what_was_mended_is_not_waited_for() -> None:
@@ -183,6 +199,7 @@ def test_what_was_mended_is_not_waited_for() -> None:
         for outcomes in passes:
             backoff.of(1)
             backoff.learn(outcomes, 1_010)
+            backoff.end_pass()
         backoff.of(generation)
         return backoff.early(action, now_s)
 
