@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 from stele.model.errors import Code
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import OPTIONS, World, claimed, one_tablet, ready, refused, world
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    World,
+    claimed,
+    one_tablet,
+    ready,
+    ready_again,
+    refused,
+    world,
+)
 
 ALIVE_MS = 300
 OPTIONS_ = replace(OPTIONS, alive_ms=ALIVE_MS)
@@ -72,3 +83,39 @@ async def test_a_leader_that_has_just_begun_to_listen_calls_nobody_silent(tmp_pa
         w.lead.liveness.begin_leading(w.lead.now_ms())
         error = await refused(w.leader.SetNodeState(forget(gone), None))
         assert error.code is Code.NOT_READY
+
+
+async def test_a_leader_that_dies_halfway_leaves_a_node_that_returns_once_it_is_heard(tmp_path: Path) -> None:
+    """Nobody wanted it drained: it must not need an administrator to serve again."""
+    async with world(tmp_path, OPTIONS_) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        gone = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        await silent(w, gone)
+        call = asyncio.ensure_future(refused(w.leader.SetNodeState(forget(gone), None)))
+        while w.catalog.nodes[gone].state != "DRAINING":
+            await asyncio.sleep(0)
+        w.group.lose_next = "lost"
+        assert (await call).code is Code.UNKNOWN_OUTCOME
+        await w.elect(MASTERS[1])
+        await ready_again(w)
+        node = w.catalog.nodes[gone]
+        assert node.state == "DRAINING" and node.returns
+
+
+async def test_a_node_that_somebody_drained_stays_drained_if_the_leader_dies_halfway(tmp_path: Path) -> None:
+    async with world(tmp_path, OPTIONS_) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        gone = next(n for n in w.nodes if row.config.peer_on(n) is None)
+        await w.move(gone, pb.DRAINING)
+        await silent(w, gone)
+        call = asyncio.ensure_future(refused(w.leader.SetNodeState(forget(gone), None)))
+        while w.catalog.nodes[gone].reason != "gone":
+            await asyncio.sleep(0)
+        w.group.lose_next = "lost"
+        assert (await call).code is Code.UNKNOWN_OUTCOME
+        await w.elect(MASTERS[1])
+        await ready_again(w)
+        node = w.catalog.nodes[gone]
+        assert node.state == "DRAINING" and not node.returns

@@ -2,8 +2,8 @@
 
 A forgotten node is RETIRED: its row stays, since ids are never used again, but nothing waits for it and it is not shown any more.
 
-Invariant: a node is forgotten only while nobody hears it and no configuration or intent names it, and from the moment that this is
-looked at it is given nothing new.
+Invariant: a node is forgotten only while nobody hears it and no configuration or intent names it. From the moment of that
+check it is given nothing new. A leader that dies halfway leaves a node that returns to service once it is heard.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
         if node.state == "RETIRED":
             return
         _check(lead, node)
-        # A DRAINING node gets no intents, so what is found now stays so.
-        draining = replace(node, state="DRAINING", reason=reason, given_up=False)
+        # A DRAINING node gets no intents, so what is found now stays so. If this leader dies here, the node stays DRAINING: it
+        # returns once it is heard, as nobody asked for a drain, unless somebody had.
+        returns = node.state == "ACTIVE" or node.returns
+        draining = replace(node, state="DRAINING", reason=reason, given_up=returns)
         await lead.commit([swap(node, draining)])
         found = _node(lead, node_id)
         try:
@@ -40,7 +42,7 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
             back = replace(found, state=node.state, reason=node.reason, given_up=node.given_up)
             await lead.commit([swap(found, back)])
             raise
-        await lead.commit([swap(found, replace(found, state="RETIRED"))])
+        await lead.commit([swap(found, replace(found, state="RETIRED", given_up=False))])
 
 
 def _node(lead: Leadership, node_id: str) -> NodeRecord:
