@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from stele.master.port import put
 from stele.model.ids import TabletId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
@@ -17,6 +19,7 @@ from tests.master.harness import (
     ready_again,
     world,
 )
+from tests.master.test_following import commit
 
 
 async def delete(w: World, wait_ms: int = 0) -> list[str]:
@@ -79,12 +82,29 @@ async def test_the_only_replica_must_answer(tmp_path: Path) -> None:
         assert await delete(w) == []
 
 
-async def test_a_later_leader_that_is_asked_again_asks_every_node(tmp_path: Path) -> None:
-    """Rows of deleted tablets name no members any more."""
+async def test_a_later_leader_waits_for_no_more_than_the_first_one_did(tmp_path: Path) -> None:
+    """One node is silent: what it has alone is no majority, whichever master leads."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        first, second, third = (peer.node_id for peer in row.config.peers)
+        await delete(w)
+        w.add_nodes(1)
+        await w.beat()
+        await w.elect(MASTERS[1])
+        await ready_again(w)
+        assert await delete(w) == sorted((first, second, third)), "no answer to the leader before counts"
+        answered(w, row.tablet_id, first, second)
+        assert await delete(w) == []
+
+
+async def test_of_a_row_that_names_no_members_every_node_is_asked(tmp_path: Path) -> None:
+    """Masters of the version before kept no members of deleted tablets."""
     async with world(tmp_path) as w:
         await ready(w)
         row = await one_tablet(w)
         await delete(w)
+        commit(w, [put(replace(w.catalog.tablets[row.tablet_id], holders=(), harmless=0))])
         w.add_nodes(1)
         await w.beat()
         await w.elect(MASTERS[1])
@@ -100,5 +120,5 @@ async def test_a_tablet_that_no_node_was_told_of_is_not_waited_for(tmp_path: Pat
         await ready(w)
         row = await one_tablet(w)
         left = w.lead.removals
-        left.begin(w.catalog, [row], {row.tablet_id: set()})
+        left.begin(w.catalog, [replace(row, holders=(), harmless=1)])
         assert not left.unfinished(w.catalog, row.table_id)

@@ -77,7 +77,8 @@ class TableRecord(Row):
 class TabletRecord(Row):
     """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet reported.
 
-    `leader` is the master's choice until one is reported; `since_us` is when `state` began.
+    `leader` is the master's choice until one is reported; `since_us` is when `state` began. `holders`: of a DELETED tablet, the
+    nodes that may have had a replica then; empty if unknown. `harmless`: as many of them alone cannot commit anything.
     """
 
     tablet_id: TabletId
@@ -92,11 +93,13 @@ class TabletRecord(Row):
     next_replica_id: int = 1
     uncreated: tuple[int, ...] = ()
     incarnation: int = 0
+    holders: tuple[str, ...] = ()
+    harmless: int = 0
 
 
 def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
     """What stays on record of a tablet that is gone: by it late replicas are deleted (forgetting.py), and for a long time
-    there may be many. Which peers it had and what it held is of no use any more, and is two thirds of a row."""
+    there may be many. Its configuration and its range of keys are not needed any more, and are two thirds of a row."""
     nobody = Configuration(row.config.opid_index, ())
     return dataclasses.replace(
         row, state=state, since_us=now_us, config=nobody, partition=Partition(), leader=""
@@ -185,6 +188,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "partition": lambda raw: _partition(*raw),
     "witness_start": lambda raw: OpId(*map(int, raw)),
     "uncreated": lambda raw: tuple(int(r) for r in raw),
+    "holders": lambda raw: tuple(str(node_id) for node_id in raw),
 }
 _BESIDE = {f.name for f in dataclasses.fields(Row)}
 _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stele.master.catalog import Catalog
 from stele.master.liveness import Liveness
-from stele.master.records import TabletRecord
+from stele.master.records import TabletRecord, mark_of
 from stele.model.config import MemberType
 from stele.rpc.proto import common_pb2
 
@@ -36,25 +36,25 @@ class Removals:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _left: dict[str, _Left] = field(default_factory=dict)
 
-    def begin(self, catalog: Catalog, tablets: Iterable[TabletRecord], nodes: dict[str, set[str]]) -> None:
-        """Tablets are deleted. `tablets`: their rows of before; `nodes`: as `members` gives, for each."""
+    def begin(self, catalog: Catalog, marks: Iterable[TabletRecord]) -> None:
+        """Tablets are deleted. `marks`: their rows, which name the nodes that may have had a replica."""
         for tablet_id in [t for t in self._left if t not in catalog.tablets]:
             del self._left[tablet_id]
-        for row in tablets:
-            voters = sum(p.member_type is not MemberType.NON_VOTER for p in row.config.peers)
-            # A change under way may have taken one voter out, which the catalog does not know yet.
-            self._left[row.tablet_id] = _Left(nodes[row.tablet_id], max(0, voters - 1) // 2)
+        for row in marks:
+            self._left[row.tablet_id] = _Left(set(row.holders), row.harmless)
 
     def begin_again(self, catalog: Catalog, table_id: str) -> None:
-        """A table that an earlier leader removed: its rows name no members any more, so every node is asked."""
-        everybody = {
+        """A table that an earlier leader removed. The nodes that its rows name are asked once more; every node is asked about a
+        row that names none, as masters of the version before wrote it."""
+        everybody: set[str] = {
             n.node_id
             for n in catalog.nodes.values()
             if n.role == "node" and n.formed and n.state != "RETIRED"
         }
         for row in catalog.tablets_of_table(table_id):
             if row.state == "DELETED" and row.tablet_id not in self._left:
-                self._left[row.tablet_id] = _Left(set(everybody), 0)
+                asked = everybody.intersection(row.holders) if row.holders else set(everybody)
+                self._left[row.tablet_id] = _Left(asked, row.harmless)
 
     def nodes_left(self, tablet_id: str) -> set[str]:
         """Nodes that may have a replica of a deleted tablet."""
@@ -78,7 +78,18 @@ class Removals:
         }
 
 
-def members(catalog: Catalog, liveness: Liveness, row: TabletRecord) -> set[str]:
+def deleted(catalog: Catalog, liveness: Liveness, row: TabletRecord, now_us: int) -> TabletRecord:
+    """The row of a tablet that is deleted now. A later leader reads in it whom to ask."""
+    voters = sum(p.member_type is not MemberType.NON_VOTER for p in row.config.peers)
+    return replace(
+        mark_of(row, "DELETED", now_us),
+        holders=tuple(sorted(_holders(catalog, liveness, row))),
+        # A change under way may have taken one voter out, which the catalog does not know yet.
+        harmless=max(0, voters - 1) // 2,
+    )
+
+
+def _holders(catalog: Catalog, liveness: Liveness, row: TabletRecord) -> set[str]:
     """Nodes that may have a replica of a tablet: by its row, by what is being added, and by what they report."""
     nodes: set[str] = {peer.node_id for peer in row.config.peers}
     intent = catalog.intents.get(row.tablet_id)

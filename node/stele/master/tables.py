@@ -15,8 +15,8 @@ from stele.master.cluster_view import VIEW_BYTES_MAX, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
-from stele.master.records import TableRecord, TabletRecord, mark_of
-from stele.master.removals import members
+from stele.master.records import TableRecord, TabletRecord
+from stele.master.removals import deleted
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
@@ -219,11 +219,11 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
             return wanted
         tablets = lead.catalog.current_tablets(wanted)
         now_us = lead.wall_us()
-        batch = [put(mark_of(t, "DELETED", now_us)) for t in tablets]
+        marks = [deleted(lead.catalog, lead.liveness, t, now_us) for t in tablets]
+        batch = [put(mark) for mark in marks]
         batch += [drop(i) for t in tablets if (i := lead.catalog.intents.get(t.tablet_id)) is not None]
-        nodes: dict[str, set[str]] = {t.tablet_id: members(lead.catalog, lead.liveness, t) for t in tablets}
         await lead.commit([*batch, put(replace(table, state="REMOVED"))])
-        lead.removals.begin(lead.catalog, tablets, nodes)
+        lead.removals.begin(lead.catalog, marks)
     for tablet in tablets:
         lead.look_at(tablet.tablet_id)
     return wanted
@@ -234,7 +234,7 @@ async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> tuple
     nodes that are in the way, and of how many tablets.
 
     Raises:
-        NotLeader: this master leads no more; the next one asks every node.
+        NotLeader: this master leads no more; the next one asks these nodes again.
     """
     removals, until_ms = lead.removals, lead.now_ms() + min(wait_ms, DELETE_WAIT_MS_MAX)
     asked_ms = until_ms - DELETE_WAIT_MS_MAX - lead.options.order_retry_ms
