@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.entry import ENTRY_COST_BYTES, Entry, EntryKind
-from stele.model.errors import Code
+from stele.model.errors import Code, InvariantViolation
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import (
@@ -40,6 +42,7 @@ from stele.raft.events import (
     Start,
     Tick,
 )
+from stele.raft.invariants import check
 from stele.raft.log import LogView
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.raft.status import PeerState
@@ -463,3 +466,29 @@ def test_a_peer_that_lost_what_it_acknowledged_is_told_of_and_sent_it_again() ->
     assert {p.replica_id: p.match_index for p in core.status().peers} == {2: 1, 3: 4}
     again = refuse(core, 3, 9, OpId(core.term, 4), asked=200, now=210)
     assert not [e for e in again if isinstance(e, PeerForgot)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("match", 3),  # the log ends at 2
+        ("next", 1),
+        ("next", 9),
+        ("probe_sent", True),
+        ("inflight", deque([(2, 10)])),
+        ("inflight_bytes", 5),
+        ("window_bytes", 0),
+        ("moved_ms", 1_000_000),
+        ("heard_ms", -1),
+        ("reading", 9),
+        ("departing_until_ms", 5),
+        ("hold_from", 1),
+        ("round_target", 9),
+    ],
+)
+def test_each_field_of_progress_is_held_to_its_invariant(field: str, value: object) -> None:
+    core = leader_in_step()
+    check(core)
+    setattr(core.progress[0], field, value)
+    with pytest.raises(InvariantViolation, match="peer 2: "):
+        check(core)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from stele.model.errors import ensure
 from stele.raft.core import RaftCore
 from stele.raft.effects import Role
+from stele.raft.progress import Progress
+from stele.raft.status import PeerState
 
 
 class Facts(NamedTuple):
@@ -57,7 +59,7 @@ def facts(core: RaftCore) -> Facts:
 
 
 def check(core: RaftCore) -> None:
-    """A state: the order of the log's marks, what a leader must be, and what it must have committed."""
+    """A state: the order of the log's marks, what a leader must be, know of its peers, and have committed."""
     log = core.log
     ensure(
         log.start.index <= log.handed_index <= core.commit_index <= log.last_index,
@@ -76,7 +78,53 @@ def check(core: RaftCore) -> None:
         ensure(
             core.voted_for == core.self_replica, f"the leader of term {core.term} voted for {core.voted_for}"
         )
+        for progress in core.progress:
+            _check_progress(core, progress)
         _check_committed(core)
+
+
+def _check_progress(core: RaftCore, progress: Progress) -> None:
+    """What `Progress` says of its fields."""
+    faults = [why for holds, why in _promises(core, progress) if not holds]
+    ensure(not faults, f"leader {core.self_replica}, peer {progress.replica_id}: {'; '.join(faults)}")
+
+
+def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
+    last, now = core.log.last_index, core.state.now_ms
+    replicates = peer.state is PeerState.REPLICATE
+    ends = [end for end, _ in peer.inflight]
+    newest = peer.inflight[-1][1] if peer.inflight else 0
+    member = core.config.peer(peer.replica_id) is not None
+    times = [peer.base_ms, peer.moved_ms, peer.updated_ms, peer.round_start_ms]
+    times += [ms for ms in (peer.heard_ms, peer.behind_since_ms) if ms is not None]
+    return (
+        (0 <= peer.match < peer.next <= last + 1, f"match {peer.match}, next {peer.next}, log to {last}"),
+        (not peer.probe_sent or peer.state is PeerState.PROBE, f"a probe is out in {peer.state.value}"),
+        (replicates or not ends, f"messages are in flight in {peer.state.value}"),
+        (
+            all(a < b for a, b in zip([peer.match, *ends], [*ends, peer.next], strict=True)),
+            f"in flight up to {ends}, match {peer.match}, next {peer.next}",
+        ),
+        (
+            peer.inflight_bytes == sum(size for _, size in peer.inflight),
+            f"{peer.inflight_bytes} bytes are in flight, and {list(peer.inflight)}",
+        ),
+        (
+            peer.inflight_bytes - newest < peer.window_bytes,
+            f"{peer.inflight_bytes} bytes are in flight, {newest} of them in the newest message; window {peer.window_bytes}",
+        ),
+        (1 <= peer.window_bytes <= peer.window_bytes_max, f"a window of {peer.window_bytes} bytes"),
+        (max(times) <= now, f"a time of {max(times)} ms lies in the future of {now} ms"),
+        (peer.heard_ms is None or peer.heard_ms >= peer.base_ms, "heard before it was asked"),
+        (peer.reading == 0 or (replicates and peer.reading <= peer.next), f"reads from {peer.reading}"),
+        ((peer.departing_until_ms is None) is member, "departing, and a peer; or neither"),
+        (
+            peer.hold_from in (None, core.pending_change_index),
+            f"held from {peer.hold_from}; the pending change is {core.pending_change_index}",
+        ),
+        (member or not peer.promotes, "to be promoted, and no peer"),
+        (peer.round_target <= last, f"a catch-up round to {peer.round_target}, log to {last}"),
+    )
 
 
 def _check_committed(core: RaftCore) -> None:

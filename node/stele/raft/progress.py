@@ -1,6 +1,6 @@
-"""What a leader knows of one peer, and how much it may send it. Used by the core's leader part; sends nothing itself.
+"""What a leader knows of one peer, and how much it may send it. Owned by `Peers`; sends nothing itself.
 
-Invariants: match < next; in PROBE at most one message is out; the bytes in flight are bounded but for one entry.
+Invariants: each field states its own; `invariants.check` holds every leader to them after every simulated step.
 """
 
 from __future__ import annotations
@@ -47,29 +47,51 @@ class Progress:
         self.replica_id = replica_id
         self.state = PeerState.PROBE
         self.match = 0
+        """The peer holds the log up to here, durably, as it said in this term. Below `next`; falls only in `forgot`."""
         self.next = next_index
+        """The next index to send: above `match`, at most one past the leader's log."""
         self.probe_sent = False
-        self.inflight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each message under way
+        """Whether the one message of PROBE is out; false in every other state."""
+        self.inflight: deque[tuple[int, int]] = deque()
+        """(last index, bytes) of each message under way: rising, above `match`, below `next`; empty but in REPLICATE."""
         self.inflight_bytes = 0
+        """The sum of the bytes in `inflight`. Without the newest message it is below `window_bytes`."""
         self.window_bytes_max = window_bytes_max
         self.window_bytes = window_bytes_max
-        self.base_ms = now_ms  # silence counts from here until the first answer
+        """Entries are sent while fewer bytes are in flight: 1 to `window_bytes_max`; it grows with each acknowledgement."""
+        self.base_ms = now_ms
+        """When the leader began to ask; silence counts from here until the first answer. Never changes."""
         self.heard_ms: int | None = None
-        self.moved_ms = now_ms  # when match last rose, or the first message went out
-        self.updated_ms = now_ms  # when the last message went out, whatever it held
-        self.behind_since_ms: int | None = None  # since when it lacks something and match stood still
+        """When it last answered: never before `base_ms`, never falls. None before the first answer."""
+        self.moved_ms = now_ms
+        """When `match` last rose, or a first message went out, or its state was last begun anew. Not in the future."""
+        self.updated_ms = now_ms
+        """When the last message went out, whatever it held. Not in the future."""
+        self.behind_since_ms: int | None = None
+        """Since when it lacks something and `match` has stood still, as seen at a tick. None once `match` rises."""
         self.connected = True
+        """False from the failure of its node until its next answer."""
         self.failed = False
+        """It said last that it is FAILED: its copy counts for nothing, and it is sent no entries."""
         self.unreached = False
+        """The owner was told that it does not answer, and it has not answered since."""
         self.has_data = False
-        self.reading = 0  # first index asked of the owner's log, 0: none
+        """It said last that it holds the rows too."""
+        self.reading = 0
+        """The first index asked of the owner's log for it, 0 if none is asked. At most `next`; 0 but in REPLICATE."""
         self.departing_until_ms: int | None = None
-        self.hold_from: int | None = None  # entries from here on are not sent to it yet
-        self.promotes = False  # becomes a voter that holds rows once it has caught up
-        # Catch-up rounds of who may become a voter (dissertation 4.2.1)
+        """Until when a removed peer is still told of its removal. None exactly while it is in the active configuration."""
+        self.hold_from: int | None = None
+        """Entries from here on are not sent to it yet: the pending change, where that takes its vote away; else None."""
+        self.promotes = False
+        """It becomes a voter that holds rows once it has caught up; so it is in the active configuration."""
+        # Catch-up rounds of a peer that may become a voter (dissertation 4.2.1)
         self.round_target = next_index - 1
+        """The round ends when `match` reaches this; at most the leader's last index."""
         self.round_start_ms = now_ms
+        """When the round began. Not in the future."""
         self.round_fast = False
+        """Whether the last round ended in time, and the present one is not late."""
 
     def heard_since(self, since_ms: int) -> bool:
         """Whether it has answered, as a sound replica, since then; a new peer has until its first answer is due."""
