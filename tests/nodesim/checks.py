@@ -169,9 +169,8 @@ class History:
 def check_start(core: RaftCore, durable: Image) -> None:
     """A replica goes on with the term, the vote and the log that its disk holds (Raft figure 2)."""
     hard = durable.hard
-    raised = (
-        durable.last.term > hard.term
-    )  # a copy brings entries of terms that this replica never took part in
+    # A copy brings entries of terms that this replica never took part in.
+    raised = durable.last.term > hard.term
     known = HardState(durable.last.term, None) if raised else hard
     ensure(
         (core.term, core.voted_for) == (known.term, known.voted_for),

@@ -32,9 +32,8 @@ class MasterNode(Node):
         )
         self._catalog_log = ReplicaCatalogLog(lambda: self.replicas.current(CATALOG_TABLET_ID))
         self.master: Master | None = None
-        self._life.push_async_callback(
-            self._end_master
-        )  # last: it leads no more once leadership is handed over
+        # Noted first, so it comes last: the master leads no more once leadership is handed over.
+        self._life.push_async_callback(self._end_master)
 
     async def start(self) -> None:
         """As Node; the master follows the catalog's replica from its start on."""

@@ -79,9 +79,8 @@ class Arriving:
         self.close_bytes = self.line_bytes + MESSAGE_BYTES_MAX
         self.bytes = 0
         self._changed = changed
-        self._frames: dict[
-            Source, _UnderWay
-        ] = {}  # in line: those that began or had a turn earlier come first
+        # In line: those that began, or had a turn, earlier come first.
+        self._frames: dict[Source, _UnderWay] = {}
         self._paused = 0
         self._turn: _Turn | None = None
         self._looked_s = 0.0
