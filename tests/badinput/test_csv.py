@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.cli.csv_rows import Form, Lines, read_csv
+from stele.cli.csv_rows import Form, Lines, read_csv, schema_of_csv
 from stele.cli.faults import Faults
 from stele.cli.source import Input, Source
 from stele.model.block import RowError
@@ -115,6 +115,22 @@ def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
     with pytest.raises(Rejected, match="line 1, which is the header") as caught:
         read(path)
     assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("good", [1, 200_000])
+def test_a_line_that_is_not_utf8_and_lacks_values_is_refused_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], good: int
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(
+        b"id,n,s\n" + b"7,8,abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz\n" * good + b"2\xff\n3,4,x\n"
+    )
+    said = f"line {good + 2} has 1 values, expected 3, and is not UTF-8"
+    with pytest.raises(Rejected, match=said):
+        read(path)
+    with pytest.raises(Rejected, match=said):
+        schema_of_csv(str(path), Form())
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])

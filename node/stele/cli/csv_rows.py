@@ -10,9 +10,11 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,7 @@ _VALUE_BYTES_MAX = 32 << 20
 _LOOK_BYTES = 16 << 20
 _VALUE_CHARS_SHOWN = 40
 _END = re.compile(rb"\r\n?|\n")
+_ARROW_LINE = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _NUMBER = re.compile(rb"[+-][0-9]{1,19}\Z")
 _EXPECTED = {
     "timestamp": "; expected ISO 8601 down to microseconds, like 2026-01-31T12:00:00Z; without a zone it is UTC",
@@ -105,18 +108,50 @@ def read_csv(source: Any, name: str, schema: Schema, form: Form, lines: Lines) -
 
     Raises:
         pa.ArrowInvalid: no CSV at all.
-        Rejected: the first line names other columns than the table's, as where it is no header.
+        Rejected: the first line names other columns than the table's, as where it is no header; or a line that is not
+            UTF-8 has a wrong number of values.
     """
-    reader = pa_csv.open_csv(
-        source,
-        read_options=_reading(_VALUE_BYTES_MAX),
-        parse_options=form.parsing(lines),
-        convert_options=form.converting(dict.fromkeys(schema.by_name, pa.binary())),
-    )
+    with _undecoded_lines_refused(name):
+        reader = pa_csv.open_csv(
+            source,
+            read_options=_reading(_VALUE_BYTES_MAX),
+            parse_options=form.parsing(lines),
+            convert_options=form.converting(dict.fromkeys(schema.by_name, pa.binary())),
+        )
     _check_header(name, reader, schema)
     spelt = pa.array([word.encode() for word in form.nulls], pa.binary())
-    for batch in reader:
+    while True:
+        with _undecoded_lines_refused(name):
+            batch = next(reader, None)
+        if batch is None:
+            return
         yield _convert(batch, schema, spelt, lines)
+
+
+@contextmanager
+def _undecoded_lines_refused(name: str) -> Iterator[None]:
+    """Arrow hands a line with a wrong number of values to `Lines.skip` as text. Where the line is not UTF-8, Arrow does not
+    reach `skip`: it gives the error to `sys.unraisablehook`, which would print a traceback, and stops reading."""
+    undecoded = False
+
+    def note(raised: Any) -> None:
+        nonlocal undecoded
+        if isinstance(raised.exc_value, UnicodeDecodeError):
+            undecoded = True
+        else:
+            before(raised)
+
+    before, sys.unraisablehook = sys.unraisablehook, note
+    try:
+        yield
+    except pa.ArrowInvalid as exc:
+        if not undecoded:
+            raise
+        found = _ARROW_LINE.search(str(exc))
+        place = f"line {found[1]} has {found[3]} values, expected {found[2]}, and" if found else "a line"
+        raise Rejected(f"{name}: {place} is not UTF-8; save the file as UTF-8, or remove the line") from None
+    finally:
+        sys.unraisablehook = before
 
 
 def _reading(block_bytes: int) -> pa_csv.ReadOptions:
@@ -172,13 +207,17 @@ def schema_of_csv(path: str, form: Form) -> pa.Schema:
 
     Raises:
         pa.ArrowInvalid: no CSV at all.
+        Rejected: a line that is not UTF-8 has a wrong number of values.
     """
-    with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), form.converting({})) as looked:
-        guessed = looked.schema
-    integers = [field.name for field in guessed if pa.types.is_integer(field.type)]
-    texts = form.converting(dict.fromkeys(guessed.names, pa.binary()))
-    with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), texts) as reader:
-        first = next(iter(reader), None)
+    with _undecoded_lines_refused(path):
+        with pa_csv.open_csv(
+            path, _reading(_LOOK_BYTES), form.parsing(Lines()), form.converting({})
+        ) as looked:
+            guessed = looked.schema
+        integers = [field.name for field in guessed if pa.types.is_integer(field.type)]
+        texts = form.converting(dict.fromkeys(guessed.names, pa.binary()))
+        with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), texts) as reader:
+            first = next(iter(reader), None)
     padded = set()
     for name in integers:
         if first is not None and pc.any(pc.match_substring_regex(first[name], "^[+-]?0[0-9]")).as_py():
