@@ -136,6 +136,22 @@ def test_a_later_start_is_dialled_where_it_says_it_is_before_the_masters_tell_of
     assert book.address(NODE) == "h8:1"
 
 
+def test_a_forged_start_redirects_dials_only_until_it_is_silent() -> None:
+    now = [NOW_MS]
+    book = PeerBook(lambda: now[0])
+    book.told(NODE, 7, "h7:1")
+    calls(book, 9, address="evil:1")
+    now[0] += bounds.HEARD_ADDRESS_MS - 1
+    assert book.address(NODE) == "evil:1"
+    now[0] += 1
+    assert book.address(NODE) == "h7:1"
+    calls(book, 9, address="evil:1")
+    assert book.address(NODE) == "evil:1"
+    now[0] += bounds.HEARD_ADDRESS_MS
+    book.told(NODE, 9, "h9:1")  # it was a true start after all
+    assert book.address(NODE) == "h9:1"
+
+
 def test_names_of_nodes_that_nobody_knows_take_bounded_memory() -> None:
     book = PeerBook(lambda: NOW_MS)
     for n in range(bounds.PEERS_HEARD_MAX + 10):

@@ -25,6 +25,8 @@ EPOCH_MAX = 1 << 62
 """The highest driver epoch; each take-over of the claim counts one."""
 INCARNATION_JUMP_MAX = 1 << 32
 """Starts of a node between two words of it. A start each second takes 136 years."""
+HEARD_ADDRESS_MS = 30_000
+"""How long a node is dialled where a start of it that no master knows says it is; masters hear of a start within a heartbeat."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet; each start, or recovery, counts one."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000

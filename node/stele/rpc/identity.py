@@ -149,7 +149,8 @@ class PeerBook:
 
     What a node says of itself proves little: anybody may say it in its name. So the masters' word, where there is one,
     decides which earlier starts are refused. A node's own word decides that only of nodes that no master has told of yet.
-    It gives the address of a start that is later than the masters' newest: they are told of it within a heartbeat.
+    A start that is later than the masters' newest is dialled where it says it is, for bounds.HEARD_ADDRESS_MS after it last
+    said so: a true start tells the masters within a heartbeat, a forged one is forgotten.
     """
 
     __slots__ = ("_heard", "_now_ms", "_told")
@@ -157,7 +158,7 @@ class PeerBook:
     def __init__(self, now_ms: Callable[[], int] = wall_ms) -> None:
         self._now_ms = now_ms
         self._told: dict[str, tuple[int, str]] = {}
-        self._heard: dict[str, tuple[int, str]] = {}
+        self._heard: dict[str, tuple[int, str, int]] = {}  # incarnation, address, when in ms
 
     def told(self, node_id: str, incarnation: int, address: str) -> None:
         """Take note of what the masters say of a node; the newest word counts, also a lower incarnation."""
@@ -169,7 +170,7 @@ class PeerBook:
         Raises:
             Rejected: INVALID_ARGUMENT, an incarnation that no start of this node can have reached.
         """
-        heard, known = self._heard.get(node_id, (0, ""))
+        heard, known, _ = self._heard.get(node_id, (0, "", 0))
         highest = self._highest(node_id, heard)
         if incarnation > highest:
             raise Rejected(
@@ -180,7 +181,7 @@ class PeerBook:
             return
         if node_id not in self._heard and len(self._heard) >= bounds.PEERS_HEARD_MAX:
             del self._heard[next(iter(self._heard))]
-        self._heard[node_id] = incarnation, address or known
+        self._heard[node_id] = incarnation, address or known, self._now_ms()
 
     def _highest(self, node_id: str, heard: int) -> int:
         """The highest incarnation that is believed of a node now."""
@@ -192,13 +193,16 @@ class PeerBook:
 
     def incarnation(self, node_id: str) -> int:
         """The newest start of this node, earlier ones of which are refused; 0 if none is known."""
-        return self._told.get(node_id, (0, ""))[0] or self._heard.get(node_id, (0, ""))[0]
+        return self._told.get(node_id, (0, ""))[0] or self._heard.get(node_id, (0, "", 0))[0]
 
     def address(self, node_id: str) -> str:
-        """Where the newest start that anybody knows of is, "" if it never said."""
-        told, heard = self._told.get(node_id, (0, "")), self._heard.get(node_id, (0, ""))
-        first, second = (heard, told) if heard[0] > told[0] else (told, heard)
-        return first[1] or second[1]
+        """Where the newest start that anybody knows of is, "" if it never said. The masters' word counts once a later start has
+        been silent for bounds.HEARD_ADDRESS_MS."""
+        told_incarnation, told_address = self._told.get(node_id, (0, ""))
+        incarnation, heard_address, heard_ms = self._heard.get(node_id, (0, "", 0))
+        if incarnation > told_incarnation and self._now_ms() - heard_ms < bounds.HEARD_ADDRESS_MS:
+            return heard_address or told_address
+        return told_address or heard_address
 
 
 def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) -> None:
