@@ -6,10 +6,8 @@ other processes and other people.
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
-import math
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,8 +17,6 @@ import click
 
 from stele.cli.width import fitted
 from stele.model.texts import printable
-
-_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def show_json(value: Any) -> None:
@@ -75,18 +71,3 @@ def short(identifier: str) -> str:
 def size(count: int) -> str:
     """Bytes as people read them."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def json_value(value: Any) -> Any:
-    """What JSON has no word for is a string; NaN and Infinity too, which most readers refuse bare."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else _NOT_FINITE[str(value)]
-        case bytes():
-            return value.hex()
-        case datetime.date():
-            return value.isoformat()
-        case _:
-            return str(value)

@@ -12,7 +12,8 @@ import click
 
 from stele.cli.new_file import check_new, new_file
 from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import json_value, raw_output, say, show_table
+from stele.cli.output import raw_output, say, show_table
+from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
     import pyarrow as pa

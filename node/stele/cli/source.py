@@ -199,7 +199,7 @@ class Source:
                 return texts
 
     def _values(self, places: Collection[int]) -> dict[int, Any]:
-        from stele.cli.output import json_value
+        from stele.model.json_values import json_value
         from stele.model.rows import python_rows
 
         found, before, wanted = {}, 0, sorted(places)

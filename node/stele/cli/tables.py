@@ -16,12 +16,12 @@ from stele.cli.options import (
     timeout_option,
     with_client,
 )
-from stele.cli.output import json_value, say, short, show_json, show_table
+from stele.cli.output import say, short, show_json, show_table
+from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
-    from stele.client import AsyncClient
+    from stele.client import AsyncClient, TableInfo
     from stele.client.health import ClusterHealth
-    from stele.client.locations import TableInfo
     from stele.model.column import Column
     from stele.model.partition import RangePartition
     from stele.model.schema import Schema

@@ -1,6 +1,6 @@
-"""Split keys of ranges as JSON has them: what `stele table describe --json` prints and `stele table create` reads. Pure.
+"""Split keys of ranges as JSON, for `stele table describe --json` and `stele table create`. Pure.
 
-Invariant: `split_key` reads what `split_values` gave, for every key.
+Invariant: `split_key` reads what `split_values` returned, for every key.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import pyarrow as pa
 
 from stele.model.column import Column, shown
 from stele.model.errors import Corrupt, Rejected
+from stele.model.json_values import json_value
 from stele.model.keys import decode_key, encode_tuple
 from stele.model.rows import python_values
 
 ENCODED = "encoded"
-"""A key that is split within a value stands as {"encoded": HEX}."""
+"""The name in {"encoded": HEX}, for a key that ends within a value."""
 
 
 def split_values(key: bytes, columns: Sequence[Column]) -> list[Any] | dict[str, str]:
-    """A value for each column, or the key's bytes in hex where it is cut within a value, as keys may be."""
+    """A value for each column; or the key's bytes in hex if it ends within a value, as keys may."""
     types = [column.arrow for column in columns]
     try:
         values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]
-        shown_values = [_json(value) for value in values]
+        shown_values = [json_value(value) for value in values]
         if split_key(shown_values, columns) == key:
             return shown_values
     except (Corrupt, Rejected, ValueError):
@@ -35,10 +36,10 @@ def split_values(key: bytes, columns: Sequence[Column]) -> list[Any] | dict[str,
 
 
 def split_key(said: Any, columns: Sequence[Column]) -> bytes:
-    """The key of what stands in a definition: a list of values, one alone of one column, or {"encoded": HEX}.
+    """The key for a JSON value: a list of values, a single value for one column, or {"encoded": HEX}.
 
     Raises:
-        Rejected: it is none.
+        Rejected: it is none of these.
     """
     if isinstance(said, dict):
         try:
@@ -56,26 +57,14 @@ def split_key(said: Any, columns: Sequence[Column]) -> bytes:
     return encode_tuple(found, [column.arrow for column in columns])
 
 
-def _json(value: Any) -> Any:
-    match value:
-        case bool() | int() | str():
-            return value
-        case bytes():
-            return value.hex()
-        case datetime.date():
-            return value.isoformat()
-        case _:
-            return str(value)
-
-
 def _value(said: Any, column: Column) -> Any:
-    """The value of a key column that JSON or YAML stands for."""
+    """The key column's value for a value of JSON or YAML."""
     try:
         value = _read(said, column.arrow)
     except (ValueError, TypeError, ArithmeticError):
         value = said
     if value is None:
-        raise Rejected(f"column {column.name}: nothing; a key is never null")
+        raise Rejected(f"column {column.name}: the value is null; a key is never null")
     if why := column.fault(value):
         raise Rejected(why)
     return python_values(column.array([value]))[0]
