@@ -299,7 +299,7 @@ class SimSync:
         self._file: File | None = None
         self._error: OSError | None = None
         self._ended = False
-        self._told: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self.refuses = False
         self.begun = 0
         self.closed = False
@@ -319,8 +319,8 @@ class SimSync:
 
     def tell(self) -> None:
         """The loop sees it, as it may see it in vain."""
-        if self._told is not None and not self.closed:
-            self._told()
+        if self._on_end is not None and not self.closed:
+            self._on_end()
 
     # --- the port
 
@@ -345,8 +345,8 @@ class SimSync:
             self.end()
         assert self.ended()
 
-    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
-        self._told = told
+    def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
 
     def close(self) -> None:
         assert self._file is None

@@ -147,7 +147,7 @@ def test_row_bad_tail_synced_behind_refuse(at: int) -> None:
     flip(w, record_groups(w.groups)[2].offset + at)
     before = bytes(w.files.content(w.path))
     log, _ = reopen(w.files)
-    assert "healed from its peers" in log.recovery.failed[key()]
+    assert "copied from its peers" in log.recovery.failed[key()]
     assert bytes(w.files.content(w.path)) == before
     with pytest.raises(Corrupt):
         list(log.stream(key()).load())

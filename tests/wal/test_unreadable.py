@@ -119,7 +119,7 @@ def test_a_bad_sector_where_the_log_ends_is_no_torn_tail(markers: bool) -> None:
     assert last.offset > HEADER_BYTES + PAGE_BYTES  # the stream's creation can be read
     w.files.spoil(w.path, last.offset // SECTOR)
     log, _ = reopen(w.files)
-    assert "healed from its peers" in log.recovery.failed[key()]
+    assert "copied from its peers" in log.recovery.failed[key()]
     assert not log.recovery.warnings
     assert key() in reopen(w.files)[0].recovery.failed
 

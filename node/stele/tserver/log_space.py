@@ -83,7 +83,7 @@ class LogSpace:
         with contextlib.suppress(Rejected):  # what created its stream may have been lost
             stream = self._node_log.stream(replica.superblock.key)
             if replica.committed_elsewhere > stream.last_opid.index:
-                stream.let_go()
+                stream.abandon_entries()
 
     # --- written again
 

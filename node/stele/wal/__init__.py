@@ -1,8 +1,8 @@
 """The node's shared log: segments, group commit, recovery. Imports only stele.model.
 
-Owns every file below the log's directory. Knows nothing of raft, of tablets or of the network; `README.md` tells the
-format byte by byte. Invariant: what was acknowledged is found again, whole and in order, or its stream says that it
-FAILED.
+Owns every file below the log's directory. Knows nothing of raft, of tablets or of the network. `README.md`
+gives the format byte by byte. Invariant: after a restart each acknowledged record is there, whole and in
+order; otherwise its stream is FAILED.
 """
 
 from stele.wal.log import Log

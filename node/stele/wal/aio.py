@@ -1,10 +1,13 @@
-"""Syncs by the kernel's AIO (io_submit, IOCB_CMD_FDSYNC): the real implementation of the port in files.py. Made by node.py.
+"""Syncs by the kernel's AIO (io_submit, IOCB_CMD_FDSYNC): implements `BackgroundSync` of files.py. Made by
+node.py.
 
-A sync is begun by one short system call and its end makes an eventfd readable, which an event loop watches: no thread
-wakes, none waits for the interpreter. Owns its AIO context and its eventfd, no file. Must not be trusted unseen: a
-container's seccomp profile or another kernel may refuse it, so `kernel_sync` really syncs a file before it says yes.
+One short system call begins a sync. Its end makes an eventfd readable, which the event loop watches. So no
+thread has to wake up or wait for the interpreter. Owns its AIO context and its eventfd, but no file. A
+container's seccomp profile or an unusual kernel may refuse AIO, so `kernel_sync` tries a real sync before it
+returns one.
 
-Invariant: at most one sync is under way; its result is taken once. Source: io_submit(2), io_getevents(2); FDSYNC: Linux 4.18.
+Invariant: at most one sync is under way, and its result is taken once. Source: io_submit(2), io_getevents(2);
+FDSYNC needs Linux 4.18.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from stele.wal.files import File, Loop, OsFile
 _log = structlog.get_logger("stele.wal")
 
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""Of io_setup, io_destroy, io_getevents, io_submit, by machine; the kernel's tables never change."""
+"""System call numbers of io_setup, io_destroy, io_getevents and io_submit, by machine. The kernel never
+changes them."""
 SWITCH = "STELE_KERNEL_AIO"
-"""Environment variable that turns kernel AIO off, for a kernel or a sandbox that does it wrong. Any other value changes nothing."""
+"""Environment variable; the value "off" turns kernel AIO off, for a kernel or sandbox where it does not
+work."""
 _OFF = frozenset(("off", "0", "no", "false"))
 _FDSYNC = 3
 _RESFD = 1
@@ -40,7 +45,7 @@ _PROBE_S = 10.0
 
 
 class _Control(ctypes.Structure):
-    """`struct iocb` of a little-endian machine; FDSYNC wants everything else to be zero."""
+    """`struct iocb` of a little-endian machine. FDSYNC requires all other fields to be zero."""
 
     _fields_ = (
         ("data", ctypes.c_uint64),
@@ -70,7 +75,8 @@ class _Event(ctypes.Structure):
 
 
 class _Ring(ctypes.Structure):
-    """`struct aio_ring`, at the address that names the context. The kernel moves `tail`, who takes events `head`."""
+    """`struct aio_ring`, at the address that names the context. The kernel moves `tail`; the reader moves
+    `head`."""
 
     _fields_ = (
         ("id", ctypes.c_uint32),
@@ -87,26 +93,26 @@ class _Ring(ctypes.Structure):
 class KernelSync:
     """Implements stele.wal.files.BackgroundSync for files of the operating system.
 
-    The end of a sync is read in the ring of results, which the kernel shows in memory, without a call: as fio does.
+    Reads results from the ring that the kernel maps into memory, without a system call (as fio does).
 
-    Raises, when it is made:
-        OSError: this machine or kernel has no AIO, or refuses it, or shows no ring that we know.
+    The constructor raises:
+        OSError: this machine or kernel has no AIO, refuses it, or has a ring of an unknown format.
     """
 
     def __init__(self) -> None:
         numbers = _NUMBERS.get(platform.machine())
         if numbers is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
-            raise OSError(errno.ENOSYS, f"no kernel AIO known on {sys.platform} {platform.machine()}")
+            raise OSError(errno.ENOSYS, f"kernel AIO is not supported on {sys.platform} {platform.machine()}")
         self._setup, self._destroy, self._get_events, self._submit = numbers
-        # What waits must let other threads run (CDLL); what only queues or looks takes a microsecond or two, and giving
-        # the interpreter away for that may cost the 5 ms until another thread gives it back (PyDLL).
+        # CDLL releases the interpreter lock: needed for calls that wait. PyDLL keeps it: right for calls of a
+        # microsecond or two, because getting the lock back may take 5 ms.
         self._waiting = ctypes.CDLL(None, use_errno=True).syscall
         self._short = ctypes.PyDLL(None, use_errno=True).syscall
         self._waiting.restype = self._short.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
         self._loop: Loop | None = None
         self._owner = 0
-        self._told: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._closed = False
         self._ring_lock = threading.Lock()
         if self._waiting(self._setup, ctypes.c_long(1), ctypes.byref(self._context)) != 0:
@@ -114,14 +120,14 @@ class KernelSync:
         try:
             self._ring = _Ring.from_address(self._context.value)
             if self._ring.magic != _RING_MAGIC or self._ring.incompatible:
-                raise OSError(errno.ENOSYS, "the kernel's AIO shows no ring of results that is known")
+                raise OSError(errno.ENOSYS, "the kernel's AIO ring has an unknown format")
             self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:
             self._waiting(self._destroy, self._context)
             raise
         at = self._context.value + self._ring.header_bytes
         self._results = (_Event * self._ring.count).from_address(at)
-        # Made once: each call passes the same addresses.
+        # Made once, because each call passes the same addresses.
         self._control = _Control(opcode=_FDSYNC, flags=_RESFD, result_fd=self._eventfd)
         self._controls = (ctypes.POINTER(_Control) * 1)(ctypes.pointer(self._control))
         self._event = _Event()
@@ -134,16 +140,16 @@ class KernelSync:
         self._event_arguments = (ctypes.c_long(1), ctypes.c_long(1), ctypes.byref(self._event), None)
 
     def begin(self, file: File) -> None:
-        """As BackgroundSync."""
-        ensure(isinstance(file, OsFile), "kernel AIO syncs files of the operating system only")
+        """See BackgroundSync."""
+        ensure(isinstance(file, OsFile), "kernel AIO can sync only an OsFile")
         self._control.fd = file.descriptor  # type: ignore[attr-defined]
         if self._short(*self._submit_arguments) != 1:
             raise _error("io_submit")
 
     def ended(self) -> bool:
-        """As BackgroundSync."""
-        with self._ring_lock:  # whoever closes takes the ring away
-            ensure(not self._closed, "kernel AIO is asked of a sync after it was closed")
+        """See BackgroundSync."""
+        with self._ring_lock:  # `close` unmaps the ring
+            ensure(not self._closed, "kernel AIO is used after it was closed")
             ring = self._ring
             head = ring.head
             if head == ring.tail:
@@ -153,7 +159,7 @@ class KernelSync:
         return _ended(result)
 
     def wait(self) -> None:
-        """As BackgroundSync."""
+        """See BackgroundSync."""
         while True:
             count = self._waiting(self._get_events, self._context, *self._event_arguments)
             if count == 1:
@@ -162,27 +168,29 @@ class KernelSync:
             if count < 0 and ctypes.get_errno() != errno.EINTR:
                 raise _error("io_getevents")
 
-    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
-        """As BackgroundSync."""
-        self._loop, self._told, self._owner = loop, told, threading.get_ident()
+    def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
+        """See BackgroundSync."""
+        self._loop, self._on_end, self._owner = loop, on_end, threading.get_ident()
         loop.add_reader(self._eventfd, self._readable)
 
     def readable_within(self, seconds: float) -> bool:
-        """Whether the eventfd tells of an end within that time; emptied then. Blocks; for the probe."""
+        """Whether the eventfd becomes readable within `seconds`; empties it then. Blocks; for the probe."""
         if not select.select([self._eventfd], [], [], seconds)[0]:
             return False
         os.eventfd_read(self._eventfd)
         return True
 
     def close(self) -> None:
-        """As BackgroundSync. The context goes at once; the eventfd in the thread of the loop that watches it."""
+        """See BackgroundSync. Destroys the context at once; the loop's thread closes the eventfd that it
+        watches."""
         with self._ring_lock:
             if self._closed:
                 return
             self._closed = True
         self._waiting(self._destroy, self._context)
         if self._loop is not None and self._owner != threading.get_ident():
-            # A number that the loop still watches must not be closed: the next file of that number would be watched.
+            # Do not close a descriptor that the loop still watches: it would then watch the next file of that
+            # number.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._release)
                 return
@@ -195,14 +203,14 @@ class KernelSync:
         os.close(self._eventfd)
 
     def _readable(self) -> None:
-        # Always emptied, also for an end that another thread has taken: it would stay readable, and the loop would spin.
-        # The kernel writes a result before it tells of it: who has read this sees it in the ring.
+        # Always empty it, even if another thread took the result; otherwise it stays readable and the loop
+        # spins. The kernel writes a result before it signals, so the result is in the ring by now.
         try:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             return
-        if self._told is not None and not self._closed:
-            self._told()
+        if self._on_end is not None and not self._closed:
+            self._on_end()
 
 
 def _ended(result: int) -> bool:
@@ -217,10 +225,12 @@ def _error(call: str) -> OSError:
 
 
 def kernel_sync(directory: Path) -> KernelSync | None:
-    """Kernel AIO, if it syncs a file in `directory` here and now; None, and a line in the log, if not, or if the environment
-    variable STELE_KERNEL_AIO is `off`. Blocks."""
+    """Kernel AIO if a trial sync of a file in `directory` works; otherwise None, and a line in the log says
+    why.
+
+    The environment variable STELE_KERNEL_AIO=off also gives None. Blocks."""
     if os.environ.get(SWITCH, "").lower() in _OFF:
-        _refused(directory, f"{SWITCH} turns it off")
+        _refused(directory, f"{SWITCH} is off")
         return None
     try:
         sync = KernelSync()
@@ -233,11 +243,11 @@ def kernel_sync(directory: Path) -> KernelSync | None:
             unnamed.flush()
             sync.begin(OsFile(unnamed.fileno()))
             if not sync.readable_within(_PROBE_S):
-                # Not closed: that would wait for a sync that may never end.
-                _refused(directory, f"a sync did not end within {_PROBE_S:.0f} s")
+                # Not closed: closing would wait for a sync that may never end.
+                _refused(directory, f"a trial sync did not end within {_PROBE_S:.0f} s")
                 return None
             if not sync.ended():
-                raise OSError(errno.EIO, "the eventfd told of a sync that has not ended")
+                raise OSError(errno.EIO, "the eventfd signalled a sync that has not ended")
     except OSError as exc:
         sync.close()
         _refused(directory, str(exc))
@@ -246,4 +256,4 @@ def kernel_sync(directory: Path) -> KernelSync | None:
 
 
 def _refused(directory: Path, why: str) -> None:
-    _log.info("no kernel AIO: every sync goes through the log's thread", directory=str(directory), why=why)
+    _log.info("kernel AIO is not used: the log's thread does every sync", directory=str(directory), why=why)

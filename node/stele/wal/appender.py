@@ -1,8 +1,9 @@
-"""Writing: drain the queue, write, sync once, run the callbacks once; and the thread that does it. Owned by log.py.
+"""Writing: drain the queue, write, sync once, run the callbacks; and the thread that does it. Owned by
+log.py.
 
-All of it belongs to whoever is the log's writer (append_queue.py): the thread here, or the event loop's thread (loop_writer.py).
-Invariant: `done` callbacks run in the order of the appends and only after a sync covered them (in sync mode `always`);
-after a failed write or sync nothing is written and no `done` runs, ever.
+Everything here belongs to the current writer (append_queue.py): this thread, or the event loop's
+(loop_writer.py). Invariant: `done` callbacks run in the order of the appends, and in sync mode `always` only
+after a sync covered them. After a failed write or sync nothing is written and no `done` ever runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import structlog
 
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
-from stele.wal.append_queue import Again, Checkpoint, Done, Item, SmallBatchWriter, Writer
+from stele.wal.append_queue import Checkpoint, Done, Item, Rewritten, SmallBatchWriter, Writer
 from stele.wal.base import LogBase
 from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.options import SyncMode
@@ -34,7 +35,7 @@ _pack = RECORD.pack
 
 
 def voids(kind: int, detail: int, index: int) -> int:
-    """The highest index that a record other than an entry concerns, for the footer; 0 if no entry at all."""
+    """The highest index that a record voids (for the footer); 0 if it voids none. Not for entries."""
     if kind == Kind.TRUNCATE:
         return index
     if kind == Kind.SNAPSHOT_END and not detail:
@@ -43,20 +44,21 @@ def voids(kind: int, detail: int, index: int) -> int:
 
 
 def call_all(callbacks: Sequence[Done]) -> None:
-    """What a sync made durable is told to everyone, also where one of them fails."""
+    """Run all callbacks, even if one of them fails."""
     for callback in callbacks:
         try:
             callback()
-        except Exception:  # noqa: BLE001 - the others are told all the same
+        except Exception:  # noqa: BLE001 - the other callbacks must still run
             _log.exception("a callback of the log failed")
 
 
 _Row = tuple[State, int, int, int, int, Sequence[Entry]]
-"""(stream, kind, first index, last index, term or flag, the cache's new entries), of a record or a run of entries."""
+"""(stream, kind, first index, last index, term or flag, new entries for the cache), of one record or run of
+entries."""
 
 
 class _Group:
-    """Records on their way into one group, and what the index must learn of them."""
+    """Records that will form one group, and what the index must learn of them."""
 
     __slots__ = ("count", "index", "pieces", "size")
 
@@ -68,36 +70,38 @@ class _Group:
 
 
 class Appender:
-    """Owns the active segment and the chain of groups."""
+    """Owns the active segment and the chain of groups. See the module's docstring for who may call it."""
 
     def __init__(self, log: LogBase, active: ActiveSegment, chain: Chain) -> None:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)
         self.unsettled: SmallBatchWriter | None = None
-        """Who knows the batch that was written and whose sync, begun in the background, has not yet told its end."""
+        """Writes small batches in the loop's thread, and knows the batch whose background sync has not
+        ended."""
         self._log = log
         self._unindexed: list[tuple[int, int, list[_Row]]] = []  # sequence, offset of the group, its rows
         self._unsynced_since = 0.0
         self._thread = threading.Thread(target=self._run, name="stele-wal-appender", daemon=True)
 
     def start(self) -> None:
-        """Begin to drain the queue in a thread."""
+        """Start the thread that drains the queue."""
         self._thread.start()
 
     def join(self) -> None:
-        """Drain the queue, close the segment, end. The log must be closing or failed."""
+        """Drain the queue, close the segment, end the thread. The log must be closing or failed."""
         if self._thread.ident is None:
             self.turn()
         else:
             self._thread.join()
 
     def turn(self) -> None:
-        """One batch, and the end of a closing log, in the caller's thread: for logs opened without threads."""
+        """Write one batch in the caller's thread, or end a closing log. For logs opened without threads."""
         self.guard(self._one_turn)
 
     def guard(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Do the writer's work. What it raises fails the log, and then None is returned, now and ever after."""
+        """Do the writer's work. An exception fails the log; then this returns None, now and on every later
+        call."""
         try:
             if self._log.failed is None:
                 return work(*args, **kwargs)
@@ -105,10 +109,11 @@ class Appender:
             error = Corrupt(
                 f"log {self.active.path}: {exc}; nothing more is acknowledged", code=Code.IO_ERROR
             )
-            # It is not raised here, so nobody else sets its cause: whether the disk is full or sick stands there.
+            # It is not raised here, so set its cause by hand: the cause says whether the disk is full or
+            # broken.
             error.__cause__ = exc
             self._log.fail(error)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the log must not go on as if it had written
+        except Exception as exc:  # noqa: BLE001 - the log must not go on as if it had written
             self._log.fail(exc)
         return None
 
@@ -122,7 +127,8 @@ class Appender:
         with log.lock:
             if append_queue.writer is not Writer.THREAD:
                 ensure(
-                    append_queue.writer is not Writer.LOOP, f"log {log.directory}: a turn within the loop's"
+                    append_queue.writer is not Writer.LOOP,
+                    f"log {log.directory}: turn() was called inside a turn of the event loop",
                 )
                 append_queue.pass_writer(append_queue.writer, Writer.THREAD)
         self._settle()
@@ -139,15 +145,16 @@ class Appender:
         while self._wait(worked):
             worked = True
             self._settle()
-            if append_queue.closing and not append_queue.items:  # a closing log takes nothing more
+            if append_queue.closing and not append_queue.items:  # a closing log accepts no appends
                 self._finish()
                 return
             self._batch()
 
     def _wait(self, worked: bool) -> bool:
-        """Until the thread is the writer and has something to do; False once the log has failed.
+        """Wait until the thread is the writer and has work. False once the log has failed.
 
-        After work of its own it offers what is queued by then to the loop: else a busy log would never come back there.
+        After each batch of its own, the thread first offers the queue to the loop. Otherwise a busy log would
+        never return to the loop.
         """
         log, append_queue = self._log, self._log.append_queue
         with log.lock:
@@ -171,14 +178,14 @@ class Appender:
         return False
 
     def _settle(self) -> None:
-        """End what the event loop began."""
+        """End the batch that the event loop began."""
         if self.unsettled is not None:
             dones = self.unsettled.settle()
             if dones:
                 self._log.dispatch(dones)
 
     def _batch(self) -> None:
-        """All that is queued: written together, synced once, told once."""
+        """Write all that is queued, sync it once, and run its callbacks."""
         log = self._log
         with log.lock:
             items = log.append_queue.take()
@@ -210,7 +217,7 @@ class Appender:
     # --- writing
 
     def write(self, items: list[Item]) -> bool:
-        """Encode and write; whether something among it must be synced in every mode."""
+        """Encode and write the items. Returns whether one of them must be synced in every sync mode."""
         force = False
         group = _Group()
         limit = self._log.options.group_bytes_max
@@ -234,7 +241,7 @@ class Appender:
         return force
 
     def _add_entries(self, group: _Group, state: State, entries: Sequence[Entry]) -> None:
-        """One call's entries stand in one group: a crash leaves all of them or none."""
+        """Put one call's entries into one group, so that a crash keeps all of them or none."""
         tablet, replica = state.raw
         pieces = group.pieces
         first, term = entries[0].index, entries[0].term
@@ -248,7 +255,9 @@ class Appender:
             pieces.append(payload if type(payload) is bytes else bytes(payload))
             group.size += length + _RECORD_BYTES
         group.count += len(entries)
-        group.index.append((state, _ENTRY, first, e.index, term, () if type(entries) is Again else entries))
+        group.index.append(
+            (state, _ENTRY, first, e.index, term, () if type(entries) is Rewritten else entries)
+        )
 
     def _add_record(self, group: _Group, state: State, r: Record) -> None:
         group.pieces.append(RECORD.pack(r.kind, r.detail, 0, len(r.blob), r.tablet, r.replica, r.a, r.b, r.c))
@@ -283,7 +292,7 @@ class Appender:
         self.synced(time.monotonic() - begin)
 
     def synced(self, took: float) -> None:
-        """A sync of all that was written has returned, after so many seconds; the segment knows it."""
+        """Record that a sync of all that was written has returned, after `took` seconds."""
         self.synced_place = place(self.active.sequence, self.active.synced)
         stats = self._log.stats
         stats.syncs += 1
@@ -293,7 +302,8 @@ class Appender:
         self._unsynced_since = 0.0
 
     def mark_synced(self) -> None:
-        """After a sync with an empty queue: say so in the log, unsynced, so that damage below is never a torn tail."""
+        """Write a SYNCED marker, unsynced, if the queue is empty. Damage below it is then never taken for a
+        torn tail."""
         active = self.active
         if active.synced < active.offset or active.last_kind is not GroupKind.RECORDS:
             return
@@ -304,22 +314,23 @@ class Appender:
         self._log.stats.markers += 1
 
     def _roll(self) -> None:
-        """Go to the next segment if this one is used up and the next is ready; else overrun it."""
+        """Go to the next segment if this one is full and the next is ready; otherwise overrun this one."""
         active = self.active
         ensure(
-            self._log.append_queue.writer is not Writer.LOOP, "log: a segment is closed in the loop's thread"
+            self._log.append_queue.writer is not Writer.LOOP,
+            "log: a segment must not be closed in the loop's thread",
         )
         if active.empty:
-            return  # a group larger than a whole segment
+            return  # a group that is larger than a whole segment
         ready = self._log.take_next(active.sequence)
         if ready is None:
             self._log.stats.overruns += 1
             return
         self._write_staged()
-        # The next segment's first group says that all of this one was synced: so it must be.
+        # The next segment's first group says that all of this one was synced, so sync it now.
         active.finish(cut=False)
         self._log.stats.syncs += 1
-        # A segment counts as closed, and may be collected, only once all its entries are indexed.
+        # A segment counts as closed, and may be collected, only once all its entries are in the index.
         self.update_index()
         self._log.segment_opened(ready, active)
         self.active = ActiveSegment(ready, self.chain, self._log.options.compression)
@@ -327,12 +338,12 @@ class Appender:
     # --- after the sync
 
     def update_index(self) -> None:
-        """What was written may be read back, and leave the cache."""
+        """Put what was written into the index. From now on it can be read back, and may leave the cache."""
         with self._log.lock:
             self.index_written()
 
     def index_written(self) -> None:
-        """As `update_index`; call with the log's lock held."""
+        """See `update_index`; call with the log's lock held."""
         log = self._log
         log.active_length = self.active.offset
         cache = log.cache
@@ -350,7 +361,7 @@ class Appender:
         self._unindexed.clear()
 
     def _finish(self) -> None:
-        """The queue is empty and the log is closing."""
+        """End a closing log whose queue is empty."""
         if self.active.synced < self.active.offset:
             self.active.sync()
         self.active.finish(cut=True)

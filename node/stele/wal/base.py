@@ -1,7 +1,8 @@
-"""What every part of the log stands on: its table of streams and segments, its queue, its space, its failure.
+"""State that all parts of the log share: its table of streams and segments, its queue, its space, its
+failure.
 
-Filled by recovery; log.py makes a whole log of it. Starts no thread and writes no records. Invariant: `lock` guards streams,
-segments and queue; no I/O happens under it.
+Filled by recovery; log.py builds the whole log on it. Starts no thread and writes no records. Invariant:
+`lock` guards streams, segments and queue; no I/O happens while it is held.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from stele.wal.segment import ActiveSegment, Ready, Segment
 from stele.wal.state import State
 
 ANCHOR_SHARE = 4
-"""An anchor holds no larger part of the volume than one of so many."""
+"""One anchor may hold at most this fraction (one over the number) of the volume."""
 Dispatch = Callable[[list[Done]], None]
 _log = structlog.get_logger("stele.wal")
 
 
 class LogBase:
-    """Fields and questions that all parts share. `dispatch` gets the callbacks of one sync; `wake_keeper` makes the next
-    segment be prepared, None where nobody prepares any: it is made when it is needed."""
+    """Fields and methods that all parts share.
+
+    `dispatch` receives the callbacks of one sync. `wake_keeper` asks for the next segment to be prepared. If
+    it is None, a segment is made when it is needed."""
 
     recovery: RecoveryReport
 
@@ -70,8 +73,9 @@ class LogBase:
 
     @property
     def under_way(self) -> tuple[int, int] | None:
-        """Something is queued, being written or being synced: how many batches and syncs ended before. None: nothing is.
-        As long as the same is told again, the disk has not moved. Never waits."""
+        """None if nothing is queued, being written or being synced; otherwise (batches, syncs) ended so far.
+
+        The same answer twice means that the disk made no progress in between. Never waits."""
         if self.append_queue.writer is Writer.NOBODY and not self.append_queue.items:
             return None
         return self.stats.batches, self.stats.syncs
@@ -79,22 +83,23 @@ class LogBase:
     # --- the queue (call with `lock` held)
 
     def admit(self, size: int) -> None:
-        """Refuse entries while the queue is full, or where there is no space left but for hard state."""
+        """Refuse entries while the queue is full, or while the free space is kept for hard state."""
         append_queue = self.append_queue
         if self.failed is not None or append_queue.closing:
             self.admit_control()
         if append_queue.queued_bytes + size > self.options.queue_bytes_max and append_queue.items:
             self.stats.throttled += 1
             raise Retryable(
-                f"log: {append_queue.queued_bytes} bytes wait to be written, at most {self.options.queue_bytes_max} may; "
-                "try again",
+                f"log: {append_queue.queued_bytes} bytes wait to be written; "
+                f"the limit is {self.options.queue_bytes_max}; try again",
                 code=Code.THROTTLED,
             )
         if self.no_space:
             self._refuse_entries()
 
     def admit_again(self) -> None:
-        """As `admit`, for entries that the log has and that make it shorter: they wait for no queue."""
+        """As `admit`, for entries that are rewritten so that the log gets shorter: they may overfill the
+        queue."""
         self.admit_control()
         if self.no_space:
             self._refuse_entries()
@@ -108,7 +113,7 @@ class LogBase:
         )
 
     def admit_control(self) -> None:
-        """Refuse everything after a failure or the end."""
+        """Refuse everything after a failure or a close."""
         if self.failed is not None:
             raise Corrupt(
                 f"log {self.directory} has failed: {self.failed}; restart the node", code=Code.IO_ERROR
@@ -119,45 +124,46 @@ class LogBase:
     # --- segments
 
     def pin_segment(self, sequence: int) -> Segment:
-        """A segment that is about to be read; call with `lock` held."""
+        """Mark a segment as being read; call with `lock` held."""
         segment = self.segments.get(sequence)
         if segment is None:
             raise InvariantViolation(
-                f"log {self.directory}: segment {sequence} is read after it was collected"
+                f"log {self.directory}: segment {sequence} was collected while an entry in it is still needed"
             )
         segment.readers += 1
         return segment
 
     def unpin_segment(self, segment: Segment) -> None:
-        """The reader is done with it."""
+        """End a read of the segment."""
         with self.lock:
             segment.readers -= 1
 
     def wanted_sequence(self) -> int | None:
-        """The sequence of the segment to prepare, None if one is ready."""
+        """The sequence number of the segment to prepare; None if one is ready."""
         with self.lock:
             return None if self._next is not None or self.append_queue.closing else self._next_sequence
 
     def offer_next(self, ready: Ready) -> None:
-        """The next segment is in place."""
+        """Hand over the next segment, which is in place."""
         with self.lock:
             self._next = ready
 
     def take_next(self, sequence: int) -> Ready | None:
-        """The segment after `sequence`, if it is ready; without a keeper it is made now."""
+        """The segment after `sequence` if it is ready, else None. Without a keeper it is made now."""
         with self.lock:
             ready, self._next = self._next, None
             if ready is not None:
-                self._next_sequence = sequence + 2  # at once: the keeper must never prepare what is in use
+                # Set first: the keeper must never prepare a segment that is in use.
+                self._next_sequence = sequence + 2
         if ready is None and self.wake_keeper is None:
             try:
                 ready = self.pool.make(sequence + 1)
             except OSError as exc:
-                _log.warning("segment not prepared; appends overrun the last one", error=str(exc))
+                _log.warning("cannot prepare the next segment; appends go on in the full one", error=str(exc))
         return ready
 
     def segment_opened(self, ready: Ready, before: ActiveSegment) -> None:
-        """The appender goes on in `ready`; `before` is closed."""
+        """The appender continues in `ready`; `before` is closed."""
         with self.lock:
             old = self.segments.get(before.sequence)
             if old is not None:
@@ -173,19 +179,20 @@ class LogBase:
     # --- space and failure
 
     def refresh_space(self) -> None:
-        """Look at the free space."""
+        """Read the free space of the volume."""
         free = self.free_bytes = self.files.free_bytes(self.directory)
         files = self.free_files = self.files.free_files(self.directory)
         share = self.files.total_bytes(self.directory) // ANCHOR_SHARE
         self.anchor_bytes_max = min(self.options.anchor_bytes_max, share)
         bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
         self.low_space = free < bytes_kept or (files is not None and files < files_kept)
-        # A core cannot take an entry back: one that is refused here holds up its votes behind it. So who takes writes is
-        # told long before, and a new leader's first entry, which reads wait for, does not need a disk with space.
+        # A Raft core cannot take an entry back: one that is refused here delays the votes behind it. So the
+        # owner is told to stop writes long before. A new leader's first entry, which reads wait for, must not
+        # need space.
         self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
 
     def fail(self, error: Exception) -> None:
-        """A write or a sync failed: final. Nothing that was not acknowledged ever will be."""
+        """A write or a sync failed. This is final: nothing more is ever acknowledged."""
         with self.lock:
             if self.failed is not None:
                 return
@@ -193,7 +200,11 @@ class LogBase:
             self.append_queue.take()
             self.append_queue.wake.notify()
         log = _log.error if isinstance(error, SteleError) else _log.exception
-        log("log failed; nothing more is acknowledged", directory=str(self.directory), error=str(error))
+        log(
+            "the log failed and acknowledges nothing more; restart the node",
+            directory=str(self.directory),
+            error=str(error),
+        )
         if self.on_failure is not None:
             callback = self.on_failure
             self.dispatch([lambda: callback(error)])

@@ -1,6 +1,7 @@
-"""Recent entries of all streams, bounded in bytes, oldest written first out. Guarded by the log's lock.
+"""Recent entries of all streams, bounded in bytes; the oldest written leave first. Guarded by the log's lock.
 
-Invariant: an entry that is not yet written is never dropped; what is dropped stands in its stream's runs.
+Invariant: an entry that is not yet written is never dropped. A dropped entry is in its stream's extents, on
+disk.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from stele.model.entry import ENTRY_COST_BYTES, Entry
 from stele.wal.state import State
 
 _PLACE_BYTES = 112
-"""Of memory, for an entry's place in its stream's dict and in the row of all, with the pair there; measured as
-`ENTRY_COST_BYTES` is."""
+"""Bytes of memory for an entry's place in its stream's dict and in the common order. Measured as
+`ENTRY_COST_BYTES` was."""
 _COST_BYTES = ENTRY_COST_BYTES + _PLACE_BYTES
 
 
 class EntryCache:
-    """Knows the order in which entries were written; the entries themselves are in `State.cache`."""
+    """Knows the order in which entries were written. `State.cache` holds the entries themselves."""
 
     __slots__ = ("_bytes_max", "_fifo", "bytes")
 
@@ -28,7 +29,8 @@ class EntryCache:
         self.bytes = 0
 
     def add(self, state: State, written: Sequence[Entry]) -> None:
-        """These were written, and are indexed; drop the oldest until the bound holds. Those that are void by now are not kept."""
+        """Count entries that are written and indexed, then drop the oldest until the bound holds. Skips void
+        entries."""
         fifo, held = self._fifo, state.cache
         for entry in written:
             if held.get(entry.index) is entry:

@@ -1,7 +1,7 @@
 """Which streams a damaged place of the log may concern. Called by recovery; pure.
 
-A stream is cleared by a footer that says it has nothing there, by the metadata's position where all that is still in
-force was written later, or by having been created later. Invariant: a stream that is not cleared is FAILED.
+Any of three things clears a stream: a footer says it has nothing there; all it still needs was written after
+the metadata's position; it was created later. Invariant: a stream that is not cleared is FAILED.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from stele.wal.replay import Raw, Replay
 from stele.wal.state import Saved, State
 
 _FAR = 1 << 62
-_HEAL = "the replica is FAILED and is healed from its peers"
+_HEAL = "the replica is FAILED and will be copied from its peers"
 
 
 class Suspects:
-    """Judges the streams of a replay."""
+    """Decides which streams of a replay the damage may concern."""
 
     def __init__(self, replay: Replay, metadata: Metadata | None) -> None:
         self._replay = replay
@@ -27,13 +27,13 @@ class Suspects:
                 self._saved[(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id))] = s
 
     def judge(self, damages: list[Damage]) -> dict[Raw, str]:
-        """Why each stream that cannot be trusted cannot."""
+        """The reason for each stream that cannot be trusted."""
         failed: dict[Raw, str] = {}
         for raw, why in self._replay.broken.items():
             failed[raw] = f"{why}; {_HEAL}"
         for raw, state in self._replay.states.items():
             if state.tombstoned:
-                # It stays removed whatever was lost; but a vote may have been, so it must not vote again.
+                # It stays removed whatever was lost. But a vote may be lost, so it must not vote again.
                 state.damaged |= any(not self._cleared(raw, state, d) for d in damages)
                 failed.pop(raw, None)
                 continue
@@ -51,7 +51,7 @@ class Suspects:
         return failed
 
     def _covers(self, damage: Damage) -> bool:
-        """Whether the metadata was written after all that stood there."""
+        """Whether the metadata was written after everything that stood in the damaged place."""
         end = _FAR if damage.end is None else damage.end
         return (self._position.sequence, self._position.offset) >= (damage.sequence, end)
 

@@ -1,8 +1,8 @@
 """Garbage collection of whole closed segments. Called by log.py, one at a time.
 
-Order: choose, raise the streams' starts, make the metadata durable, then remove. Invariant: a segment goes only after
-the metadata that replaces its hard state is on disk, and only if every entry in it is flushed and no anchor needs it, but
-for anchors that give way where the disk lacks space.
+Order: choose segments, raise the streams' starts, make the metadata durable, then remove. Invariant: a
+segment goes only after the metadata that replaces its hard state is on disk. Every entry in it is flushed,
+and no anchor needs it; only anchors that give way lose entries, when the disk lacks space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = structlog.get_logger("stele.wal")
 
 
 def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collected:
-    """As Log.collect. `take_checkpoint`: the streams' states at a synced place of the log."""
+    """See Log.collect. `take_checkpoint` returns the streams' states at a synced place of the log."""
     with log.lock:
         evidence = evidence_end(log.states.values())
     if not evidence:
@@ -44,7 +44,7 @@ def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collecte
         starts = _raise_starts(log, keep_from)
     checkpoint = take_checkpoint()
     assert checkpoint.position is not None
-    # Victims that an earlier collection left, because somebody read them, say nothing of the log's beginning.
+    # Segments that an earlier collection left for a reader do not mark the log's beginning.
     last = victims[-1]
     collected_id = log.segments[last].segment_id if last >= log.first_sequence else log.collected_id
     write_metadata(
@@ -57,7 +57,7 @@ def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collecte
         going: list[Segment] = []
         for sequence in victims:
             segment = log.segments[sequence]
-            # One that is being read stays until the next time; the metadata already says that it is not needed.
+            # A segment that is being read stays until the next collection. The metadata already omits it.
             if not segment.readers:
                 going.append(log.segments.pop(sequence))
     gone = _give_up(log, going, evidence)
@@ -67,8 +67,11 @@ def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collecte
 
 
 def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
-    """Take the files out of the log's way; how many went. One that would not go is known again, and goes the next time:
-    until then its bytes count. Their names need no sync here: a start takes up again what the metadata no longer names."""
+    """Move or remove the files; returns how many went. A file that cannot go is listed again and tried the
+    next time.
+
+    Until then its bytes count. The names need no sync: a start removes again what the metadata no longer
+    names."""
     left: dict[int, Segment] = {}
     for segment in going:
         try:
@@ -77,11 +80,11 @@ def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
             else:
                 log.pool.adopt(segment.path, sound=segment.sound)
         except FileNotFoundError:
-            continue  # somebody took it away
+            continue  # somebody removed it
         except OSError as exc:
             if not left:
                 _log.warning(
-                    "segment not given up; the next collection tries again",
+                    "cannot remove or recycle a segment; the next collection tries again",
                     path=str(segment.path),
                     error=str(exc),
                 )
@@ -98,7 +101,8 @@ def _report(
 
 
 def bytes_from_each(log: LogBase) -> dict[int, int]:
-    """Bytes of the closed segments from each segment on. Once for all streams: the log's lock is held meanwhile."""
+    """For each segment, the bytes of the closed segments from it on. Computed once for all streams, under the
+    lock."""
     held, total = {}, 0
     for sequence in sorted(log.segments, reverse=True):
         total += log.segments[sequence].length
@@ -107,14 +111,15 @@ def bytes_from_each(log: LogBase) -> dict[int, int]:
 
 
 def _segment_of(state: State, index: int) -> int | None:
-    """The segment of the entry at `index`, or of the first one there is; None if there is none."""
+    """The segment of the entry at `index`, or of the first entry above it; None if there is none."""
     at = state.extents.find(max(index, state.start.index + 1))
     return None if at is None else state.extents[at].sequence
 
 
 def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
-    """The lowest segment that holds an entry that someone needs; never above the active one. `firmly`: also where the disk
-    lacks space."""
+    """The lowest segment with an entry that someone needs; at most the active one.
+
+    `firmly`: ignore anchors that give way, as when the disk lacks space."""
     lowest = log.active_sequence
     for state in log.states.values():
         if state.needs_nothing:
@@ -127,13 +132,15 @@ def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
 
 
 def _lacking(log: LogBase) -> int:
-    """Bytes that the disk lacks for another segment above what is kept free; negative if it has more."""
+    """Bytes that the disk lacks for one more segment above the free space to keep; negative if it has
+    more."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 
 def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
-    """The lowest segment to keep. Where the disk lacks space this is above what anchors that give way need: the oldest
-    segments that they alone need go, as many as it takes. Adds those anchors to `dropped`."""
+    """The lowest segment to keep. If the disk lacks space, this ignores anchors that give way.
+
+    Then the oldest segments that only they need go, as many as it takes. Adds those anchors to `dropped`."""
     lacking = _lacking(log)
     if lacking <= 0:
         return keep_from
@@ -155,7 +162,7 @@ def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, 
             if sequence is not None and sequence < keep_from:
                 gave_way.append((state.key, name, anchor.index))
     _log.warning(
-        "the disk is nearly full: log that was kept for peers goes, they are copied if they still need it",
+        "the disk is nearly full: log kept for peers is removed; peers that still need it will be copied",
         free_bytes=log.free_bytes,
         streams=len(gave_way),
         segments=sum(needed_from <= s < keep_from for s in known),
@@ -165,7 +172,7 @@ def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, 
 
 
 def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
-    """Streams whose first entries stood in segments that go: their log now begins later."""
+    """Raise the starts of streams whose first entries are in segments that go. Returns the new starts."""
     starts = {}
     for state in log.states.values():
         if state.tombstoned or state.failed is not None or not len(state.extents):
@@ -179,12 +186,12 @@ def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
 
 
 def _drop_anchors(log: LogBase) -> list[tuple[StreamKey, str, int]]:
-    """Anchors that hold more of the log than they may."""
+    """Drop the anchors that hold more of the log than `anchor_bytes_max`."""
     dropped = []
     held_from = bytes_from_each(log)
     for state in log.states.values():
         if state.needs_nothing:
-            continue  # its entries may stand in segments that are gone
+            continue  # its entries may be in segments that are gone
         for name, anchor in list(state.anchors.items()):
             sequence = _segment_of(state, anchor.index)
             if sequence is None:
@@ -194,6 +201,10 @@ def _drop_anchors(log: LogBase) -> list[tuple[StreamKey, str, int]]:
                 del state.anchors[name]
                 dropped.append((state.key, name, anchor.index))
                 _log.warning(
-                    "anchor dropped", stream=str(state.key), anchor=name, index=anchor.index, bytes=held
+                    "anchor dropped: it held too much of the log; whoever needs it will be copied",
+                    stream=str(state.key),
+                    anchor=name,
+                    index=anchor.index,
+                    bytes=held,
                 )
     return dropped

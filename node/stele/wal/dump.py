@@ -1,6 +1,6 @@
-"""`python -m stele.wal.dump DIR`: segments, groups and records of a log, for humans. Changes nothing.
+"""`python -m stele.wal.dump DIR` prints the segments, groups and records of a log. Changes nothing.
 
-Reads a directory that no node has open, or a copy of it. Invariant: damage is shown where it stands, never hidden.
+Reads a directory that no node has open, or a copy of it. Invariant: all damage is shown at its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stele.wal.segment import sequence_of
 
 
 def describe_record(r: Record) -> str:
-    """One line."""
+    """One record as one line of text."""
     kind = Kind(r.kind)
     match kind:
         case Kind.ENTRY:
@@ -84,7 +84,7 @@ def describe(directory: Path) -> Iterator[str]:
     for name, fault in found.faults:
         yield f"{name}: {fault}"
     if metadata is None:
-        yield f"{METADATA}: not there"
+        yield f"{METADATA}: missing"
     else:
         p = metadata.position
         yield f"{METADATA}: node {metadata.node_id}, from segment {metadata.first_sequence} on, covers {p.sequence}:{p.offset}"
@@ -105,7 +105,7 @@ def describe(directory: Path) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print; 0, 2 for bad usage, 5 for metadata that cannot be read."""
+    """Print the log. Returns 0; 2 for bad usage; 5 if the metadata cannot be read."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         print("usage: python -m stele.wal.dump DIR (the directory of a log)", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """Where a stream's entries stand on disk. Used by state.py; opens no files.
 
-An extent is a range of consecutive entries of one stream, of one term, in one group. It takes 24 bytes of memory, however
-many entries it has.
-Invariant: extents are contiguous: each begins where the one before it ends, and the last ends at `last`.
+An extent is a range of consecutive entries of one stream and one term in one group. It takes 24 bytes of
+memory, however many entries it has. Invariant: extents are contiguous: each begins where the one before it
+ends, and the last one ends at `last`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Extents:
         return len(self._firsts)
 
     def add(self, first: int, last: int, term: int, sequence: int, offset: int) -> None:
-        """Entries were written; what stood at or above `first` is void."""
+        """Add entries that were written. They void what stood at or above `first`."""
         if first <= self.last:
             self.cut(first)
         self.last = last
@@ -55,7 +55,7 @@ class Extents:
         self._terms.append(term)
 
     def cut(self, from_index: int) -> None:
-        """Entries at or above `from_index` are void."""
+        """Void the entries at or above `from_index`."""
         firsts = self._firsts
         while firsts and firsts[-1] >= from_index:
             firsts.pop()
@@ -64,12 +64,12 @@ class Extents:
         self.last = min(self.last, from_index - 1)
 
     def reset(self, start_index: int) -> None:
-        """Nothing is left; the next entry is the one after `start_index`."""
+        """Void everything. The next entry is the one after `start_index`."""
         del self._firsts[:], self._places[:], self._terms[:]
         self.last = start_index
 
     def drop_to(self, start_index: int) -> None:
-        """Entries up to `start_index` are no longer of interest."""
+        """Forget the entries up to `start_index`."""
         if start_index >= self.last:
             self.reset(start_index)
             return
@@ -80,14 +80,14 @@ class Extents:
         self._firsts[0] = max(self._firsts[0], start_index + 1)
 
     def copy_to(self, index: int) -> Extents:
-        """Those that hold entries up to `index`, as they are now."""
+        """A copy of the extents that hold entries up to `index`."""
         found = Extents(min(index, self.last))
         at = bisect_right(self._firsts, index)
         found._firsts, found._places, found._terms = self._firsts[:at], self._places[:at], self._terms[:at]
         return found
 
     def ends(self) -> Iterator[OpId]:
-        """The last entry of each row of entries of one term, in order."""
+        """The last entry of each run of entries with the same term, in order."""
         firsts, terms = self._firsts, self._terms
         for at in range(1, len(terms)):
             if terms[at] != terms[at - 1]:
@@ -96,7 +96,7 @@ class Extents:
             yield OpId(terms[-1], self.last)
 
     def find(self, index: int) -> int | None:
-        """The position of the extent that holds `index`."""
+        """The position of the extent that holds `index`; None if none does."""
         at = bisect_right(self._firsts, index) - 1
         return None if at < 0 or index > self.last else at
 
@@ -107,7 +107,7 @@ class Extents:
         return Extent(firsts[at], last, self._terms[at], place >> _OFFSET_BITS, place & _OFFSET_MASK)
 
     def first_at_or_behind(self, sequence: int) -> int | None:
-        """The lowest index that stands in segment `sequence` or a later one."""
-        # Places rise with the index: a later entry was written later.
+        """The lowest index in segment `sequence` or a later one; None if there is none."""
+        # Places rise with the index, because a later entry was written later.
         at = bisect_right(self._places, (sequence << _OFFSET_BITS) - 1)
         return self._firsts[at] if at < len(self._firsts) else None

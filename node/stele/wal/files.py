@@ -1,7 +1,8 @@
-"""The few file operations that the log is made of, as a port, and the real ones. Imports nothing of ours.
+"""The few file operations that the log needs, as ports, and their real implementation. Imports nothing of
+ours.
 
-Whoever implements it for tests decides what a crash loses. Invariant: nothing survives power loss before the sync that
-its contract names: bytes need the file's own sync, names need their directory's.
+A test's implementation decides what a crash loses. Invariant: bytes survive power loss only after a sync of
+their file; names survive only after a sync of their directory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class File(Protocol):
         """At most `length` bytes from `offset` on; fewer only at the end of the file."""
 
     def data_sync(self) -> None:
-        """On return the bytes below the length that was synced last survive power loss (fdatasync)."""
+        """On return the bytes below the last synced length survive power loss (fdatasync)."""
 
     def full_sync(self) -> None:
         """On return all bytes and the length survive power loss (fsync)."""
@@ -39,87 +40,91 @@ class File(Protocol):
         """How many names the file has."""
 
     def close(self) -> None:
-        """Give the file back; syncs nothing."""
+        """Close the file. Does not sync."""
 
 
 class Files(Protocol):
-    """A file system, as far as the log needs one."""
+    """The file system operations that the log needs."""
 
     def create(self, path: Path) -> File:
-        """A new, empty file; an old one of that name is emptied."""
+        """Create an empty file. An existing file of that name is emptied."""
 
     def open(self, path: Path) -> File:
-        """An existing file, to read and write. Raises FileNotFoundError."""
+        """Open an existing file for reading and writing. Raises FileNotFoundError."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, over whatever had it."""
+        """Rename a file. Replaces a file that has the new name."""
 
     def unlink(self, path: Path) -> None:
         """Remove a name."""
 
     def names(self, directory: Path) -> list[str]:
-        """Names in a directory, sorted."""
+        """The names in a directory, sorted."""
 
     def make_directory(self, directory: Path) -> None:
-        """Create a directory, and what is missing above it, and sync the new names."""
+        """Create a directory and its missing parents, and sync the new names."""
 
     def sync_directory(self, directory: Path) -> None:
         """On return the names in a directory survive power loss."""
 
     def free_bytes(self, directory: Path) -> int:
-        """Bytes that may still be written on the volume."""
+        """Bytes that are free on the volume."""
 
     def total_bytes(self, directory: Path) -> int:
-        """Bytes that the volume holds, written or not."""
+        """The size of the volume in bytes."""
 
     def free_files(self, directory: Path) -> int | None:
-        """How many files and directories may still be made on the volume; None: as many as there are bytes for."""
+        """How many more files and directories the volume can hold; None if only the free bytes limit it."""
 
 
 class Loop(Protocol):
-    """What the log needs of an event loop; those of asyncio and uvloop have it."""
+    """What the log needs of an event loop. The loops of asyncio and uvloop provide it."""
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Run it in a later turn of the loop, behind all that waits; only in the loop's thread."""
+        """Run `callback` in a later turn of the loop, behind all that waits. Only in the loop's thread."""
 
     def call_soon_threadsafe(self, callback: Callable[[], object], /) -> object:
-        """The same, from any thread. Raises RuntimeError once the loop is closed."""
+        """As `call_soon`, from any thread. Raises RuntimeError once the loop is closed."""
 
     def add_reader(self, fd: int, callback: Callable[[], object], /) -> object:
-        """Run it whenever the descriptor is readable."""
+        """Run `callback` whenever the descriptor is readable."""
 
     def remove_reader(self, fd: int, /) -> object:
-        """Watch the descriptor no longer."""
+        """Stop watching the descriptor."""
 
 
 class BackgroundSync(Protocol):
-    """Start a sync, and be told when it is done. One is under way at a time; calls never overlap, but for `close`.
+    """Starts a sync and reports its end. One sync is under way at a time. Calls never overlap, except
+    `close`.
 
-    Who calls `begin` keeps the file open, and writes nothing to it, until `ended` or `wait` told the end, once.
+    After `begin`, the caller keeps the file open and does not write to it until `ended` or `wait` reported
+    the end.
     """
 
     def begin(self, file: File) -> None:
         """Begin a `data_sync` of all that was written to `file`; returns at once.
 
         Raises:
-            OSError: it could not be begun; nothing is under way, and nothing is said about the file.
+            OSError: the sync could not be begun. Nothing is under way, and the file is not known to be bad.
         """
 
     def ended(self) -> bool:
-        """Whether the sync under way has ended; does not wait. On True the file's contract for `data_sync` holds.
+        """Whether the sync under way has ended; does not wait. True means the same as a return of
+        `data_sync`.
 
         Raises:
-            OSError: the sync has ended, and failed.
+            OSError: the sync ended with an error.
         """
 
     def wait(self) -> None:
-        """Block until the sync under way has ended, whether or not a loop runs. Errors as for `ended`."""
+        """Block until the sync under way has ended, even if no loop runs. Raises what `ended` raises."""
 
-    def watch(self, loop: Loop, told: Callable[[], None]) -> None:
-        """From now on `told` runs in the loop's thread, which calls this, after each end; it may run in vain."""
+    def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
+        """Run `on_end` in the loop's thread after each end; it may also run without one. Call in the loop's
+        thread."""
 
     def close(self) -> None:
-        """Stop watching and give back what the system gave. From any thread, also when the loop no longer runs."""
+        """Stop watching and free the system's resources. From any thread, even if the loop no longer runs."""
 
 
 class OsFile:
@@ -136,7 +141,7 @@ class OsFile:
         return self._fd
 
     def write(self, buffers: Sequence[bytes], offset: int) -> None:
-        """As File."""
+        """See File."""
         if len(buffers) == 1 and os.pwrite(self._fd, buffers[0], offset) == len(buffers[0]):
             return  # a small batch, and a marker
         at = 0
@@ -153,7 +158,7 @@ class OsFile:
                 some = _rest(some, written)
 
     def read(self, length: int, offset: int) -> bytes:
-        """As File."""
+        """See File."""
         data = os.pread(self._fd, length, offset)
         while 0 < len(data) < length:
             more = os.pread(self._fd, length - len(data), offset + len(data))
@@ -163,34 +168,34 @@ class OsFile:
         return data
 
     def data_sync(self) -> None:
-        """As File."""
+        """See File."""
         os.fdatasync(self._fd)
 
     def full_sync(self) -> None:
-        """As File."""
+        """See File."""
         os.fsync(self._fd)
 
     def truncate(self, length: int) -> None:
-        """As File."""
+        """See File."""
         os.ftruncate(self._fd, length)
 
     def length(self) -> int:
-        """As File."""
+        """See File."""
         return os.fstat(self._fd).st_size
 
     def links(self) -> int:
-        """As File."""
+        """See File."""
         return os.fstat(self._fd).st_nlink
 
     def close(self) -> None:
-        """As File."""
+        """See File."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _rest(buffers: Sequence[bytes | memoryview], written: int) -> list[bytes | memoryview]:
-    """What is left of `buffers` after a short write of `written` bytes."""
+    """The part of `buffers` that a short write of `written` bytes left."""
     left: list[bytes | memoryview] = []
     for buffer in buffers:
         if written >= len(buffer):
@@ -205,27 +210,27 @@ class OsFiles:
     """The operating system's file system."""
 
     def create(self, path: Path) -> File:
-        """As Files."""
+        """See Files."""
         return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
 
     def open(self, path: Path) -> File:
-        """As Files."""
+        """See Files."""
         return OsFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def rename(self, old: Path, new: Path) -> None:
-        """As Files."""
+        """See Files."""
         os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
-        """As Files."""
+        """See Files."""
         os.unlink(path)
 
     def names(self, directory: Path) -> list[str]:
-        """As Files."""
+        """See Files."""
         return sorted(os.listdir(directory))
 
     def make_directory(self, directory: Path) -> None:
-        """As Files."""
+        """See Files."""
         missing = []
         at = directory
         while not at.exists():
@@ -236,7 +241,7 @@ class OsFiles:
             self.sync_directory(new.parent)
 
     def sync_directory(self, directory: Path) -> None:
-        """As Files."""
+        """See Files."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -244,18 +249,17 @@ class OsFiles:
             os.close(fd)
 
     def free_bytes(self, directory: Path) -> int:
-        """As Files."""
+        """See Files."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
 
     def total_bytes(self, directory: Path) -> int:
-        """As Files."""
+        """See Files."""
         stat = os.statvfs(directory)
         return stat.f_blocks * stat.f_frsize
 
     def free_files(self, directory: Path) -> int | None:
-        """As Files."""
+        """See Files."""
         stat = os.statvfs(directory)
-        return (
-            stat.f_favail if stat.f_files else None
-        )  # btrfs, for one, has no table of inodes and tells 0 of 0
+        # Btrfs, for example, has no inode table and reports 0 of 0.
+        return stat.f_favail if stat.f_files else None

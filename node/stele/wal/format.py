@@ -1,7 +1,7 @@
 """Bytes of the log: segment headers, groups, records, footers. Pure; opens no files.
 
-Invariant: a group is whole or it is nothing; bytes that belong to another segment, or to an earlier life of this
-file, are never a group of this one.
+Invariant: a group is either whole or not a group. Bytes of another segment, or of an earlier use of this
+file, are never taken for a group of this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stele.wal.options import HEADER_BYTES
 
 if google_crc32c.implementation != "c":
     raise ImportError(
-        "google-crc32c has only its pure Python form here, a thousand times too slow; install its binary wheel"
+        "google-crc32c is installed without its C extension, a thousand times too slow; install its binary wheel"
     )
 
 FORMAT_VERSION = 1
@@ -43,7 +43,7 @@ crc32c_extend = google_crc32c.extend
 
 
 class Kind(IntEnum):
-    """What a record says. Numbers are on disk."""
+    """What a record means. The numbers are on disk."""
 
     ENTRY = 1
     TERM = 2
@@ -58,7 +58,7 @@ class Kind(IntEnum):
 
 
 class GroupKind(IntEnum):
-    """What a group holds. Numbers are on disk."""
+    """What a group holds. The numbers are on disk."""
 
     RECORDS = 1
     SYNCED = 2
@@ -71,7 +71,7 @@ _CODEC_NAMES = {1: "lz4", 2: "zstd"}
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """A segment's first page. `prepared_bytes`: the synced length of the file when it came into use."""
+    """A segment's first page. `prepared_bytes`: the file's synced length when it was taken into use."""
 
     node_id: NodeId
     sequence: int
@@ -82,7 +82,7 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class GroupHeader:
-    """The first 64 bytes of a group. Offsets count from the segment's beginning."""
+    """The first 64 bytes of a group. Offsets are bytes from the segment's beginning."""
 
     kind: int
     codec: int
@@ -103,7 +103,7 @@ class GroupHeader:
 
 
 class Record(NamedTuple):
-    """One record. What `detail`, `a`, `b`, `c` and `blob` mean depends on `kind`; see README.md."""
+    """One record. `kind` decides what `detail`, `a`, `b`, `c` and `blob` mean; see README.md."""
 
     kind: int
     detail: int
@@ -116,14 +116,15 @@ class Record(NamedTuple):
 
     @property
     def key(self) -> StreamKey:
-        """The stream that the record belongs to."""
+        """The stream of the record."""
         return stream_key(self.tablet, self.replica)
 
 
 @dataclass(slots=True)
 class FooterRow:
-    """What a segment holds of one stream, as numbers: one that is written is told of each group. Indexes are 0 where it
-    holds no entry of the stream."""
+    """What a segment holds of one stream. Updated for each group that is written.
+
+    Indexes are 0 if the segment holds no entry of the stream."""
 
     first_term: int
     first_index: int
@@ -134,27 +135,27 @@ class FooterRow:
 
     @property
     def first(self) -> OpId | None:
-        """The lowest entry, None where there is none."""
+        """The lowest entry; None if there is none."""
         return OpId(self.first_term, self.first_index) if self.first_index else None
 
     @property
     def last(self) -> OpId | None:
-        """The highest entry, or what a record voids up to; None where there is neither."""
+        """The highest entry, or the highest index that a record voids; None if there is neither."""
         return OpId(self.last_term, self.last_index) if self.last_index else None
 
 
 def stream_key(tablet: bytes, replica: int) -> StreamKey:
-    """A stream's name from its bytes."""
+    """A stream's key from the bytes on disk."""
     return StreamKey(TabletId(tablet.hex()), ReplicaId(replica))
 
 
 def aligned(offset: int) -> int:
-    """The first place at or behind `offset` where a group may begin."""
+    """The first place at or above `offset` where a group may begin."""
     return -(-offset // GROUP_ALIGN) * GROUP_ALIGN
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """A page."""
+    """The header as one page of bytes."""
     body = _SEGMENT.pack(
         SEGMENT_MAGIC,
         FORMAT_VERSION,
@@ -172,7 +173,7 @@ def decode_segment_header(page: bytes, where: str) -> SegmentHeader:
     """The inverse of `encode_segment_header`.
 
     Raises:
-        Corrupt: other bytes than were written.
+        Corrupt: the bytes are damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     if len(page) < HEADER_BYTES:
@@ -186,7 +187,7 @@ def decode_segment_header(page: bytes, where: str) -> SegmentHeader:
         raise Corrupt(f"{where}: the segment's header is damaged")
     if version != FORMAT_VERSION:
         raise Rejected(
-            f"{where}: log format {version} is unknown, this program reads {FORMAT_VERSION}; upgrade it",
+            f"{where}: log format {version} is unknown; this program reads {FORMAT_VERSION}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     return SegmentHeader(NodeId(node.hex()), sequence, segment_id, prepared, bool(flags & 1))
@@ -204,8 +205,9 @@ def encode_group(
     synced_offset: int,
     compression: str | None = None,
 ) -> tuple[list[bytes], int, int]:
-    """(buffers to write one after the other, their length, the group's CRC). Large pieces are not copied; a small group is
-    one buffer."""
+    """(buffers to write one after the other, their length in bytes, the group's CRC).
+
+    Large pieces are not copied; a small group is one buffer."""
     raw_bytes = stored = sum(map(len, pieces))
     body = [b"".join(pieces)] if raw_bytes < _PIECE_BYTES else join_small(pieces)
     codec = 0
@@ -233,7 +235,7 @@ def encode_group(
     own = _CRC.pack(crc)
     padding = _PADDING[-stored % GROUP_ALIGN]
     buffers = [head, own, _CRC.pack(crc32c_extend(head_crc, own)), *body, padding]
-    # A system call copies one buffer faster than it looks at three.
+    # A system call copies one buffer faster than it walks a list of three.
     return (
         [b"".join(buffers)] if stored < _PIECE_BYTES else buffers,
         GROUP_HEADER_BYTES + stored + len(padding),
@@ -242,7 +244,7 @@ def encode_group(
 
 
 def join_small(pieces: Sequence[bytes]) -> list[bytes]:
-    """Neighbours that are small become one buffer; large ones stay what they are."""
+    """Join neighbouring small pieces into one buffer; leave large ones alone."""
     joined: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:
@@ -259,7 +261,7 @@ def join_small(pieces: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_group_header(data: bytes, at: int, offset: int, segment_id: int) -> GroupHeader | None:
-    """The header of a group of this segment at `offset`, which is `data[at:]`; None if there is none."""
+    """The header of this segment's group at `offset`, which is `data[at:]`; None if there is none."""
     if at + GROUP_HEADER_BYTES > len(data) or data[at : at + 4] != GROUP_MAGIC:
         return None
     head = data[at : at + GROUP_HEADER_BYTES]
@@ -274,7 +276,7 @@ def decode_group_header(data: bytes, at: int, offset: int, segment_id: int) -> G
 
 
 def body_is_whole(header: GroupHeader, data: bytes, at: int) -> bool:
-    """Whether the bytes behind the header at `data[at:]` are those that were written."""
+    """Whether the body behind the header at `data[at:]` has the checksum that the header says."""
     start = at + GROUP_HEADER_BYTES
     body = data[start : start + header.stored_bytes]
     if len(body) != header.stored_bytes:
@@ -285,10 +287,10 @@ def body_is_whole(header: GroupHeader, data: bytes, at: int) -> bool:
 
 
 def group_body(header: GroupHeader, data: bytes, at: int) -> bytes:
-    """The group's body, as it was before compression; `body_is_whole` must have been asked before.
+    """The group's body, decompressed. Check `body_is_whole` first.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a codec or kind of a later version.
+        Rejected: UNSUPPORTED_VERSION: the codec is of a later version.
     """
     start = at + GROUP_HEADER_BYTES
     body = data[start : start + header.stored_bytes]
@@ -315,8 +317,8 @@ def decode_records(body: bytes, count: int) -> Iterator[Record]:
     """The records of a group's body.
 
     Raises:
-        Corrupt: lengths that do not fit.
-        Rejected: UNSUPPORTED_VERSION for a kind of a later version.
+        Corrupt: the lengths do not fit the bytes.
+        Rejected: UNSUPPORTED_VERSION: a record's kind is of a later version.
     """
     at = 0
     size = RECORD.size
@@ -332,7 +334,7 @@ def decode_records(body: bytes, count: int) -> Iterator[Record]:
         yield Record(kind, detail, tablet, replica, a, b, c, body[at : at + length])
         at += length
     if at != len(body):
-        raise Corrupt(f"log group: {len(body) - at} bytes behind its {count} records")
+        raise Corrupt(f"log group: {len(body) - at} bytes left over after its {count} records")
 
 
 def encode_footer(rows: Iterable[tuple[tuple[bytes, int], FooterRow]]) -> bytes:

@@ -1,6 +1,6 @@
-"""Makes the next segment ready, in a thread of its own, and watches the free space. Started and owned by log.py.
+"""Prepares the next segment in a thread of its own, and watches the free space. Started and owned by log.py.
 
-Invariant: what fails here is no failure of the log: appends overrun the full segment meanwhile.
+Invariant: an error here does not fail the log. Appends go on in the full segment meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _log = structlog.get_logger("stele.wal")
 
 
 class Keeper:
-    """The thread."""
+    """Prepares segments and watches the free space, in a thread of its own."""
 
     def __init__(self, log: LogBase) -> None:
         self._log = log
@@ -25,15 +25,15 @@ class Keeper:
         self._failing = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """A segment was taken: make another."""
+        """Ask for another segment, because one was taken."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End and wait."""
+        """Stop the thread and wait for its end."""
         self._stop = True
         self._wake.set()
         self._thread.join()
@@ -49,7 +49,9 @@ class Keeper:
                 self._failing = False
             except OSError as exc:
                 if not self._failing:
-                    _log.warning("segment not prepared; appends overrun the last one", error=str(exc))
+                    _log.warning(
+                        "cannot prepare the next segment; appends go on in the full one", error=str(exc)
+                    )
                 self._failing = True
             self._wake.wait(self._log.options.keeper_interval_ms / 1000)
             self._wake.clear()

@@ -1,8 +1,9 @@
-"""Puts scanned segments in order and decides what of each is kept. Called by recovery; opens no files.
+"""Puts scanned segments in order and decides which groups of each to keep. Called by recovery; opens no
+files.
 
-Every segment's first group names the group before it, by segment and CRC: so each segment but the last has a known
-end, and what lies behind that end was replaced by a later recovery. Invariant: a gap below a known end, or below an
-offset that was synced, is damage; it is never cut.
+Every segment's first group names the group before it, by segment and CRC. So each segment but the last has a
+known end; a later recovery replaced what lies behind that end. Invariant: a gap below a known end, or below a
+synced offset, is damage and is never cut.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stele.wal.scan import Behind, Found, Gap, Scan, Verdict, judge
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Lost bytes: of segment `sequence`, from `offset` to `end` (None: no end is known)."""
+    """Lost bytes of segment `sequence`, from `offset` to `end` (None: the end is unknown)."""
 
     sequence: int
     offset: int
@@ -29,7 +30,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Part:
-    """What is kept of a segment. `suffix`: groups of the last segment that nothing proves to be synced."""
+    """What is kept of a segment. `suffix`: groups of the last segment that are not proved to be synced."""
 
     scan: Scan
     groups: list[GroupHeader]
@@ -39,7 +40,7 @@ class Part:
 
 @dataclass(slots=True)
 class Linked:
-    """The log in its order. `spare`: files whose content nobody needs. `cut`: what was cut from the torn tail."""
+    """The log in order. `spare`: files that nobody needs. `cut`: what was cut from the torn tail."""
 
     parts: list[Part] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
@@ -53,7 +54,7 @@ _Named = tuple[int, int] | None
 
 
 def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
-    """`scans` by rising sequence."""
+    """Order the scans and decide what to keep. `scans` come by rising sequence."""
     linked = Linked()
     expected = _expected(metadata)
     last = max((i for i in range(len(scans)) if _was_in_use(scans, i, metadata)), default=-1)
@@ -63,7 +64,11 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
     if expected and (last < 0 or scans[last].sequence < expected):
         linked.damages.append(
             Damage(
-                expected, HEADER_BYTES, None, f"segment {expected} is missing; the metadata covers it", None
+                expected,
+                HEADER_BYTES,
+                None,
+                f"segment {expected} is missing, although the metadata names it",
+                None,
             )
         )
     named: _Named = None
@@ -99,7 +104,7 @@ def link(scans: list[Scan], metadata: Metadata | None) -> Linked:
 
 
 def _was_in_use(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
-    """Whether groups stood in a segment, or may have."""
+    """Whether the segment held groups, or may have."""
     scan = scans[at]
     if scan.groups or scan.shortened or scan.header is None or scan.sequence == _expected(metadata):
         return True
@@ -107,9 +112,11 @@ def _was_in_use(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
 
 
 def _only_prepared(scans: list[Scan], at: int, metadata: Metadata | None) -> bool:
-    """Whether the segment before is whole and was not closed: it is closed before the next one gets its first group.
+    """Whether the segment before is whole and not closed. A segment is closed before the next one gets its
+    first group.
 
-    Unknown, so False, where it has damage, or may have been kept as evidence of earlier damage."""
+    False also where this is unknown: the segment before has damage, or may be kept as evidence of earlier
+    damage."""
     if not at or (metadata is not None and evidence_end(metadata.streams)):
         return False
     before = scans[at - 1]
@@ -118,13 +125,13 @@ def _only_prepared(scans: list[Scan], at: int, metadata: Metadata | None) -> boo
 
 
 def _expected(metadata: Metadata | None) -> int:
-    """The segment that the metadata's position says was in use; 0 for none."""
+    """The sequence of the segment in use at the metadata's position; 0 for none."""
     position = metadata.position if metadata is not None else None
     return position.sequence if position is not None and position.offset > HEADER_BYTES else 0
 
 
 def _set_prev(linked: Linked) -> None:
-    """What the next segment's first group must name."""
+    """Set what the next segment's first group must name."""
     for part in reversed(linked.parts):
         if part.scan.header is None:
             continue
@@ -146,7 +153,8 @@ def _first_names(groups: list[GroupHeader]) -> _Named:
 def _predecessor(
     scans: list[Scan], before: int, segment_id: int, linked: Linked, metadata: Metadata | None, sequence: int
 ) -> int:
-    """The position of the segment with that id below `before`; -1 if it was collected or is lost."""
+    """The position in the list of the segment with that id below `before`; -1 if it was collected or is
+    lost."""
     for i in range(before - 1, -1, -1):
         header = scans[i].header
         if header is not None and header.segment_id == segment_id:
@@ -162,7 +170,8 @@ def _predecessor(
 
 
 def _closed(scan: Scan, named: _Named) -> Part:
-    """A segment before the last. `named`: (id, CRC) of its last group, None if its successor's beginning is lost."""
+    """A segment before the last. `named`: (id, CRC) of its last group; None if its successor's beginning is
+    lost."""
     groups = scan.groups
     missing = False
     if named is not None:
@@ -185,13 +194,13 @@ def _closed(scan: Scan, named: _Named) -> Part:
 
 
 def _tail(scan: Scan, metadata: Metadata | None, linked: Linked) -> Part:
-    """The last segment with a whole group, or the one that the metadata says had one."""
+    """The last segment that has a whole group, or had one as the metadata says."""
     assert scan.header is not None
     synced = max([HEADER_BYTES, *(g.synced_offset for g in scan.groups)])
     if metadata is not None and metadata.position.sequence == scan.sequence:
         synced = max(synced, metadata.position.offset)
     if scan.shortened:
-        # A prepared file's length was synced before it came into use: no crash makes it shorter.
+        # A prepared file's length was synced before it was taken into use, so no crash can shorten it.
         synced = max(synced, scan.header.prepared_bytes)
     part = Part(scan, [])
     end = None

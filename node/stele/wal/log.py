@@ -1,8 +1,9 @@
-"""The node's log: how it is opened, attached, asked for streams, collected and closed. The package's front door.
+"""The node's log: open it, attach it to a loop, get streams from it, collect and close it. The package's
+front door.
 
-Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper (prepares segments).
-What they share is base.py, and guarded by one lock. Invariant: the order in which calls took the lock is the
-order on disk; only who is the writer (append_queue.py) touches the appender.
+Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper
+(prepares segments). They share base.py, which one lock guards. Invariant: the order in which calls took the
+lock is the order on disk; only the current writer (append_queue.py) touches the appender.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _log = structlog.get_logger("stele.wal")
 
 
 class Log(LogBase):
-    """One log. Made by `Log.open`; every method may be called from any thread."""
+    """A node's log. Made by `Log.open`; every method may be called from any thread."""
 
     def __init__(
         self, directory: Path, options: LogOptions, node_id: NodeId, dispatch: Dispatch, files: Files
@@ -60,16 +61,17 @@ class Log(LogBase):
         on_failure: Callable[[Exception], None] | None = None,
         threads: bool = True,
     ) -> Log:
-        """Recover the log in `directory`, or begin one. Blocks; what it read is durable when it returns.
+        """Recover the log in `directory`, or create one. Blocks. All that it has read is durable when it
+        returns.
 
-        `dispatch` gets the callbacks of one sync, in the appender's thread (see `attach`). `on_failure` is dispatched once if a
-        write or sync fails. Without `threads` the log writes only within `turn`, `collect` and `close`: for owners
-        that drive time themselves.
+        `dispatch` receives the callbacks of one sync, in the appender's thread (see `attach`). `on_failure`
+        is dispatched once, if a write or sync fails. Without `threads` the log writes only within `turn`,
+        `collect` and `close`: for owners that control time themselves, such as a simulator.
 
         Raises:
             Rejected: bad options; UNSUPPORTED_VERSION; WRONG_NODE, the files belong to another node.
-            Corrupt: damage that no single stream can be blamed for.
-            OSError: the disk.
+            Corrupt: damage that concerns more than single streams.
+            OSError: the disk failed.
         """
         options.check()
         log = cls(directory, options, node_id, dispatch, files if files is not None else OsFiles())
@@ -95,13 +97,14 @@ class Log(LogBase):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve this thread's event loop; call it there, once. `dispatch` must run its callbacks there in their order.
+        """Serve the event loop of the calling thread. Call once. `dispatch` must run callbacks there in their
+        order.
 
-        What one turn of the loop appends is then written and synced together, however many streams it belongs to,
-        and the appender does not fight the loop for the interpreter meanwhile. With `background`, which becomes the
-        log's, small batches are written by the loop's thread itself (see `stele.wal.loop_writer`), which then runs their
-        callbacks without `dispatch`. Only in sync mode `always`: in the others little waits for a sync. `clock`: seconds
-        that only rise, to see how long the loop was held.
+        What one turn of the loop appends is then written and synced together, for all streams. The appender's
+        thread does not compete for the interpreter meanwhile. With `background`, which the log then owns, the
+        loop's thread writes small batches itself and runs their callbacks without `dispatch` (see
+        `stele.wal.loop_writer`). This applies only to sync mode `always`. `clock`: monotonic seconds, to see
+        how long a write held the loop.
         """
         assert self._appender is not None
         if background is not None and self.options.sync is SyncMode.ALWAYS:
@@ -116,20 +119,18 @@ class Log(LogBase):
     def create_stream(
         self, key: StreamKey, start: OpId, config: Configuration, done: Done | None = None
     ) -> StreamLog:
-        """A new stream whose entries begin after `start`, with `config` in force there.
+        """Create a stream whose entries begin after `start`, with `config` in force there.
 
-        One that is there and never held an entry or a vote is made anew: a copy that crashed begins again.
+        A stream that exists but never held an entry or a vote is made anew: a copy that crashed starts again.
 
         Raises:
-            Rejected: ALREADY_PRESENT, also for a tombstone: a replica_id is never used again.
+            Rejected: ALREADY_PRESENT, also for a tombstone, because a replica_id is never used again.
         """
         with self.lock:
             old = self.states.get(key)
             if old is not None and (old.tombstoned or not old.untouched):
-                what = "was removed" if old.tombstoned else "is there already"
-                raise Rejected(
-                    f"log stream {key} {what}; a replica_id is used once", code=Code.ALREADY_PRESENT
-                )
+                what = "was removed" if old.tombstoned else "exists already"
+                raise Rejected(f"log stream {key} {what}; use a new replica_id", code=Code.ALREADY_PRESENT)
             self.admit_control()
             blob = encode_configuration(config)
             state = State(key, start, blob, self.active_sequence)
@@ -139,18 +140,19 @@ class Log(LogBase):
             return StreamLog(self, state)
 
     def stream(self, key: StreamKey) -> StreamLog:
-        """The stream of that name, tombstones included.
+        """The stream with that key. Includes tombstones.
 
         Raises:
             Rejected: NOT_FOUND.
         """
         state = self.states.get(key)
         if state is None:
-            raise Rejected(f"log stream {key} is not here; create it first", code=Code.NOT_FOUND)
+            raise Rejected(f"log stream {key} does not exist; create it first", code=Code.NOT_FOUND)
         return StreamLog(self, state)
 
     def tombstone(self, key: StreamKey, done: Done | None = None) -> None:
-        """The replica was removed: entries go, term, vote and last OpId stay for ever. Nothing if it is one already."""
+        """Mark the replica as removed. Its entries go; term, vote and last OpId stay for ever. May be
+        repeated."""
         with self.lock:
             state = self._state(key)
             self.admit_control()
@@ -160,7 +162,7 @@ class Log(LogBase):
             self._push_record(state, Kind.TOMBSTONE, done)
 
     def forget(self, key: StreamKey, done: Done | None = None) -> None:
-        """The tablet is DELETED: nothing of the stream stays. Its name must never be used again."""
+        """Remove the whole stream, because its tablet is DELETED. Its key must never be used again."""
         with self.lock:
             state = self._state(key)
             self.admit_control()
@@ -170,13 +172,13 @@ class Log(LogBase):
             self._push_record(state, Kind.FORGET, done)
 
     def sync(self, done: Done) -> None:
-        """Call `done` once everything appended so far survives power loss, whatever the sync mode."""
+        """Call `done` once everything appended so far survives power loss. Holds in every sync mode."""
         with self.lock:
             self.admit_control()
             self.append_queue.push((None, None, None, done), 0)
 
     def turn(self) -> None:
-        """Write, sync and dispatch what is queued; only for a log opened without threads."""
+        """Write, sync and dispatch what is queued. Only for a log opened without threads."""
         assert self._appender is not None
         self._appender.turn()
 
@@ -184,19 +186,21 @@ class Log(LogBase):
 
     @property
     def synced_place(self) -> int:
-        """A place (see `stele.wal.state.place`) up to which the log survives power loss; it only rises. The next open
-        finds the log's end there or behind (`recovery.found`), unless the directory was replaced by an older copy."""
+        """A place (see `stele.wal.state.place`) up to which the log survives power loss. It only rises.
+
+        The next open finds the log's end there or later (`recovery.found`). An earlier end means that the
+        directory was replaced by an older copy."""
         assert self._appender is not None
         return self._appender.synced_place
 
     @property
     def bytes_on_disk(self) -> int:
-        """Bytes of all segments, prepared ones not counted."""
+        """Bytes of all segments, without prepared ones."""
         with self.lock:
             return sum(s.length for s in self.segments.values()) + self.active_length
 
     def pins(self) -> list[Pin]:
-        """Unflushed stores that hold closed segments, the one that holds most first."""
+        """Unflushed stores that keep closed segments from collection. The one that holds most comes first."""
         with self.lock:
             found = []
             active = self.active_length
@@ -209,19 +213,22 @@ class Log(LogBase):
         return sorted(pins, key=lambda p: (-p.bytes, p.key))
 
     def collect(self) -> Collected:
-        """Remove whole closed segments that nobody needs. Blocks: call it in a thread.
+        """Remove closed segments that nobody needs. Blocks: call it in a thread.
 
-        One that would not go, as where no descriptor is left, counts on, and goes the next time.
+        A file that cannot be removed now (no file descriptor is left, for example) is tried again the next
+        time.
 
         Raises:
             Corrupt: the log has failed.
-            OSError: the metadata could not be written, or what was set aside before could not be removed; the rest is as it was.
+            OSError: the metadata could not be written, or a segment set aside could not be removed. Nothing
+                else changed.
         """
         with self._collecting:
             return collect(self, self.checkpoint)
 
     def close(self) -> None:
-        """Write and sync what is queued, close the segment, write the metadata. Blocks. Never raises for a failed log."""
+        """Write and sync the queue, close the segment, write the metadata. Blocks. Never raises for a failed
+        log."""
         with self.lock:
             if self.append_queue.closing:
                 return
@@ -240,7 +247,8 @@ class Log(LogBase):
         if self.failed is not None:
             return
         try:
-            # A collection under way ends first: what is written here must not name segments that it removes then.
+            # Wait for a collection under way: this metadata must not name segments that the collection then
+            # removes.
             with self._collecting:
                 saved = tuple(s.saved() for s in self.states.values())
                 position = self._appender.active.position
@@ -250,7 +258,7 @@ class Log(LogBase):
                     Metadata(self.node_id, self.first_sequence, self.collected_id, position, saved),
                 )
         except OSError as exc:
-            _log.warning("metadata not written at close; the log has it all", error=str(exc))
+            _log.warning("cannot write the metadata at close; the log itself is complete", error=str(exc))
 
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
         self.append_queue.push(
@@ -260,7 +268,7 @@ class Log(LogBase):
     def _state(self, key: StreamKey) -> State:
         state = self.states.get(key)
         if state is None:
-            raise Rejected(f"log stream {key} is not here", code=Code.NOT_FOUND)
+            raise Rejected(f"log stream {key} does not exist", code=Code.NOT_FOUND)
         return state
 
     def checkpoint(self) -> Checkpoint:

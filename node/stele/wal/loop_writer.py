@@ -1,10 +1,12 @@
-"""Small batches, written by the event loop's own thread and synced in the background. Made by `Log.attach`.
+"""Small batches: the event loop's own thread writes them, and the sync runs in the background. Made by
+`Log.attach`.
 
-A thread that wakes for each small batch costs more than the batch: the wake, the lock, the fight for the interpreter.
-Touches the appender only while the writer is LOOP. Must not block the loop: what is not small goes to the thread.
+Waking a thread for each small batch costs more than the batch does. Touches the appender only while the
+writer is LOOP. Must not block the loop: anything that is not small goes to the appender's thread.
 
-Invariant: a batch's callbacks run in the loop's thread, in the order of the appends, after its sync has ended well, and
-after those of every batch before it: a batch begins here only in a turn of the loop behind the thread's last dispatch.
+Invariant: a batch's callbacks run in the loop's thread, in the order of the appends, after its sync
+succeeded. They run after those of every earlier batch: a batch begins here only in a turn behind the thread's
+last dispatch.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
 
 LOOP_BYTES_MAX = 64 << 10
-"""Most bytes that the loop's thread packs and copies at once: well below a millisecond, where 5 ms is all that a callback
-may hold the loop."""
+"""The most bytes that the loop's thread packs and copies at once. That takes well below a millisecond; a
+callback may hold the loop for 5 ms."""
 SLOW_WRITE_S = 0.005
-"""A write into the page cache that takes longer waited for the disk: for dirty pages, for a read, for the journal."""
+"""A write to the page cache that takes longer than this waited for the disk: dirty pages, a read or the
+journal."""
 PAUSE_PER_WRITE = 100
-"""After a slow write the thread does everything for that many times as long as the write took: a disk that lets writers
-wait holds the loop for a hundredth of the time at most."""
+"""After a slow write the thread takes over for this many times the write's duration. So a disk that blocks
+writers holds the loop for at most a hundredth of the time."""
 
 SLOW_SYNC_S = 0.1
-"""A sync that takes longer, until the loop hears of its end, tells of a disk that has more to do than it can, and whose
-next write is likely to be a slow one; or of a loop that stood still, which is better off without writes as well."""
+"""A sync that takes longer than this, until the loop hears of its end, means an overloaded disk or a loop
+that was held. In both cases the loop should not write."""
 PAUSE_PER_SYNC = 10
 _PAUSE_MAX_S = 30.0
-"""After a slow sync the thread does everything for that many times as long as the sync took, up to half a minute."""
+"""After a slow sync the thread takes over for this many times the sync's duration, at most half a minute."""
 
 _MARKER_BYTES = GROUP_HEADER_BYTES
 _GROUP_COST_BYTES = GROUP_HEADER_BYTES + GROUP_ALIGN
@@ -41,7 +44,7 @@ _log = structlog.get_logger("stele.wal")
 
 
 class LoopWriter:
-    """The loop's side of the appender: SmallBatchWriter."""
+    """The loop's side of the appender. Implements SmallBatchWriter."""
 
     def __init__(
         self,
@@ -59,12 +62,13 @@ class LoopWriter:
         self._begun = 0.0
         self._under_way = False
         self._not_before = 0.0
-        background.watch(loop, self._told)
+        background.watch(loop, self._sync_ended)
 
     # --- in the loop's thread
 
     def takes(self) -> bool:
-        """Whether all that is queued may be written here. Call with the log's lock held, by who may take the writer."""
+        """Whether the loop may write all that is queued. Call with the log's lock held, when nobody is the
+        writer."""
         append_queue = self._log.append_queue
         size = append_queue.queued_bytes
         if size > LOOP_BYTES_MAX or append_queue.for_thread:
@@ -72,11 +76,11 @@ class LoopWriter:
         if self._not_before and self._clock() < self._not_before:
             return False
         groups = size // self._log.options.group_bytes_max + 1
-        # Inside the prepared part fdatasync is enough, and no segment is closed or opened.
+        # Inside the prepared part fdatasync is enough, and no segment is opened or closed.
         return size + groups * _GROUP_COST_BYTES + _MARKER_BYTES <= self._appender.active.room
 
     def begin(self, items: list[Item]) -> None:
-        """Write a batch and begin its sync. The loop's thread is the writer."""
+        """Write a batch and begin its sync. The writer is the loop's thread."""
         self._appender.guard(self._begin, items)
 
     def _begin(self, items: list[Item]) -> None:
@@ -94,8 +98,11 @@ class LoopWriter:
         try:
             self._background.begin(appender.active.file)
         except OSError as exc:
-            # No sync has begun, so none has failed: the thread does it, this one and all that follow.
-            _log.warning("syncs go through the log's thread from now on", error=str(exc))
+            # No sync began, so none failed. The thread does this one and all that follow.
+            _log.warning(
+                "the kernel refused a background sync; the log's thread does every sync from now on",
+                error=str(exc),
+            )
             self._not_before = float("inf")
             with self._log.lock:
                 self._log.append_queue.pass_writer(Writer.LOOP, Writer.THREAD)
@@ -104,20 +111,21 @@ class LoopWriter:
             with self._log.lock:
                 self._log.append_queue.pass_writer(Writer.LOOP, Writer.KERNEL)
 
-    def _told(self) -> None:
-        """The background sync may have ended."""
+    def _sync_ended(self) -> None:
+        """Called by the loop: the background sync may have ended."""
         dones = self._appender.guard(self._take)
         if dones is None:
             return
-        # Nobody is the writer by now: a callback may do what it likes, close the log or raise.
+        # Nobody is the writer now, so a callback may close the log or raise.
         call_all(dones)
         self._appender.guard(self._mark)
 
     def _take(self) -> list[Done] | None:
-        """The callbacks of the batch whose sync has ended. The lock is held for all of it: nobody else takes the writer."""
+        """The callbacks of the batch whose sync has ended. Holds the lock throughout, so that no other writer
+        starts."""
         log, append_queue = self._log, self._log.append_queue
         with log.lock:
-            # Not in the kernel's hands: the thread has taken it, as the log is closing.
+            # Not with the kernel: the appender's thread took the batch, because the log is closing.
             if append_queue.writer is not Writer.KERNEL or not self._background.ended():
                 return None
             self._appender.active.was_synced()
@@ -127,7 +135,7 @@ class LoopWriter:
         return dones
 
     def _mark(self) -> None:
-        """Write the marker, unless the next group, which says the same, is to follow at once."""
+        """Write the SYNCED marker, unless another group follows at once, which says the same."""
         log, append_queue = self._log, self._log.append_queue
         with log.lock:
             if append_queue.items or append_queue.closing or append_queue.writer is not Writer.NOBODY:
@@ -137,10 +145,10 @@ class LoopWriter:
         with log.lock:
             append_queue.loop_rests(Writer.LOOP)
 
-    # --- whoever is the writer
+    # --- called by the current writer
 
     def settle(self) -> list[Done]:
-        """End the batch that the loop began, in the appender's thread: wait for its sync, or do it. Its callbacks."""
+        """See SmallBatchWriter: runs in the appender's thread."""
         if self._under_way:
             self._background.wait()
             self._appender.active.was_synced()
@@ -163,5 +171,5 @@ class LoopWriter:
         return dones
 
     def close(self) -> None:
-        """Give the background sync back. Nothing is under way any more."""
+        """Close the background sync. Nothing may be under way."""
         self._background.close()

@@ -1,9 +1,9 @@
-"""The consensus metadata: one small file for the whole log, the checkpoint of every stream's hard state, and its copy.
+"""The consensus metadata: one small file that checkpoints the hard state of all streams, and a copy of it.
 
-Each is written aside, synced, renamed, directory synced: first `metadata`, then `metadata.copy`, then the segments that
-hold the same go. Called by log.py, collect.py and recovery.py. Invariant: each holds all that records before its position
-said of term, vote, start, configuration and tombstones, and nothing that was not durable when it was written. `metadata`
-is never older than its copy.
+Each file is written under another name, synced, renamed, and its directory synced: first `metadata`, then
+`metadata.copy`. Only then may segments that hold the same go. Called by log.py, collect.py and recovery.py.
+Invariant: each file holds the term, vote, start, configuration and tombstones that all records before its
+position say, and nothing that was not durable when it was written. `metadata` is never older than its copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADER = struct.Struct("<8sIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two groups, that was synced."""
+    """A synced place between two groups."""
 
     sequence: int
     offset: int
@@ -43,8 +43,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """`first_sequence`: the lowest segment that is still needed; `collected_id`: the segment before it, 0 if none was
-    collected; `position`: what the streams' states cover."""
+    """`first_sequence`: the lowest segment still needed. `collected_id`: the id of the segment before it, 0
+    if none was collected. `position`: the place up to which the streams' states are complete."""
 
     node_id: NodeId
     first_sequence: int
@@ -54,7 +54,7 @@ class Metadata:
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
-    """The file's bytes."""
+    """The metadata as the bytes of a file."""
     p = metadata.position
     value = {
         "node_id": metadata.node_id,
@@ -88,7 +88,7 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
     """The inverse of `encode_metadata`.
 
     Raises:
-        Corrupt: other bytes than were written.
+        Corrupt: the bytes are damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     try:
@@ -97,16 +97,16 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
         raise Corrupt(f"{where}: {len(data)} bytes; expected a header of {_HEADER.size}") from exc
     body = data[_HEADER.size :]
     if magic != _MAGIC or (version == _VERSION and (length != len(body) or google_crc32c.value(body) != crc)):
-        raise Corrupt(f"{where}: the checksum does not fit its bytes; the file is damaged")
+        raise Corrupt(f"{where}: the checksum is wrong; the file is damaged")
     if version != _VERSION:
         raise Rejected(
-            f"{where}: version {version} is unknown, this program reads {_VERSION}; upgrade it",
+            f"{where}: version {version} is unknown; this program reads {_VERSION}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
         return _parse(parse_json(body))
     except (ValueError, TypeError, KeyError) as exc:
-        raise Corrupt(f"{where}: {exc!r}; expected what encode_metadata wrote") from exc
+        raise Corrupt(f"{where}: {exc!r}; the file is damaged") from exc
 
 
 def _parse(value: Any) -> Metadata:
@@ -147,15 +147,16 @@ def _parse(value: Any) -> Metadata:
 
 @dataclass(frozen=True, slots=True)
 class FoundMetadata:
-    """What the two files say. `metadata`: the newest whole one, None if there is no file. `faults`: (file name, why it has
-    to be written anew), for each that does not hold the same."""
+    """What the two files say. `metadata`: the newest whole one; None if there is no file.
+
+    `faults`: (file name, why it must be rewritten) for each file that does not hold the newest content."""
 
     metadata: Metadata | None
     faults: tuple[tuple[str, str], ...]
 
 
 def write_metadata(files: Files, directory: Path, metadata: Metadata) -> None:
-    """Replace both files; on return both survive power loss."""
+    """Replace both files. On return both survive power loss."""
     for name in (METADATA, COPY):
         _replace(files, directory, name, metadata)
 
@@ -173,13 +174,14 @@ def _replace(files: Files, directory: Path, name: str, metadata: Metadata) -> No
 
 
 def read_metadata(files: Files, directory: Path) -> FoundMetadata:
-    """The files' content. Writes nothing.
+    """Read both files. Writes nothing.
 
-    A copy that stands in may be older than the file was, by one write, or by more if a release that knows no copy ran
-    meanwhile. Then the log still has all that came behind its position, or the streams that lack something are FAILED.
+    If only the copy is whole, it may be older than the lost file: by one write, or by more if a release
+    without a copy ran meanwhile. Then either the log still holds all records after its position, or the
+    streams that miss some are FAILED.
 
     Raises:
-        Corrupt, Rejected: as `decode_metadata`, and for bad sectors, where neither file is whole.
+        Corrupt, Rejected: neither file is whole; see `decode_metadata`. Corrupt also for bad sectors.
     """
     first, first_error = _read(files, directory / METADATA)
     copy, copy_error = _read(files, directory / COPY)
@@ -201,25 +203,27 @@ def read_metadata(files: Files, directory: Path) -> FoundMetadata:
 
 
 def mend_metadata(files: Files, directory: Path, found: FoundMetadata) -> None:
-    """Write anew what does not hold the newest. A disk that does not take it has its next chance at the next write."""
+    """Rewrite each file that does not hold the newest content. If the disk refuses, the next write tries
+    again."""
     for name, fault in found.faults:
         assert found.metadata is not None
         if (name, fault) == (COPY, "it is missing"):
-            _log.info(
-                "metadata gets a copy", file=name
-            )  # as after an upgrade from a release that kept one file
+            # Normal after an upgrade from a release that kept one file.
+            _log.info("writing the first copy of the metadata", file=name)
         else:
             _log.warning(
-                "metadata was damaged and is written anew from the other file", file=name, fault=fault
+                "a metadata file was damaged; rewriting it from the other one", file=name, fault=fault
             )
         try:
             _replace(files, directory, name, found.metadata)
         except OSError as exc:
-            _log.warning("metadata not written anew", file=name, error=str(exc))
+            _log.warning(
+                "cannot rewrite the metadata file; the next checkpoint tries again", file=name, error=str(exc)
+            )
 
 
 def _read(files: Files, path: Path) -> tuple[Metadata | None, Corrupt | Rejected | None]:
-    """A file's content, or why it has none; neither if there is no file."""
+    """A file's content, or why it cannot be used. Both None if there is no file."""
     try:
         file = files.open(path)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Settings of a log. Imports nothing of ours.
 
-Invariant: values are checked once, here, and all faults are told together.
+Invariant: values are checked once, here, and all faults are reported together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from enum import Enum
 from stele.model.errors import Rejected
 
 HEADER_BYTES = 4096
-"""Length of a segment's header: a page of its own, never written again once the segment is in use."""
+"""Bytes of a segment's header. It has a page of its own, which is not rewritten while the segment is in
+use."""
 
 
 class SyncMode(Enum):
@@ -26,16 +27,20 @@ class SyncMode(Enum):
 class LogOptions:
     """Sizes in bytes, times in milliseconds.
 
-    `segment_bytes`: length of a prepared segment. `queue_bytes_max`: appended and not yet written; past it entries are
-    THROTTLED. `group_bytes_max`: a batch is cut into groups of about that. `append_bytes_max`: the largest append, which
-    is whole or absent after a crash.
-    `cache_bytes_max`: recent entries of all streams kept in memory. `compression`: None, "lz4" or "zstd".
-    `low_space_bytes`: with less free space than this, `Log.low_space` asks the owner to take no more writes. What it has
-    taken, and what leaders say among themselves, still goes, down to half of it; from there on entries are refused with
-    DISK_FULL, while hard state still goes. `low_space_files`: likewise for the files that the volume has inodes for.
-    `anchor_bytes_max`: an anchor that holds more log than this, or than a quarter of the volume, is dropped and reported.
-    `prepare`: whether segments are made ready in the background. `pool_segments_max`: collected segments kept for use again, in
-    no more than a sixteenth of the volume.
+    `segment_bytes`: length of a prepared segment. `queue_bytes_max`: bytes that are appended but not yet
+    written; more is refused as THROTTLED. `group_bytes_max`: a batch is cut into groups of about this size.
+    `append_bytes_max`: the largest append; after a crash an append is whole or absent.
+
+    `cache_bytes_max`: recent entries of all streams that are kept in memory. `compression`: None, "lz4" or
+    "zstd".
+
+    `low_space_bytes`: with less free space, `Log.low_space` asks the owner to accept no more writes. What it
+    accepted already, and what leaders write by themselves, is still appended. Below half of it, entries are
+    refused with DISK_FULL; only hard state is still appended. `low_space_files`: the same for free inodes.
+
+    `anchor_bytes_max`: an anchor that holds more of the log than this, or than a quarter of the volume, is
+    dropped and reported. `prepare`: whether a background thread prepares segments. `pool_segments_max`:
+    collected segments that are kept for reuse; they take at most a sixteenth of the volume.
     """
 
     segment_bytes: int = 64 << 20
@@ -54,10 +59,10 @@ class LogOptions:
     keeper_interval_ms: int = 1000
 
     def check(self) -> None:
-        """Raises Rejected with every fault."""
+        """Raises Rejected with all faults."""
         faults = []
         if self.segment_bytes < HEADER_BYTES * 2:
-            faults.append(f"segment_bytes is {self.segment_bytes}, at least {HEADER_BYTES * 2} are needed")
+            faults.append(f"segment_bytes is {self.segment_bytes}, expected {HEADER_BYTES * 2} or more")
         if not 0 < self.append_bytes_max < 1 << 30:
             faults.append(f"append_bytes_max is {self.append_bytes_max}, expected 1 to {(1 << 30) - 1}")
         if not 0 < self.group_bytes_max < 1 << 30:

@@ -1,6 +1,7 @@
-"""Files that are to become segments: recycled ones, or new. Owned by base.py; used by keeper, collection and recovery.
+"""Files that will become segments: recycled ones or new ones. Owned by base.py; used by keeper, collection,
+recovery.
 
-A file that comes from here is written and synced before it gets a segment's name.
+A file from here gets a segment's name only after its content is written and synced.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from stele.wal.segment import (
 )
 
 WAITING_SHARE = 16
-"""Files that wait to be used again take no larger part of the volume than one of so many."""
+"""Files that wait for reuse take at most this fraction (one over the number) of the volume."""
 
 
 class Pool:
-    """Files that may become segments: collected ones, whose blocks are written already. Any thread may call.
+    """Collected segments, whose blocks are already written, and new files. Any thread may call.
 
-    Invariant: a file that is handed out has no other name, even after power loss: what is written to it would lie there.
+    Invariant: a file that is handed out has no second name, even after power loss. Otherwise writes to it
+    would show up under that name.
     """
 
     def __init__(self, files: Files, directory: Path, options: LogOptions, node_id: NodeId) -> None:
@@ -47,11 +49,13 @@ class Pool:
         self.recycled = 0
 
     def adopt(self, path: Path, *, sound: bool = True) -> None:
-        """Take a file over whose content nobody needs, or remove it if it does not fit. Syncs no name. `sound`: all of it
-        can be read; a write beside a bad sector, which has to read first, would end the log.
+        """Keep a file for reuse, or remove it if it does not fit. Nobody may need its content. Syncs no name.
+
+        `sound`: the disk can read all of it. A write beside a bad sector must read first, and would fail the
+        log.
 
         Raises:
-            OSError: it is where it was.
+            OSError: the file is where it was.
         """
         with self._lock:
             self._unsynced = True
@@ -64,10 +68,10 @@ class Pool:
                 self._files.unlink(path)
 
     def empty(self) -> None:
-        """Give the disk back what waits.
+        """Remove all files that wait, to free their space.
 
         Raises:
-            OSError: some of it waits on.
+            OSError: some files are left.
         """
         with self._lock:
             while self._waiting:
@@ -76,13 +80,13 @@ class Pool:
                 self._waiting.pop()
 
     def take_back(self, path: Path) -> None:
-        """A whole file that came from here, under the name that it had, and did not become a segment."""
+        """Accept back a whole file from here that did not become a segment. It has its old name."""
         with self._lock:
             self._waiting.append(path)
             self._unsynced = True
 
     def sync_names(self) -> None:
-        """On return what was adopted has lost its old name for good."""
+        """On return the old names of adopted files are gone for good."""
         with self._lock:
             self._sync_names()
 
@@ -107,14 +111,14 @@ class Pool:
             file.close()
 
     def _has_space(self) -> bool:
-        """Whether the disk has space for another segment above what is kept free for hard state."""
+        """Whether the disk has space for another segment beside the space kept for hard state."""
         return self._files.free_bytes(self._directory) >= self._segment_bytes + self._low_space_bytes
 
     def take(self) -> tuple[File, Path] | None:
-        """A recycled file, open, with the name it has now.
+        """A recycled file, open, and its current path; None if none waits.
 
         Raises:
-            OSError: it waits on, unless somebody removed it.
+            OSError: the file stays in the pool, unless somebody removed it.
         """
         with self._lock:
             if not self._waiting:
@@ -131,10 +135,10 @@ class Pool:
             return file, path
 
     def fresh(self) -> tuple[File, Path]:
-        """A new file of the full length, written with zeros and synced.
+        """A new file of the full length, filled with zeros and synced, and its path.
 
         Raises:
-            OSError: no space for it above what is kept free for hard state.
+            OSError: too little space beside what is kept for hard state, or the disk failed.
         """
         if not self._has_space():
             raise OSError(errno.ENOSPC, "too little free space for another segment", str(self._directory))
@@ -151,10 +155,10 @@ class Pool:
         return file, path
 
     def make(self, sequence: int) -> Ready:
-        """A segment in place, from what waits or new.
+        """A segment in place, made from a recycled file or a new one.
 
         Raises:
-            OSError: no space, or a disk that fails.
+            OSError: no space, or the disk failed.
         """
         taken = self.take()
         file, path = taken if taken is not None else self.fresh()
@@ -165,7 +169,7 @@ class Pool:
             write_header(file, header)
         except OSError:
             file.close()
-            self._files.unlink(path)  # its blocks are not to be trusted
+            self._files.unlink(path)  # its blocks cannot be trusted
             raise
         place = self._directory / segment_name(sequence)
         named = False
@@ -176,7 +180,7 @@ class Pool:
         except OSError:
             file.close()
             if named:
-                self._files.rename(place, path)  # if it cannot be: the next one made takes its place
+                self._files.rename(place, path)  # if this fails, the next segment replaces the file
             self.take_back(path)
             raise
         return Ready(file, place, header)

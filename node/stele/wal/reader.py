@@ -1,6 +1,6 @@
-"""Reads entries of closed and open segments back, from any thread. Called by stream.py.
+"""Reads entries back from closed and open segments, in any thread. Called by stream.py.
 
-Invariant: what it gives was checked against its group's checksum; it never gives an entry that is void.
+Invariant: every entry that it returns was checked against its group's checksum.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ def read_group(file: File, path: Path, segment_id: int, offset: int) -> tuple[by
     """(body, number of records) of the group at `offset`.
 
     Raises:
-        Corrupt: other bytes than were written, or a sector that cannot be read.
+        Corrupt: the bytes are damaged, or the disk cannot read a sector.
     """
     head = read_or_corrupt(file, GROUP_HEADER_BYTES, offset, str(path))
     header = decode_group_header(head, 0, offset, segment_id)
     if header is None:
-        raise Corrupt(f"{path}: no group at {offset} where one was written; the disk lost or changed it")
+        raise Corrupt(f"{path}: the group at {offset} is lost; the disk changed its bytes")
     data = head + read_or_corrupt(file, header.stored_bytes, offset + GROUP_HEADER_BYTES, str(path))
     if not body_is_whole(header, data, 0):
-        raise Corrupt(f"{path}: the group at {offset} is damaged; the disk changed it")
+        raise Corrupt(f"{path}: the group at {offset} is damaged; the disk changed its bytes")
     return group_body(header, data, 0), header.record_count
 
 
 def entries_of(body: bytes, count: int, raw: tuple[bytes, int], first: int, last: int) -> list[Entry]:
-    """A stream's entries from `first` to `last` in a group; of two with one index the later holds."""
+    """A stream's entries from `first` to `last` in a group's body. Of two with the same index, the later one
+    counts."""
     found: dict[int, Entry] = {}
     tablet, replica = raw
     for r in decode_records(body, count):
@@ -48,7 +49,7 @@ def entries_of(body: bytes, count: int, raw: tuple[bytes, int], first: int, last
 
 
 class GroupReader:
-    """Reads groups, keeping the last one and its file open: neighbours often stand in one group."""
+    """Reads groups. Keeps the last group and its open file, because neighbouring entries often share them."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -58,7 +59,7 @@ class GroupReader:
         self._group: tuple[bytes, int] = (b"", 0)
 
     def group(self, path: Path, segment_id: int, offset: int) -> tuple[bytes, int]:
-        """As `read_group`."""
+        """See `read_group`."""
         if self._at != (path, offset):
             if self._file is None or self._path != path:
                 self.close()
@@ -68,7 +69,7 @@ class GroupReader:
         return self._group
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

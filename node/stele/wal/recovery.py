@@ -1,8 +1,10 @@
-"""What `Log.open` does before the first append: read everything, decide, write again what may not be on the disk.
+"""What `Log.open` does before the first append: read all, decide what to keep, rewrite what may not be on
+disk.
 
-Order, so that a crash anywhere leaves a log that recovers the same: metadata that marks damaged streams; a new segment
-with what was read behind the last synced offset, whole and synced before it gets its name; only then the old tail is
-cut. Invariant: what a replica is told at start is durable; damage is cut only where nothing proves that it was synced.
+The order lets a crash at any point be recovered the same way. First the metadata marks damaged streams. Then
+a new segment gets what was read behind the last synced offset; it is synced before it gets its name. Only
+then the old tail is cut. Invariant: what a replica is told at start is durable. A tail is cut only if nothing
+proves that it was synced.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _NO_POSITION = Position(0, 0)
 
 @dataclass(slots=True)
 class _Found:
-    """What lies in the directory."""
+    """What the directory holds."""
 
     metadata: Metadata | None
     scans: list[Scan]
@@ -64,15 +66,15 @@ class _Found:
 
 
 def recover(log: LogBase) -> tuple[ActiveSegment, Chain]:
-    """Fill `log` with what its directory holds; the segment to go on in.
+    """Fill `log` with what its directory holds. Returns the segment to continue in, and the chain.
 
-    Raises: as Log.open.
+    Raises: see Log.open.
     """
     found = _read_all(log)
     linked = link(found.scans, found.metadata)
     if found.metadata is None and linked.parts and _first_link(linked) != 0:
         raise Corrupt(
-            f"{log.directory}: the consensus metadata is missing; restore it or empty the node's volume"
+            f"{log.directory}: the file `metadata` is missing; restore it, or give the node an empty volume"
         )
     replay = Replay(found.metadata, log.cache)
     position = found.metadata.position if found.metadata is not None else _NO_POSITION
@@ -110,7 +112,8 @@ def recover(log: LogBase) -> tuple[ActiveSegment, Chain]:
 
 
 def _end(linked: Linked) -> int:
-    """The place behind the last group that is kept; 0 if there is none, or if lost bytes may have stood behind it."""
+    """The place behind the last group that is kept; 0 if there is none, or if lost bytes may have followed
+    it."""
     tail = linked.parts[-1] if linked.parts else None
     if tail is None or any(d.sequence >= tail.scan.sequence for d in linked.damages):
         return 0
@@ -128,7 +131,8 @@ def _read_all(log: LogBase) -> _Found:
     metadata = both.metadata
     if metadata is not None and metadata.node_id != log.node_id:
         raise Rejected(
-            f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; mount its own volume",
+            f"{directory}: the log belongs to node {metadata.node_id}, not to {log.node_id}; "
+            "mount the node's own volume",
             code=Code.WRONG_NODE,
         )
     mend_metadata(files, directory, both)
@@ -152,10 +156,11 @@ def _read_all(log: LogBase) -> _Found:
         content = _read(log, name)
         bytes_read += len(content.data)
         scan = scan_segment(content, sequence, directory / name)
-        del content  # or the next is read while this one is still held
+        del content  # free it before the next one is read
         if scan.header is not None and scan.header.node_id != log.node_id:
             raise Rejected(
-                f"{scan.path}: belongs to node {scan.header.node_id}, not to {log.node_id}; mount its own volume",
+                f"{scan.path}: the segment belongs to node {scan.header.node_id}, not to {log.node_id}; "
+                "mount the node's own volume",
                 code=Code.WRONG_NODE,
             )
         scans.append(scan)
@@ -175,7 +180,7 @@ def _body(content: Content, group: GroupHeader, name: str) -> bytes:
     """The body of a group that was whole when the file was scanned.
 
     Raises:
-        OSError: the disk cannot read it any more; the next start sees that as it scans.
+        OSError: a sector went bad since then. The next start's scan will find it.
     """
     if content.lost(group.offset, group.end):
         raise OSError(errno.EIO, "a sector went bad while the log was read; start again", name)
@@ -183,7 +188,8 @@ def _body(content: Content, group: GroupHeader, name: str) -> bytes:
 
 
 def _first_link(linked: Linked) -> int:
-    """What the log's first group names: 0 for the beginning of all."""
+    """The segment id that the log's first group names as its predecessor; 0 at the very beginning, -1 if
+    unknown."""
     first = linked.parts[0]
     groups = first.groups + first.suffix
     return groups[0].prev_segment_id if groups and groups[0].offset == HEADER_BYTES else -1
@@ -192,7 +198,8 @@ def _first_link(linked: Linked) -> int:
 def _replay_parts(
     log: LogBase, linked: Linked, replay: Replay, position: Position, rows: FooterRows
 ) -> list[tuple[bytes, int]]:
-    """Replay all but the suffix; the suffix's (body, number of records) are given back. `rows`: of the tail."""
+    """Replay all but the suffix. Returns the suffix's (body, number of records). Fills `rows` with the tail's
+    rows."""
     suffix: list[tuple[bytes, int]] = []
     for part in linked.parts:
         if part.scan.header is None:
@@ -214,7 +221,7 @@ def _replay_parts(
         for group in part.suffix:
             if group.kind == GroupKind.RECORDS:
                 suffix.append((_body(content, group, name), group.record_count))
-        del content  # as above
+        del content  # free it before the next one is read
     replay.at_position()
     return suffix
 
@@ -232,7 +239,7 @@ def _touch(rows: FooterRows, r: Record, offset: int) -> None:
 def _new_segment(
     log: LogBase, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
 ) -> tuple[ActiveSegment, Chain]:
-    """A segment with the suffix, synced, still without its name. Replays the suffix where it stands now."""
+    """A segment with the suffix, synced but not yet named. Replays the suffix at its new place."""
     low = log.first_sequence if not scans else scans[-1].sequence + 1
     sequence = max([low, *(d.sequence + 1 for d in linked.damages)])
     header = SegmentHeader(log.node_id, sequence, new_segment_id(), HEADER_BYTES, False)
@@ -241,7 +248,7 @@ def _new_segment(
     chain = Chain(*linked.prev)
     active = ActiveSegment(Ready(file, log.directory / segment_name(sequence), header), chain, None)
     for body, count in suffix:
-        # Synced before the file gets its name: whoever sees it may rely on all of it.
+        # The file is synced before it gets its name, so whoever sees it may rely on all of it.
         offset = active.stage(GroupKind.RECORDS, [body], count, synced=active.offset)
         for record in decode_records(body, count):
             replay.apply(record, sequence, offset, False)
@@ -261,8 +268,9 @@ def _put_in_place(log: LogBase, active: ActiveSegment) -> None:
 def _mark_damaged(
     log: LogBase, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int
 ) -> None:
-    """Damage must not be forgotten at the next start, even where this one cuts what proved it. `here`: where appends
-    go on; only what comes from there on may end it."""
+    """Write into the metadata which streams are damaged, before this start cuts the proof of it.
+
+    `here`: where appends go on. Only records from there on may end the damage."""
     known = (
         {(bytes.fromhex(s.key.tablet_id), int(s.key.replica_id)): s for s in metadata.streams}
         if metadata
@@ -283,10 +291,11 @@ def _warn(log: LogBase, linked: Linked, replay: Replay) -> list[str]:
     warnings = []
     for scan, gap, groups in linked.cut:
         behind = _opids(log, scan, groups)
-        text = f"{scan.path}: cut a torn tail of {_cut_bytes(gap.dirty_bytes, gap.offset, groups)} bytes at {gap.offset}"
+        size = _cut_bytes(gap.dirty_bytes, gap.offset, groups)
+        text = f"{scan.path}: cut a torn tail of {size} bytes at {gap.offset}"
         if behind:
-            text += f"; whole groups behind it, never acknowledged, go too: {behind}"
-        text += "; the log goes on after " + (
+            text += f"; also cut whole groups behind it, which were never acknowledged: {behind}"
+        text += "; the log continues after " + (
             ", ".join(f"{s.key} {s.last}" for s in replay.by_key().values() if not s.tombstoned)[:500]
             or "nothing"
         )
@@ -294,7 +303,12 @@ def _warn(log: LogBase, linked: Linked, replay: Replay) -> list[str]:
     for warning in warnings:
         _log.warning(warning)
     for damage in linked.damages:
-        _log.error("log damaged", what=damage.what, segment=damage.sequence, offset=damage.offset)
+        _log.error(
+            "the log is damaged; streams that it may concern are FAILED and will be copied",
+            what=damage.what,
+            segment=damage.sequence,
+            offset=damage.offset,
+        )
     return warnings
 
 
@@ -319,15 +333,16 @@ def _opids(log: LogBase, scan: Scan, groups: list[GroupHeader]) -> str:
 
 
 def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -> None:
-    """Close the old tail at its synced offset; give files that nobody needs to the pool. Damaged files stay, and those
-    that may tell of damage while a stream is FAILED."""
+    """Close the old tail at its synced offset, and give files that nobody needs to the pool.
+
+    Damaged files stay, and so do possible evidence files while a stream is FAILED."""
     tail = linked.parts[-1] if linked.parts else None
     spare = [s for s in linked.spare if not failed or not (s.groups or s.gaps or s.header is None)]
     if tail is not None and tail.scan.header is not None and not tail.damages:
         if not tail.groups:
             linked.parts.pop()
             if not failed or not tail.scan.gaps:
-                spare.append(tail.scan)  # all that it held stands in the new segment
+                spare.append(tail.scan)  # the new segment has all that it held
         elif tail.groups[-1].kind != GroupKind.FOOTER:
             _close_if_possible(log, tail, rows)
     for scan in spare:
@@ -336,17 +351,22 @@ def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -
 
 
 def _close_if_possible(log: LogBase, tail: Part, rows: FooterRows) -> None:
-    """A file with a bad sector may take no footer; then its successor's first group says where it ends.
+    """Close the tail. A file with a bad sector may refuse; then its successor's first group says where it
+    ends.
 
     Raises:
-        OSError: the disk, though it can read all of the file.
+        OSError: the disk failed, although it can read all of the file.
     """
     try:
         _close(log, tail, rows)
     except OSError as exc:
         if not (tail.scan.unreadable and is_bad_sector(exc)):
             raise
-        _log.warning("segment not closed", path=str(tail.scan.path), error=str(exc))
+        _log.warning(
+            "cannot write the segment's footer; the next segment says where it ends",
+            path=str(tail.scan.path),
+            error=str(exc),
+        )
 
 
 def _close(log: LogBase, tail: Part, rows: FooterRows) -> None:
@@ -388,7 +408,7 @@ def _fill(
     named = linked.prev[0]
     for part in reversed(linked.parts):
         scan = part.scan
-        # One without a header goes by the id that its successor's first group names.
+        # A segment without a readable header has the id that its successor's first group names.
         segment_id = scan.header.segment_id if scan.header is not None else named
         log.segments[scan.sequence] = Segment(
             scan.sequence, scan.path, segment_id, scan.length, not scan.unreadable

@@ -1,7 +1,7 @@
-"""From records back to streams. Called by recovery, with records in the order of the log.
+"""Turns records back into the states of streams. Called by recovery, with records in the order of the log.
 
-Invariant: what the metadata covers is taken from the metadata; what came later is taken from the records; a record that
-fits neither makes its stream FAILED.
+Invariant: the metadata's checkpoint decides what it covers; later records decide the rest. A record that fits
+neither makes its stream FAILED.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Raw = tuple[bytes, int]
 
 
 class Replay:
-    """Folds records into states."""
+    """Applies records to the states that the metadata holds."""
 
     def __init__(self, metadata: Metadata | None, cache: EntryCache) -> None:
         self.states: dict[Raw, State] = {}
@@ -33,14 +33,15 @@ class Replay:
                     self._unchecked.append((state, saved.last))
 
     def at_position(self) -> None:
-        """All that the metadata covers was replayed: every stream must end where the metadata says."""
+        """Check that every stream ends where the metadata says. Call when all that it covers was replayed."""
         for state, last in self._unchecked:
             if state.last != last:
-                self.broken[state.raw] = f"its entries end at {state.last}, the metadata says {last}"
+                self.broken[state.raw] = f"its entries end at {state.last}, but the metadata says {last}"
         self._unchecked = []
 
     def apply(self, r: Record, sequence: int, offset: int, covered: bool) -> None:
-        """One record, which stands in the group at `offset`. `covered`: it is before the metadata's position."""
+        """Apply one record of the group at `offset`. `covered`: the group is before the metadata's
+        position."""
         raw = (r.tablet, r.replica)
         state = self.states.get(raw)
         if r.kind == Kind.CREATE:
@@ -48,7 +49,8 @@ class Replay:
                 self.states[raw] = State(stream_key(*raw), OpId(r.a, r.b), r.blob, sequence)
             return
         if r.kind == Kind.FORGET:
-            # What was written before the damage was found tells nothing of it, a life before this one least of all.
+            # Records from before the damage was found, or from an earlier stream of this key, cannot end the
+            # damage.
             found_later = state is not None and place(sequence, offset) < state.damaged_at
             if not covered and not found_later:
                 self.states.pop(raw, None)
@@ -87,7 +89,7 @@ class Replay:
             return
         if r.b > state.last.index + 1:
             if covered:
-                return  # what stood before it was voided later, and went with its segment: so is this one
+                return  # void: it follows entries that were voided later and collected
             self.broken.setdefault(raw, f"entries between {state.last} and {OpId(r.a, r.b)} are missing")
             return
         entry = Entry(r.a, r.b, entry_kind_of(r.detail, r.a, r.b), r.c, r.blob)
@@ -105,12 +107,12 @@ class Replay:
             state.extents.reset(state.start.index)
 
     def placeholder(self, raw: Raw) -> State:
-        """A stream of which nothing is known but that it was there."""
+        """Create a stream of which only its key is known."""
         state = self.states.get(raw)
         if state is None:
             state = self.states[raw] = State(stream_key(*raw), OpId(0, 0), b"", 0)
         return state
 
     def by_key(self) -> dict[StreamKey, State]:
-        """The streams by name, in a fixed order."""
+        """The streams by key, in a fixed order."""
         return {s.key: s for s in sorted(self.states.values(), key=lambda s: s.key)}

@@ -1,6 +1,6 @@
-"""What the log tells its owner, as values. Imports only the model.
+"""What the log reports to its owner, as values. Imports only the model.
 
-Invariant: every sentence says what is damaged, where, and what heals it.
+Invariant: every message says what is damaged, where, and what to do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from stele.model.ids import OpId, ReplicaId, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream as recovery found it. `tombstoned`: its replica was removed; term, vote and last OpId stay for ever."""
+    """A stream as recovery found it. `tombstoned`: its replica was removed, but term, vote and last OpId stay
+    for ever."""
 
     term: int
     voted_for: ReplicaId | None
@@ -26,11 +27,13 @@ class StreamState:
 class RecoveryReport:
     """What `Log.open` found.
 
-    `failed`: streams whose records cannot be trusted, each with a sentence; their replicas are FAILED and healed from
-    their peers. `damages`: every damaged place; a stream whose creation stood there is not known here at all, and its
-    replica, whose superblock names it, is FAILED too. `warnings`: what was cut from a torn tail, in bytes and OpIds.
-    `rewritten_bytes`: what was read behind the last offset known to be synced, and written anew. `found`: the place
-    where the log ended as it lay there (see `stele.wal.state.place`); 0 if it was new, or too damaged to tell.
+    `failed`: streams whose records cannot be trusted, each with the reason. Their replicas are FAILED and are
+    copied from their peers. `damages`: every damaged place. A stream whose CREATE record was lost there is
+    unknown here; its replica, whose superblock names it, is FAILED too.
+
+    `warnings`: what was cut from a torn tail, in bytes and OpIds. `rewritten_bytes`: bytes behind the last
+    synced offset that were written again. `found`: the place where the log ended on disk (see
+    `stele.wal.state.place`); 0 if it was new or too damaged to tell.
     """
 
     streams: Mapping[StreamKey, StreamState]
@@ -45,8 +48,10 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection did. `starts`: streams whose log now begins after that OpId. `dropped`: (stream, name, index)
-    of anchors that held more of the log than they may, or than there was space for: whoever set them must be copied instead."""
+    """The result of a collection. `starts`: the new starts of streams whose first entries went.
+
+    `dropped`: (stream, name, index) of each anchor that was dropped because it held too much, or because
+    space was short. Whoever set it must be copied instead."""
 
     segments: int
     starts: Mapping[StreamKey, OpId]
@@ -55,7 +60,8 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """An unflushed store that keeps segments from being collected: flush it. `bytes`: log from its first entry on."""
+    """An unflushed store that keeps segments from collection: flush it. `bytes`: the log from its first entry
+    on."""
 
     key: StreamKey
     index: int
@@ -64,9 +70,11 @@ class Pin:
 
 @dataclass(slots=True)
 class LogStats:
-    """Counters since open; bytes and numbers rise, `last_sync_seconds` and `worst_sync_seconds` are durations.
+    """Counters since open. Bytes and numbers only rise; `last_sync_seconds` and `worst_sync_seconds` are
+    durations.
 
-    `loop_batches`: batches that the event loop's thread wrote. `slow_writes`: those that held the loop too long.
+    `loop_batches`: batches that the event loop's thread wrote. `slow_writes`: those that held the loop too
+    long.
     """
 
     records: int = 0

@@ -1,6 +1,7 @@
-"""Reads one segment file: which groups are whole, and what lies between them. Called by recovery; decides nothing.
+"""Reads one segment file: which groups are whole, and what lies between them. Called by recovery; decides
+nothing.
 
-Invariant: every byte up to the last whole group is either in a group or in a gap; nothing is skipped in silence.
+Invariant: every byte up to the last whole group belongs to a group or to a gap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BLANK = b"\0" * GROUP_HEADER_BYTES
 
 
 class Found(Enum):
-    """What stands where a group could begin."""
+    """What is found where a group could begin."""
 
     WHOLE = "a whole group"
     TORN_BODY = "a group's header without its whole body"
@@ -42,7 +43,7 @@ class Found(Enum):
 
 
 class Behind(Enum):
-    """What is known of the bytes behind a place that holds no whole group."""
+    """What is known of the bytes behind a place without a whole group."""
 
     NOTHING = "nothing"
     UNSYNCED = "whole groups that say only earlier bytes were synced"
@@ -50,18 +51,19 @@ class Behind(Enum):
 
 
 class Verdict(Enum):
-    """What recovery does there."""
+    """What recovery does at such a place."""
 
     KEEP = "keep"
     END = "the log ends here"
     CUT = "cut a torn tail"
-    REFUSE = "damage: refuse the streams it may concern"
+    REFUSE = "damage: fail the streams that it may concern"
 
 
-# (what is found, in the last segment, what is behind, verdict); None stands for anything. The first row that fits.
+# (what is found, is it the last segment, what is behind, verdict). None matches anything. The first matching
+# row counts.
 TABLE: tuple[tuple[Found | None, bool | None, Behind | None, Verdict], ...] = (
     (Found.WHOLE, None, None, Verdict.KEEP),
-    (Found.UNREADABLE, None, None, Verdict.REFUSE),  # who can tell that it was not acknowledged?
+    (Found.UNREADABLE, None, None, Verdict.REFUSE),  # it may have been acknowledged
     (None, False, None, Verdict.REFUSE),
     (None, True, Behind.SYNCED, Verdict.REFUSE),
     (Found.BLANK, True, Behind.NOTHING, Verdict.END),
@@ -71,16 +73,17 @@ TABLE: tuple[tuple[Found | None, bool | None, Behind | None, Verdict], ...] = (
 
 
 def judge(found: Found, is_tail: bool, behind: Behind) -> Verdict:
-    """The table's answer. In a segment before the last, ask only below the end that its successor names."""
+    """The table's verdict. In a segment before the last, ask only below the end that its successor names."""
     for row_found, row_tail, row_behind, verdict in TABLE:
         if row_found in (None, found) and row_tail in (None, is_tail) and row_behind in (None, behind):
             return verdict
-    raise AssertionError("the last rows fit anything")
+    raise AssertionError("no row matches, although the last rows match anything")
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Bytes from `offset` on that are no whole group; the next whole one is at `end` (None: there is none)."""
+    """Bytes from `offset` on that are not a whole group. `end`: where the next whole group is; None if there
+    is none."""
 
     offset: int
     end: int | None
@@ -90,8 +93,10 @@ class Gap:
 
 @dataclass(slots=True)
 class Scan:
-    """A segment file as it is. `header` None: damaged, `fault` says how, and nothing else is known. `unreadable`: the
-    disk cannot read some of the file, whether or not anything stood there."""
+    """A segment file as it was read. `header` is None if it is damaged; then `fault` says how and nothing
+    else is known.
+
+    `unreadable`: the disk cannot read some of the file, whether or not a group was there."""
 
     sequence: int
     path: Path
@@ -105,27 +110,27 @@ class Scan:
 
     @property
     def may_hold_unread(self) -> bool:
-        """Whether groups may stand where the disk cannot read."""
+        """Whether groups may be in bytes that the disk cannot read."""
         return any(gap.found is Found.UNREADABLE for gap in self.gaps)
 
     @property
     def end(self) -> int:
-        """Behind the last whole group."""
+        """The offset behind the last whole group."""
         return self.groups[-1].end if self.groups else HEADER_BYTES
 
     @property
     def shortened(self) -> bool:
-        """Whether the file is shorter than it was when it came into use, and was not cut by us."""
+        """Whether the file is shorter than when it was taken into use, although it was not closed early."""
         return self.header is not None and self.footer is None and self.length < self.header.prepared_bytes
 
     @property
     def has_footer(self) -> bool:
-        """Whether it was closed."""
+        """Whether the segment was closed."""
         return self.footer is not None
 
 
 def scan_segment(content: Content, sequence: int, path: Path) -> Scan:
-    """Look at every byte of a segment file.
+    """Classify every byte of a segment file.
 
     Raises:
         Rejected: UNSUPPORTED_VERSION.
@@ -154,7 +159,7 @@ def scan_segment(content: Content, sequence: int, path: Path) -> Scan:
             if last is None or (group.prev_segment_id, group.prev_crc) == (segment_id, last.crc):
                 if not GroupKind.RECORDS <= group.kind <= GroupKind.FOOTER:
                     raise Rejected(
-                        f"{path}: a group of kind {group.kind} at {offset} is unknown; upgrade this program",
+                        f"{path}: the group at {offset} is of unknown kind {group.kind}; upgrade this program",
                         code=Code.UNSUPPORTED_VERSION,
                     )
                 scan.groups.append(group)
@@ -177,7 +182,7 @@ def scan_segment(content: Content, sequence: int, path: Path) -> Scan:
 
 
 def _look(content: Content, offset: int, header: SegmentHeader) -> tuple[Found, GroupHeader | None]:
-    """What stands at `offset`, and the group's header where that is whole."""
+    """What is at `offset`, and the group's header if the header is whole."""
     begins = content.data.startswith(GROUP_MAGIC, offset)
     if content.lost(offset, offset + (GROUP_HEADER_BYTES if begins else GROUP_ALIGN)):
         return Found.UNREADABLE, None
@@ -196,12 +201,12 @@ def _without_header(data: bytes, offset: int, segment_id: int, recycled: bool) -
     if recycled and not (
         head.startswith(GROUP_MAGIC) and head[_ID_AT : _ID_AT + 8] == segment_id.to_bytes(8, "little")
     ):
-        return Found.BLANK  # the file's earlier life
+        return Found.BLANK  # bytes of the file's earlier use
     return Found.TORN_HEADER
 
 
 def _next_group(content: Content, offset: int, segment_id: int) -> int | None:
-    """Where the next whole group of this segment begins: the search behind a bad one."""
+    """The offset of this segment's next whole group at or behind `offset`; None if there is none."""
     own, data = segment_id.to_bytes(8, "little"), content.data
     at = data.find(GROUP_MAGIC, offset)
     while at >= 0:
@@ -214,7 +219,7 @@ def _next_group(content: Content, offset: int, segment_id: int) -> int | None:
 
 
 def _dirty(data: bytes, offset: int, found: Found, group: GroupHeader | None) -> int:
-    """How many bytes of a torn tail there may be."""
+    """An upper bound of a torn tail's bytes."""
     if group is not None:
         return min(group.end, len(data)) - offset
     return 0 if found is Found.BLANK else len(data[offset:].rstrip(b"\0"))

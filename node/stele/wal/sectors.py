@@ -1,7 +1,7 @@
-"""Whole files of which single sectors cannot be read. Called by recovery, metadata and dump.
+"""Reads files in which the disk cannot read single sectors. Called by recovery, metadata and dump.
 
-A disk that has lost a sector answers a read with an error, where another one gives wrong bytes. Both are damage of that
-range and of nothing else. Invariant: a byte that could not be read is never told as one that was.
+For a lost sector, one disk answers with an error and another with wrong bytes. Both are damage of that range
+only. Invariant: a byte that could not be read is always marked as such.
 """
 
 from __future__ import annotations
@@ -13,36 +13,39 @@ from stele.model.errors import Corrupt
 from stele.wal.files import File
 
 PAGE_BYTES = 4096
-"""What the page cache reads at least: an unreadable sector takes its page along."""
+"""The least that the page cache reads: one unreadable sector makes its whole page unreadable."""
 UNREADABLE_BYTES_MAX = 64 * PAGE_BYTES
-"""Of one file. A disk that fails more is not a disk with bad sectors: it is away, or dying."""
+"""Per file. A disk that fails more than this does not have bad sectors: it is away or dying."""
 
 _SOME_BYTES = 1 << 20
 _BAD_SECTOR = frozenset({errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN})
 
 
 def is_bad_sector(error: OSError) -> bool:
-    """Whether the disk does not give the bytes back; anything else is no damage."""
+    """Whether the error says that the disk lost bytes. Other errors are not damage."""
     return error.errno in _BAD_SECTOR
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file's bytes, zeros where they could not be read; `unreadable` says where: [begin, end), rising, apart."""
+    """A file's bytes, with zeros where they could not be read.
+
+    `unreadable`: those ranges as [begin, end), rising and disjoint."""
 
     data: bytes
     unreadable: tuple[tuple[int, int], ...] = ()
 
     def lost(self, begin: int, end: int) -> bool:
-        """Whether a byte of [begin, end) could not be read."""
+        """Whether a byte in [begin, end) could not be read."""
         return any(a < end and begin < b for a, b in self.unreadable)
 
 
 def read_content(file: File) -> Content:
-    """All of a file.
+    """Read a whole file.
 
     Raises:
-        OSError: no bad sector, or more of them than `UNREADABLE_BYTES_MAX`.
+        OSError: another error than a bad sector, or more than `UNREADABLE_BYTES_MAX` bytes that cannot be
+            read.
     """
     length = file.length()
     try:
@@ -77,7 +80,7 @@ def _read_around(file: File, length: int) -> Content:
 
 
 def _read_into(data: bytearray, file: File, begin: int, end: int) -> OSError | None:
-    """The error of a bad sector there; None where all was read."""
+    """Read a range into `data`. Returns the error of a bad sector in it, or None."""
     try:
         data[begin:end] = file.read(end - begin, begin)
     except OSError as exc:
@@ -88,10 +91,10 @@ def _read_into(data: bytearray, file: File, begin: int, end: int) -> OSError | N
 
 
 def read_or_corrupt(file: File, length: int, offset: int, what: str) -> bytes:
-    """As File.read.
+    """See File.read.
 
     Raises:
-        Corrupt: the disk does not give the bytes back.
+        Corrupt: the disk cannot read the bytes.
     """
     try:
         return file.read(length, offset)

@@ -1,6 +1,7 @@
-"""The segment that is being written, and what is known of the others. Used by the appender, the keeper and recovery.
+"""The segment that is being written, and the table rows of the others. Used by appender, keeper and recovery.
 
-Invariant: a group's bytes go to one segment, at rising offsets; `synced` never passes what a sync has returned for.
+Invariant: a group's bytes go to one segment, at rising offsets. `synced` never passes the end of a sync that
+returned.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def prepared_name(number: int) -> str:
 
 
 def damaged_name(sequence: int) -> str:
-    """The file name of a segment that was set aside."""
+    """The file name of a segment that is set aside."""
     return _DAMAGED_NAME.format(sequence)
 
 
@@ -60,7 +61,7 @@ def sequence_of(name: str, kind: str = "segment") -> int | None:
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as the log's table has it. `readers` is guarded by the log's lock. `sound`: the disk can read all of it."""
+    """A segment in the log's table. The log's lock guards `readers`. `sound`: the disk can read all of it."""
 
     sequence: int
     path: Path
@@ -73,7 +74,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Ready:
-    """A segment in place, its header synced, that holds no group yet."""
+    """A segment in place that holds no group yet. Its header is synced."""
 
     file: File
     path: Path
@@ -82,7 +83,7 @@ class Ready:
 
 @dataclass(slots=True)
 class Chain:
-    """The group written last: every group names the one before it, across segments."""
+    """The group written last. Every group names the one before it, also across segments."""
 
     segment_id: int = 0
     crc: int = 0
@@ -90,13 +91,13 @@ class Chain:
 
 @dataclass(slots=True)
 class FooterRows:
-    """What a segment holds of each stream, as its footer will say."""
+    """What a segment holds of each stream: the rows of its footer."""
 
     rows: dict[tuple[bytes, int], FooterRow] = field(default_factory=dict)
 
     def touch(self, raw: tuple[bytes, int], offset: int, term: int, low: int, high: int) -> None:
-        """The group at `offset` holds records of a stream, with indexes from `low` to `high` of that term among them; an index
-        of 0: none."""
+        """The group at `offset` holds records of a stream. `low` to `high`: their indexes in that term; 0 for
+        none."""
         row = self.rows.get(raw)
         if row is None:
             row = self.rows[raw] = FooterRow(0, 0, 0, 0, offset, offset)
@@ -132,7 +133,7 @@ class ActiveSegment:
 
     @property
     def full(self) -> bool:
-        """Whether the prepared part is used up."""
+        """Whether the prepared part is full."""
         return self.offset >= self.header.prepared_bytes
 
     @property
@@ -146,13 +147,13 @@ class ActiveSegment:
         return Position(self.sequence, self.offset)
 
     def fits(self, raw_bytes: int) -> bool:
-        """Whether a group of that many bytes ends inside the prepared part."""
+        """Whether a group with `raw_bytes` of body ends inside the prepared part."""
         return aligned(self.offset + GROUP_HEADER_BYTES + raw_bytes) <= self.header.prepared_bytes
 
     def stage(
         self, kind: GroupKind, pieces: Sequence[bytes], count: int, *, synced: int | None = None
     ) -> int:
-        """Add a group behind the others; where it will stand. Nothing is written yet."""
+        """Add a group behind the others, without writing it. Returns its offset."""
         offset = self.offset
         buffers, length, crc = encode_group(
             kind,
@@ -173,7 +174,7 @@ class ActiveSegment:
         return offset
 
     def write(self) -> int:
-        """Write what is staged; how many bytes."""
+        """Write what is staged. Returns the number of bytes."""
         length = self.offset - self._written
         if length:
             self.file.write(self._staged, self._written)
@@ -190,11 +191,13 @@ class ActiveSegment:
         self.was_synced()
 
     def was_synced(self) -> None:
-        """A sync of all that was written has returned; nothing was written since it began."""
+        """Record that a sync of all that was written has returned. Nothing may have been written since it
+        began."""
         self.synced = self._written
 
     def finish(self, *, cut: bool) -> None:
-        """Write the footer, sync, and close. `cut`: closed early, so the file is cut to its size."""
+        """Write the footer, sync and close. `cut`: the segment is closed early, so cut the file to its used
+        length."""
         self.stage(GroupKind.FOOTER, [encode_footer(self.rows.rows.items())], len(self.rows.rows))
         self.write()
         self.sync()
@@ -205,13 +208,13 @@ class ActiveSegment:
 
 
 def write_header(file: File, header: SegmentHeader) -> None:
-    """Give a prepared file its header, and sync it."""
+    """Write a prepared file's header and sync it."""
     file.write([encode_segment_header(header)], 0)
     file.full_sync()
 
 
 def write_zeros(file: File, length: int) -> None:
-    """Fill a new file: blocks that were only reserved sync several times slower (measured)."""
+    """Fill a new file with zeros. Blocks that are only reserved sync several times slower (measured)."""
     at = 0
     while at < length:
         size = min(len(_ZEROS), length - at)

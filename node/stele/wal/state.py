@@ -1,9 +1,9 @@
-"""What is known of one stream, and what each record does to it: the one place where records become meaning.
+"""What is known of one stream, and what each record does to it. Only this file gives records their meaning.
 
-Used while records are appended (at call time), while they are indexed (once written) and while they are replayed.
-Guarded by the log's lock; does no I/O.
+Used when records are appended (at the call), when they are indexed (once written) and when they are replayed.
+The log's lock guards it; it does no I/O.
 
-Invariant: replaying a stream's records in their order gives the state that appending them gave; a record at index i
+Invariant: replaying a stream's records in order gives the same state as appending them. A record at index i
 voids all earlier ones at or above i, whatever the terms.
 """
 
@@ -21,7 +21,7 @@ from stele.wal.format import Kind
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """Term and vote of a replica. `promoted`: the vote is a forced promotion."""
+    """Term and vote of a replica. `promoted`: the vote comes from a forced promotion."""
 
     term: int = 0
     voted_for: ReplicaId | None = None
@@ -30,9 +30,10 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A stream in the consensus metadata: all but its entries. `created`: sequence of the segment that was active.
+    """A stream in the consensus metadata: all but its entries. `created`: the sequence of the segment active
+    then.
 
-    `damaged_at`: 0, or the place in the log (see `place`) up to which nothing that stands there may clear the damage.
+    `damaged_at`: 0, or a place in the log (see `place`). Records before that place cannot end the damage.
     """
 
     key: StreamKey
@@ -47,27 +48,29 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Entries from `index` on are kept. `gives_way`: only while the disk has space for them."""
+    """Keeps entries from `index` on. `gives_way`: only while the disk has space for them."""
 
     index: int
     gives_way: bool
 
 
 def place(sequence: int, offset: int) -> int:
-    """A place in the log as one number that orders as the places do."""
+    """A place in the log as one number. The numbers sort as the places do."""
     return sequence << 40 | offset
 
 
 def segment_of(at: int) -> int:
-    """The sequence of the segment that a place is in."""
+    """The sequence of the segment that holds a place."""
     return at >> 40
 
 
 class State:
-    """One stream. `last`, `cache`, `hard`, `start` follow the calls; `extents` follow what is written. `cuts`: how often entries
-    became void."""
+    """One stream. `last`, `cache`, `hard` and `start` follow the calls; `extents` follow what is written.
+
+    `cuts`: how often entries became void."""
 
     __slots__ = (
+        "abandoned",
         "anchors",
         "cache",
         "config_blob",
@@ -82,7 +85,6 @@ class State:
         "hard",
         "key",
         "last",
-        "let_go",
         "raw",
         "start",
         "tombstoned",
@@ -100,7 +102,7 @@ class State:
         self.extents = Extents(start.index)
         self.flushed = start.index
         self.anchors: dict[str, Anchor] = {}
-        self.let_go = False
+        self.abandoned = False
         self.created = created
         self.cuts = 0
         self.tombstoned = False
@@ -110,7 +112,7 @@ class State:
 
     @classmethod
     def from_saved(cls, saved: Saved) -> State:
-        """As the metadata has it, without entries."""
+        """The state that the metadata holds, without entries."""
         state = cls(saved.key, saved.start, saved.config, saved.created)
         state.hard = saved.hard
         state.tombstoned = saved.tombstoned
@@ -119,7 +121,7 @@ class State:
         return state
 
     def saved(self) -> Saved:
-        """For the metadata."""
+        """The state to write into the metadata."""
         return Saved(
             self.key,
             self.hard,
@@ -133,7 +135,7 @@ class State:
 
     @property
     def untouched(self) -> bool:
-        """Whether it holds nothing but its creation."""
+        """Whether the stream has held nothing since its creation."""
         return self.failed is None and self.last == self.start and self.hard == HardState()
 
     @property
@@ -142,7 +144,7 @@ class State:
         return decode_configuration(self.config_blob)
 
     def term_at(self, index: int) -> int | None:
-        """The term of the entry at `index`, None if it is not there."""
+        """The term of the entry at `index`; None if it is not there."""
         if index == self.start.index:
             return self.start.term
         if not self.start.index < index <= self.last.index:
@@ -153,10 +155,10 @@ class State:
         at = self.extents.find(index)
         return None if at is None else self.extents[at].term
 
-    # The log's lock is held meanwhile: these look at each index, or at all that is in memory, whichever are fewer.
+    # These run under the log's lock, so they visit the indexes or the cached entries, whichever are fewer.
 
     def next_cached(self, first: int, last: int) -> int:
-        """The lowest index from `first` to `last` whose entry is in memory, `last` + 1 if none is."""
+        """The lowest index from `first` to `last` whose entry is in memory; `last` + 1 if there is none."""
         if last - first < len(self.cache):
             return next((index for index in range(first, last + 1) if index in self.cache), last + 1)
         return min((index for index in self.cache if first <= index <= last), default=last + 1)
@@ -171,7 +173,7 @@ class State:
     # --- hard state
 
     def hard_record(self, kind: int, term: int, who: int) -> None:
-        """TERM, VOTE or PROMOTE."""
+        """Apply a TERM, VOTE or PROMOTE record."""
         if kind == Kind.TERM:
             if term > self.hard.term:
                 self.hard = HardState(term)
@@ -181,7 +183,7 @@ class State:
     # --- entries, at call time
 
     def put(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are appended; the first is above `start` and at most one above `last`."""
+        """Append entries. The first is above `start` and at most one above `last`."""
         if entries[0].index <= self.last.index:
             self.cut(entries[0].index)
         cache = self.cache
@@ -192,7 +194,7 @@ class State:
         self.last = OpId(entry.term, entry.index)
 
     def cut(self, from_index: int) -> None:
-        """Entries at or above `from_index` are void."""
+        """Void the entries at or above `from_index`."""
         if from_index > self.last.index:
             return
         self.cuts += 1
@@ -204,7 +206,7 @@ class State:
         self.last = OpId(self.start.term if term is None else term, from_index - 1)
 
     def snapshot(self, opid: OpId, config: bytes, keep: bool) -> None:
-        """The log starts after `opid`. `keep`: entries above it survive."""
+        """Let the log start after `opid`. `keep`: entries above it survive."""
         if not keep:
             self.cut(self.start.index + 1)
         if opid.index < self.start.index:
@@ -218,7 +220,7 @@ class State:
         self.flushed = max(self.flushed, opid.index)
 
     def raise_start(self, index: int) -> None:
-        """Entries up to `index`, which are all in the store, are no longer kept."""
+        """Drop the entries up to `index`. The store must hold them all."""
         if index <= self.start.index:
             return
         term = self.term_at(index)
@@ -232,7 +234,7 @@ class State:
         self.extents.drop_to(index)
 
     def bury(self) -> None:
-        """A tombstone: hard state and last OpId stay, entries go."""
+        """Make the stream a tombstone: hard state and last OpId stay, entries go."""
         self.tombstoned = True
         self.start = self.last
         self.cache.clear()
@@ -241,13 +243,14 @@ class State:
 
     @property
     def needs_nothing(self) -> bool:
-        """Whether nobody reads an entry of it again. What may tell of a damaged one is set aside (see `stele.wal.quarantine`)."""
-        return self.tombstoned or self.let_go or self.failed is not None
+        """Whether nobody will read its entries again. Evidence of damage is set aside (see
+        `stele.wal.quarantine`)."""
+        return self.tombstoned or self.abandoned or self.failed is not None
 
     # --- entries, once written
 
     def index_snapshot(self, start_index: int, keep: bool) -> None:
-        """The part of `snapshot` that concerns `extents`."""
+        """Do for `extents` what `snapshot` does."""
         if keep:
             self.extents.drop_to(start_index)
         else:

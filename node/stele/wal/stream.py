@@ -1,6 +1,7 @@
-"""One replica's own log within the node's: the log port of `stele.raft`, and reading back. Made by log.py.
+"""One replica's own log within the node's log: the log port of `stele.raft`, and reads. Made by log.py.
 
-Calls return at once; order is the order of the calls. Knows no files. Invariant: what a call refused left no trace.
+Calls return at once, and take effect in their order. Opens no files itself. Invariant: a refused call changes
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stele.model.logrecord import (
     TermRecord,
     VoteRecord,
 )
-from stele.wal.append_queue import RECORD_COST_BYTES, Again, Done
+from stele.wal.append_queue import RECORD_COST_BYTES, Done, Rewritten
 from stele.wal.base import LogBase
 from stele.wal.extents import Extent
 from stele.wal.format import Kind, Record
@@ -52,7 +53,7 @@ class StreamLog:
 
     @property
     def key(self) -> StreamKey:
-        """The stream's name."""
+        """The stream's key."""
         return self._state.key
 
     @property
@@ -77,7 +78,7 @@ class StreamLog:
 
     @property
     def under_way(self) -> tuple[int, int] | None:
-        """As Log.under_way: of the whole log, which all streams share."""
+        """See Log.under_way. It speaks of the whole log, which all streams share."""
         return self._log.under_way
 
     @property
@@ -87,33 +88,33 @@ class StreamLog:
 
     @property
     def damaged(self) -> bool:
-        """Whether damage may have taken a term or a vote of it: a tombstone for which this is true must not vote."""
+        """Whether damage may have taken a term or a vote. Such a tombstone must not vote."""
         return self._state.damaged
 
     # --- the log port
 
     def append_term(self, term: int, done: Done | None = None) -> None:
-        """As LogPort."""
+        """See LogPort."""
         self._hard(Kind.TERM, term, 0, done)
 
     def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
-        """As LogPort."""
+        """See LogPort."""
         self._hard(Kind.VOTE, term, voted_for, done)
 
     def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
-        """As LogPort."""
+        """See LogPort."""
         self._hard(Kind.PROMOTE, term, leader, done)
 
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
-        """As LogPort. Payloads are `bytes` and are not copied before the write."""
+        """See LogPort. Payloads are `bytes`; they are not copied before the write."""
         state, log = self._state, self._log
         if not entries:
-            ensure(False, f"log {state.key}: an append of no entries")
+            ensure(False, f"log {state.key}: an append needs at least one entry")
         size = 0
         first = expected = entries[0].index
         for entry in entries:
             if entry.index != expected or not 0 <= entry.term < _U63 or not 0 <= entry.timestamp < _U64:
-                ensure(False, f"log {state.key}: entry {entry.opid} where index {expected} was expected")
+                ensure(False, f"log {state.key}: found entry {entry.opid}, expected index {expected}")
             expected += 1
             size += len(entry.payload) + RECORD_COST_BYTES
         if size > log.options.append_bytes_max:
@@ -134,7 +135,7 @@ class StreamLog:
             log.append_queue.push((state, entries, None, done), size)
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
-        """As LogPort."""
+        """See LogPort."""
         with self._log.lock:
             self._check_live()
             self._log.admit_control()
@@ -146,14 +147,14 @@ class StreamLog:
             self._push(Kind.TRUNCATE, 0, 0, from_index, b"", done)
 
     def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
-        """As LogPort."""
+        """See LogPort."""
         with self._log.lock:
             self._check_live()
             self._log.admit_control()
             self._push(Kind.SNAPSHOT_BEGIN, 0, opid.term, opid.index, b"", done)
 
     def end_snapshot(self, opid: OpId, config: Configuration, done: Done | None = None) -> None:
-        """As LogPort. One older than `start` changes nothing."""
+        """See LogPort. A snapshot older than `start` changes nothing."""
         blob = encode_configuration(config)
         state = self._state
         with self._log.lock:
@@ -167,7 +168,7 @@ class StreamLog:
             self._push(Kind.SNAPSHOT_END, int(keep), opid.term, opid.index, blob, done)
 
     def load(self, above: int = 0) -> Iterator[LogRecord]:
-        """As LogPort. Reads the disk: call it in a thread."""
+        """See LogPort. Reads the disk: call it in a thread."""
         state = self._state
         with self._log.lock:
             self._check_live()
@@ -193,14 +194,14 @@ class StreamLog:
                 yield EntryRecord(entry)
                 index = entry.index + 1
 
-    # --- reading back, and letting go
+    # --- reading, and letting entries go
 
     def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first_index` on, about `bytes_max` bytes but at least one; empty past the end.
+        """Entries from `first_index` on: at least one, about `bytes_max` bytes. Empty past the end.
 
         Raises:
-            Rejected: NOT_FOUND for entries that were collected; the peer must be copied.
-            Corrupt: the disk changed what was written.
+            Rejected: NOT_FOUND: the entries were collected; the peer must be copied.
+            Corrupt: the disk changed the bytes.
         """
         state, log = self._state, self._log
         found: list[Entry] = []
@@ -214,8 +215,8 @@ class StreamLog:
                         if found:
                             return found
                         raise Rejected(
-                            f"log {state.key}: entry {first_index} was collected, it begins after {state.start}; "
-                            "copy the replica instead",
+                            f"log {state.key}: entry {first_index} was collected; "
+                            f"the log begins after {state.start}; copy the replica instead",
                             code=Code.NOT_FOUND,
                         )
                     while first_index <= state.last.index and (size < bytes_max or not found):
@@ -233,7 +234,7 @@ class StreamLog:
                         f"log {state.key}: entry {first_index} is neither in memory nor on disk",
                     )
                     extent = state.extents[at]  # type: ignore[index]
-                    # What is in memory may replace, unwritten, what the disk has.
+                    # Cached entries may be newer than those on disk, and not yet written.
                     upto = state.next_cached(first_index, min(extent.last, state.last.index)) - 1
                     segment = log.pin_segment(extent.sequence)
                 try:
@@ -251,15 +252,16 @@ class StreamLog:
         return found
 
     def write_again(self, bytes_max: int, done: Done | None = None) -> int:
-        """Write all entries that are not flushed anew, at the log's end and as one whole, so that the segments that hold them
-        now may be collected once `done` was called. Changes nothing that `load` shows. Reads the disk: call it in a thread.
+        """Write all unflushed entries again at the log's end, in one group, so that their segments can be
+        collected.
 
-        The bytes that are written; 0 if nothing is: there are no such entries, or they changed meanwhile.
+        They can be collected once `done` was called. `load` gives the same as before. Reads the disk: call it
+        in a thread. Returns the bytes written; 0 if there are no such entries, or if they changed meanwhile.
 
         Raises:
-            Rejected: TOO_LARGE, they are more than `bytes_max`.
-            Retryable: DISK_FULL; NOT_READY, the log is closed.
-            Corrupt: as appends, and where the disk changed what was written.
+            Rejected: TOO_LARGE: they are more than `bytes_max`.
+            Retryable: DISK_FULL; NOT_READY: the log is closed.
+            Corrupt: see StreamLog; also if the disk changed the bytes.
         """
         state, log = self._state, self._log
         with log.lock:
@@ -276,10 +278,11 @@ class StreamLog:
             entries += found
         with log.lock:
             self._check_live()
-            # Any of them may be void since: that the last is still there says nothing of those that were read before it.
+            # Any entry may be void by now. That the last one is still there proves nothing about the earlier
+            # ones.
             if not entries or state.tombstoned or (state.flushed + 1, state.cuts) != (first, cuts):
                 return 0
-            # A record voids all at or above its index: what was appended meanwhile goes along.
+            # A record voids all entries at or above its index, so include what was appended meanwhile.
             for index in range(entries[-1].index + 1, state.last.index + 1):
                 entry = state.cache.get(index)
                 if entry is None:
@@ -288,29 +291,33 @@ class StreamLog:
                 size += len(entry.payload) + RECORD_COST_BYTES
             self._check_size(size, bytes_max)
             log.admit_again()
-            log.append_queue.push((state, Again(entries), None, done), size)
+            log.append_queue.push((state, Rewritten(entries), None, done), size)
         return size
 
     def set_flushed(self, index: int) -> None:
-        """The store holds all up to `index`, synced: no replay needs what is below."""
+        """The store holds all entries up to `index`, synced. No replay needs them."""
         with self._log.lock:
             self._state.flushed = max(self._state.flushed, index)
 
-    def let_go(self) -> None:
-        """Nobody needs the entries: their replica is FAILED, and a majority of its group has them all without it.
+    def abandon_entries(self) -> None:
+        """Stop keeping the entries: the replica is FAILED, and a majority of its group has them all without
+        it.
 
-        Once segments are collected the log begins later than the store ends, so it is not started again."""
+        Once segments are collected, the log begins after the store's end, so this replica cannot start
+        again."""
         with self._log.lock:
-            self._state.let_go = True
+            self._state.abandoned = True
 
     def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
-        """Keep entries from `index` on; replaces an anchor of that name. Dropped and reported past its bound. One that
-        `gives_way` holds nothing that the disk has no space for: whoever it is for can be copied."""
+        """Keep entries from `index` on. Replaces an anchor of that name. Past its bound it is dropped and
+        reported.
+
+        With `gives_way` it is also dropped when the disk lacks space: whoever needs it can be copied."""
         with self._log.lock:
             self._state.anchors[name] = Anchor(index, gives_way)
 
     def release(self, name: str) -> None:
-        """Let an anchor go; nothing if there is none of that name."""
+        """Remove an anchor. Does nothing if there is none of that name."""
         with self._log.lock:
             self._state.anchors.pop(name, None)
 
@@ -323,7 +330,8 @@ class StreamLog:
         entries = entries_of(body, count, self._state.raw, first, last)
         if len(entries) != last - first + 1 or any(e.term != extent.term for e in entries):
             raise Corrupt(
-                f"{segment.path}: the group at {extent.offset} lacks entries {first} to {last} of {self.key}"
+                f"{segment.path}: the group at {extent.offset} "
+                f"does not hold entries {first} to {last} of {self.key}"
             )
         return entries
 
@@ -345,7 +353,7 @@ class StreamLog:
         allowed = min(bytes_max, self._log.options.append_bytes_max)
         if size > allowed:
             raise Rejected(
-                f"log {self._state.key}: {size} bytes in one append, at most {allowed} are allowed",
+                f"log {self._state.key}: {size} bytes in one append; at most {allowed} are allowed; split it",
                 code=Code.TOO_LARGE,
             )
 
